@@ -12,8 +12,9 @@ class EngineSettings:
     """Settings of every engine. An engine with settings of its own has a subclass.
 
     Attributes:
-        name: of the engine.
-        aa: first measure the regular arm against itself, to see how far apart identical arms are.
+        name: the name of the engine.
+        aa: an A/A test: first measure the regular arm against itself, to see how far apart
+            identical arms are.
     """
 
     name: str = "local"
@@ -29,25 +30,26 @@ class Abilities:
     """Abilities of an engine.
 
     Attributes:
-        own_loop: whether it runs this project's own decoding loop, and so has every runner, rule of
-            acceptance and planted fault, chooses K in each iteration, trains and serves.
+        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner,
+            rule of acceptance and planted fault; it can choose K in each iteration, train and
+            serve.
         loads_pair: whether it generates with a pair that is loaded in this process.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
         takes_batches: whether a question may have more than one prompt.
-        may_queue: whether a question may have more prompts than its batch size, so many of which
-            are kept in flight.
+        may_queue: whether a question may have more prompts than its batch size; as many as the
+            batch size are then kept in flight.
         takes_load: whether it answers requests with different settings that come and go while
             others run.
         may_crash: whether it can end its process without an exception, or changes how others
             compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
-        starts_slowly: whether it takes long to start, and starts for one K and a number of prompts at most.
-        has_coin: whether it can accept draft tokens at given rates (`decoding.synthetic_acceptance`), if only because
-            it was started so.
-        packages: those whose versions change what it does, beyond this project's own.
-        default_draft: what `draft=` means where nothing is typed, if not what the model's preset
-            says.
+        starts_slowly: whether it takes long to start, and starts for one K and a number of prompts
+            at most.
+        has_coin: whether it can accept draft tokens at given rates
+            (`decoding.synthetic_acceptance`), possibly only if the server was started with them.
+        packages: packages whose versions change what it does, beyond this project's own.
+        default_draft: the draft of a run that names none; None for the one of the model's preset.
     """
 
     own_loop: ClassVar[bool] = False

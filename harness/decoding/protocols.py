@@ -128,7 +128,7 @@ class Drafter(Protocol):
     """A way to propose tokens.
 
     Attributes:
-        layers: of the target, whose hidden states it reads; the target's runner captures them.
+        layers: the target's layers whose hidden states it reads; the target's runner captures them.
         reads_verdicts: whether `observe` reads its numbers on the host. Working ahead of the host
             then gains nothing.
     """
@@ -179,7 +179,7 @@ class FollowingDrafter(Drafter, Protocol):
 
 
 class TreeDrafter(Drafter, Protocol):
-    """A drafter that proposes trees, of at most so many nodes as it was made for."""
+    """A drafter that proposes trees, of at most the number of nodes that it was made for."""
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         """Propose trees of at most `depth` levels, of which row b can use the first limits[b].
@@ -202,7 +202,7 @@ class NonFiniteError(ArithmeticError):
 
     Attributes:
         role: `model` or `draft`.
-        position: of the token that they were for, among those generated.
+        position: index of the token that they were for, among those generated.
     """
 
     def __init__(self, role: str, position: int) -> None:
@@ -233,7 +233,7 @@ class Iteration:
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.
-        branches: of trees; empty for chains.
+        branches: what became of the children of each node on a kept path; empty for chains.
     """
 
     rows: list[int]

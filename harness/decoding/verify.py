@@ -68,9 +68,9 @@ class Verdict:
         num_accepted: [B] length of the accepted prefix, 0 to K.
         next_token: [B] the token after that prefix: bonus where the whole offer was accepted, else
             recovered.
-        target_probability: [B, K] of each draft token under the target.
-        draft_probability: [B, K] of each draft token under the drafter; ones if it is
-            deterministic.
+        target_probability: [B, K], the probability of each draft token under the target.
+        draft_probability: [B, K], the probability of each draft token under the drafter; ones if it
+            is deterministic.
     """
 
     num_accepted: Tensor
@@ -111,8 +111,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
 
     Args:
         accepted: [B, K] bool, the result of each test.
-        offer: its target probabilities need not sum to one; their scale counts where draft
-            probabilities are subtracted.
+        offer: the target probabilities need not sum to one: block verification passes scaled ones.
+            Draft probabilities are subtracted from them as they are.
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)
@@ -120,14 +120,14 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     weights = offer.target_probabilities[rows, num_accepted]
     if num_draft_tokens:
         rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
-        # Where the rejected token is, if there is one.
-        place = num_accepted.clamp(max=num_draft_tokens - 1)
+        # The index of the rejected token, if there is one.
+        index = num_accepted.clamp(max=num_draft_tokens - 1)
         if offer.draft_probabilities is None:
-            residual = weights.scatter(-1, offer.draft_tokens[rows, place].unsqueeze(-1), 0.0)
+            residual = weights.scatter(-1, offer.draft_tokens[rows, index].unsqueeze(-1), 0.0)
         else:
-            residual = (weights - offer.draft_probabilities[rows, place]).clamp(min=0)
-        # A residual without mass means the two agree up to rounding; the target itself is then the
-        # limit.
+            residual = (weights - offer.draft_probabilities[rows, index]).clamp(min=0)
+        # A residual without mass means that the two distributions agree up to rounding: draw from
+        # the target itself.
         recovered = rejected & (residual.sum(-1) > 0)
         weights = torch.where(recovered.unsqueeze(-1), residual, weights)
     return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])

@@ -40,7 +40,6 @@ class CheckedDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.start`."""
         self._num_rows = len(prompts)
         with self._explained("start"):
             self._drafter.start(prompts, first_tokens, step)
@@ -48,13 +47,11 @@ class CheckedDrafter(Drafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.add`."""
         self._num_rows += len(prompts)
         with self._explained("add"):
             self._drafter.add(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         with self._explained("propose"):
             proposal = self._drafter.propose(num_draft_tokens, uniforms)
         rule = self._broken_rule(proposal, num_draft_tokens, uniforms)
@@ -63,12 +60,10 @@ class CheckedDrafter(Drafter):
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """See `Drafter.observe`."""
         with self._explained("observe"):
             self._drafter.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `Drafter.select`."""
         self._num_rows = len(rows)
         with self._explained("select"):
             self._drafter.select(rows)

@@ -18,7 +18,6 @@ class EagleTrees(HeadTrees):
     """
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """See `HeadTrees.predictor`."""
         return _EaglePredictor(self, self.read(unread))
 
     def logits_of(self, states: Tensor) -> tuple[Tensor, Tensor]:

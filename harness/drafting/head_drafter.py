@@ -145,7 +145,6 @@ class HeadDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.start`."""
         self.vocabulary_size = step.logits.shape[-1]
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._chunks: list[_Chunk] = []
@@ -159,7 +158,6 @@ class HeadDrafter(Drafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.add`."""
         assert step.hidden is not None, "the target's runner captures no hidden states"
         self._home = step.hidden.device
         hidden = step.hidden.to(self.device)
@@ -189,7 +187,6 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         uniforms = uniforms.to(self.device)
         width = None if self.prepared is None else self.prepared.width(self, num_draft_tokens)
         if width is not None and most(self._num_unread) > width:
@@ -217,7 +214,6 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """See `Drafter.observe`."""
         if most(self._num_unread) > MOST_UNREAD:
             self._read_early()
         assert step.hidden is not None
@@ -250,7 +246,6 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """See `Drafter.select`."""
         index = to_device(rows, self.device)
         self.cache.select(index)
         before = self._merged()

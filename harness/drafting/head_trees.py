@@ -29,7 +29,7 @@ class HeadTrees(HeadDrafter, TreeDrafter):
 
     @abstractmethod
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """Read the features, and predict the tokens of a tree of at most so many levels."""
+        """Read the features, and predict the tokens of a tree of at most `depth` levels."""
 
     @torch.inference_mode()
     def propose_tree(
@@ -58,7 +58,6 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities, certain)
 
     def follow(self, path: Tensor) -> None:
-        """See `TreeDrafter.follow`."""
         self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
 
     def over_vocabulary(self, logits: Tensor) -> Tensor:

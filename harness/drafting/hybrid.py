@@ -19,7 +19,7 @@ from harness.runners.graphs import filled_up
 _WEIGHT_OF_TEXT = 1 / 2
 _WEIGHT_OF_OTHER = 1 / 4
 
-# A text that was worse is tried again after it has been passed over so many times.
+# A text that was worse is tried again after it has been skipped this many times.
 _MOST_PASSED_OVER = 8
 
 
@@ -79,7 +79,6 @@ class HybridDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.start`."""
         self._records = [_RowRecord() for _ in prompts]
         self._replaced: list[bool] = []  # of the last proposal; empty without one
         self._text.start(prompts, first_tokens, step)
@@ -88,13 +87,11 @@ class HybridDrafter(Drafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.add`."""
         self._records += [_RowRecord() for _ in prompts]
         self._text.add(prompts, first_tokens, step)
         self.other.add(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         found = self._text.propose(num_draft_tokens, uniforms)
         assert found.lengths is not None
         replaced = [
@@ -113,7 +110,6 @@ class HybridDrafter(Drafter):
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """See `Drafter.observe`."""
         if self._replaced:
             for record, count, is_of_text in zip(
                 self._records, num_accepted, self._replaced, strict=True
@@ -124,7 +120,6 @@ class HybridDrafter(Drafter):
         self.other.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `Drafter.select`."""
         self._records = [self._records[row] for row in rows]
         self._text.select(rows)
         self.other.select(rows)

@@ -64,7 +64,6 @@ class HybridTreeDrafter(TreeDrafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.start`."""
         self._records = [_TextRecord() for _ in prompts]
         self._branches: list[TextBranch] = []  # of the last proposal; empty without one
         self._proposed = torch.empty(0)
@@ -74,7 +73,6 @@ class HybridTreeDrafter(TreeDrafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.add`."""
         self._records += [_TextRecord() for _ in prompts]
         self._text.add(prompts, first_tokens, step)
         self.other.add(prompts, first_tokens, step)
@@ -84,7 +82,6 @@ class HybridTreeDrafter(TreeDrafter):
         return self.other.propose(num_draft_tokens, uniforms)
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        """See `TreeDrafter.propose_tree`."""
         found = self._text.propose(depth, uniforms)
         assert found.lengths is not None
         self._branches = [
@@ -98,13 +95,11 @@ class HybridTreeDrafter(TreeDrafter):
         return proposal
 
     def follow(self, path: Tensor) -> None:
-        """See `TreeDrafter.follow`."""
         self._proposed = self._proposed.gather(1, path - 1)
         self._text.replace(self._proposed)
         self.other.follow(path)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """See `Drafter.observe`."""
         if self._branches:
             rows = zip(
                 self._records,
@@ -121,7 +116,6 @@ class HybridTreeDrafter(TreeDrafter):
         self.other.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `Drafter.select`."""
         self._records = [self._records[row] for row in rows]
         self._text.select(rows)
         self.other.select(rows)

@@ -68,7 +68,6 @@ class MtpHead(EagleHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> EagleDrafter:
-        """See `HeadDrafter`."""
         if len(self.layers) == 1:
             return EagleDrafter(self, target, warp)
         return MtpDrafter(self, target, warp)
@@ -86,11 +85,9 @@ class MtpDrafter(EagleDrafter):
         self.num_reread = len(head.layers) - 1
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """See `HeadDrafter.draft`."""
         return stacked(self._through_layers(unread, uniforms.unbind(1)))
 
     def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
-        """See `HeadDrafter.read`."""
         self._through_layers(unread, ())
         return unread.features
 

@@ -75,7 +75,6 @@ class ParallelDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.start`."""
         home = self._runner.start(prompts).logits.device
         self._unseen = to_device(first_tokens, home).unsqueeze(1)
         self._num_unseen = [1] * len(prompts)
@@ -84,7 +83,6 @@ class ParallelDrafter(Drafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """See `Drafter.add`."""
         self._runner.add(prompts)
         new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
         num_before, num_unseen = self._unseen.shape
@@ -95,7 +93,6 @@ class ParallelDrafter(Drafter):
         self._proposed = self._unseen[:, :0]
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
         counts = self._num_unseen
         logits = self._runner.extend(self._with_masks(num_draft_tokens - 1)).logits
         self._runner.keep(counts)
@@ -110,7 +107,7 @@ class ParallelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def _with_masks(self, num_masks: int) -> Tensor:
-        """The unseen tokens of each row, and at least so many masks behind them."""
+        """Return the unseen tokens of each row, followed by at least `num_masks` masks."""
         num_rows = len(self._num_unseen)
         longest = most(self._num_unseen)
         width = longest + num_masks
@@ -120,11 +117,9 @@ class ParallelDrafter(Drafter):
         return unseen.masked_fill(places >= counts, self._mask)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """See `FollowingDrafter.replace`."""
         self._proposed = tokens.to(self._unseen.device)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """See `Drafter.observe`."""
         decided = decided_tokens(self._proposed, num_accepted, next_tokens)
         # Numbers of an earlier verdict have reached the host by now.
         num_before = list(self._num_unseen)
@@ -141,7 +136,6 @@ class ParallelDrafter(Drafter):
         self._proposed = self._proposed[:, :0]
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `Drafter.select`."""
         self._runner.select(rows)
         index = to_device(rows, self._unseen.device)
         self._unseen = self._unseen[index]

@@ -20,7 +20,7 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 from harness.drafting.text_branches import TextBranch, beside, first_tokens, merged
 
-# A dynamic tree expands so many nodes of a level, and looks at as many children of each, as EAGLE-2
+# A dynamic tree expands this many nodes of a level, and looks at as many children of each, as EAGLE-2
 # does, where each expansion takes time.
 _WIDTH = 10
 
@@ -76,7 +76,7 @@ class TreePlan:
         return self.kind == "dynamic" or _is_greedy(warp)
 
     def most_expanded(self, depth: int) -> int:
-        """The most nodes of a level that are predicted after, in trees of so many levels."""
+        """Return the most nodes of a level that are expanded, in trees of this many levels."""
         if self.kind == "dynamic":
             return min(_WIDTH, self.budget)
         if self.kind == "sequences":

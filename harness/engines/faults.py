@@ -24,7 +24,7 @@ from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import BatchWarp, Warp
 from harness.runners.wrapped import WrappedRunner
 
-# With the fault `stale_prefix` prompts begin alike if so many tokens are the same.
+# With the fault `stale_prefix`, prompts that share this many first tokens count as the same.
 _PREFIX_TOKENS = 4
 # With the fault `lenience` a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8

@@ -200,7 +200,6 @@ class LocalEngine(Engine):
 
     @property
     def reference(self) -> ModelReference:
-        """See `Engine.reference`."""
         return self._reference
 
     @property
@@ -214,7 +213,6 @@ class LocalEngine(Engine):
         return all(device.type == "cpu" for device in self.devices)
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """See `Engine.watched`."""
         watched: list[tuple[Arm, Phases]] = []
         for number in range(len(self.arms)):
             phases = Phases(self.devices)

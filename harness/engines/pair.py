@@ -129,7 +129,7 @@ class SketchedPair:
         return None if self.draft_plan is None else self.draft_plan.head
 
     def case(self, free: Memory, demand: Demand) -> Case:
-        """The case of placing this pair on so many free bytes."""
+        """Return the case of placing this pair on devices with these free bytes."""
         return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:

@@ -1,4 +1,6 @@
-"""The seam between experiments and what generates: a question, the arms that answer it, and their engine."""
+"""The seam between experiments and what generates: a question, the arms that answer it, and
+their engine.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ class Question:
         decoding: how tokens are chosen and how many; a row ends with `max_new_tokens`,
         stop_tokens: or with the first of these; none to generate exactly `max_new_tokens`.
         seed, indices: of each prompt; together they determine its random numbers, in any batch.
-        chats: the messages behind each prompt, for servers that apply the template themselves; none where they are
-            not known.
+        chats: the messages behind each prompt, for servers that apply the template themselves; none
+            where they are not known.
         repeats: how often each prompt was asked before; none in a run that asks each only once.
-        ends: texts that end an answer, for servers that know no `stop_tokens`; they may be left out of it.
+        ends: texts that end an answer, for servers that know no `stop_tokens`; they may be left out
+            of it.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -43,7 +46,9 @@ class Question:
     ends: Sequence[str] = ()
 
     def seed_of(self, index: int) -> int:
-        """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them take."""
+        """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them
+        take.
+        """
         return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -67,11 +72,13 @@ class Arm:
 
     Attributes:
         tells: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
-        last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance is there, if it
-            is told, because records do not have it.
+        last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance
+            is there, if it is told, because records do not have it.
         never_drawn: tokens that it never draws where texts go on after their end.
-        penalises_prompts: whether presence and frequency penalties count the tokens of prompts, too.
-        given_up: why no more requests are sent, which fail at once from then on; None while they are.
+        penalises_prompts: whether presence and frequency penalties count the tokens of prompts,
+            too.
+        given_up: why no more requests are sent, which fail at once from then on; None while they
+            are.
     """
 
     name: str
@@ -84,8 +91,8 @@ class Arm:
     def stream(self, question: Question) -> Iterator[Iteration]:
         """Records as they are decided; the first one holds every row's first token.
 
-        Everything that is not decoding is done before the iterator is returned. Nothing is decoded until its first
-        `next`, where a clock may start.
+        Everything that is not decoding is done before the iterator is returned. Nothing is decoded
+        until its first `next`, where a clock may start.
         """
         raise NotImplementedError
 
@@ -142,7 +149,8 @@ class Reference(Protocol):
         """The target's logits [B, V] (float32) after each prompt.
 
         Args:
-            continuations: of equal lengths; read behind the cached prompts, and the logits are those after them.
+            continuations: of equal lengths; read behind the cached prompts, and the logits are
+                those after them.
         """
 
     def logits_along(
@@ -165,7 +173,9 @@ class Reference(Protocol):
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> Tensor | None:
-        """The distribution [B, V] of the first draft token behind each prompt and its first token; None without one."""
+        """The distribution [B, V] of the first draft token behind each prompt and its first
+        token; None without one.
+        """
 
 
 class Engine:
@@ -173,16 +183,18 @@ class Engine:
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        devices: that compute in this process, where they can be waited for and their memory be read.
+        devices: that compute in this process, where they can be waited for and their memory be
+            read.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
         tells_tokens: whether its tokens are those that the model drew, and not read from text.
         alternates: whether its arms can take turns at no cost, without loading each again.
-        queues: whether a question may have more prompts than its batch size, so many of which are kept in flight.
+        queues: whether a question may have more prompts than its batch size, as many as the batch
+            size are kept in flight.
         has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
-        salts: whether a prefix cache distinguishes the times that a prompt is asked; None where there is no such
-            cache between questions.
+        salts: whether a prefix cache distinguishes the times that a prompt is asked; None where
+            there is no such cache between questions.
     """
 
     arms: Sequence[Arm]
@@ -198,7 +210,9 @@ class Engine:
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The GPUs that compute, as NVML numbers them; none where they are not known, or elsewhere."""
+        """The GPUs that compute, as NVML numbers them; none where they are not known, or
+        elsewhere.
+        """
         return gpus_of(self.devices)
 
     @property
@@ -211,16 +225,22 @@ class Engine:
         return True
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """The same arms under stopwatches, each with its own, where the engine can tell its phases."""
+        """The same arms under stopwatches, each with its own, where the engine can tell its
+        phases.
+        """
         return ()
 
     @property
     def watches_freely(self) -> bool:
-        """Whether these stopwatches cost next to nothing, so that they may run while an arm is timed."""
+        """Whether these stopwatches cost next to nothing, so that they may run while an arm is
+        timed.
+        """
         return False
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Times of the target's passes by the number of tokens from 1 on; see `engines.pass_times`."""
+        """Times of the target's passes by the number of tokens from 1 on; see
+        `engines.pass_times`.
+        """
         return None
 
     def close(self) -> None:

@@ -32,22 +32,18 @@ class ModelReference:
 
     @property
     def vocabulary_size(self) -> int:
-        """See `Reference`."""
         return self._pair.vocabulary_size
 
     @property
     def num_experts(self) -> int | None:
-        """See `Reference`."""
         return num_experts(self._pair.target.model)
 
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        """See `Reference.experts`."""
         with watching_experts(self._pair.target.model) as choices:
             self.logits([token_ids])
         return [layer[-num_last:].tolist() for layer in choices]
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """See `Reference.margin`."""
         target = self._pair.target
         logits = recompute(self.logits, target.model, token_ids)
         epsilon = torch.finfo(target.dtype).eps
@@ -58,7 +54,6 @@ class ModelReference:
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
-        """See `Reference.logits`."""
         logits = self._runners.target.start(prompts).logits
         if continuations is not None and continuations[0]:
             tokens = torch.tensor(continuations, device=logits.device)
@@ -80,7 +75,6 @@ class ModelReference:
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Tensor:
-        """See `Reference.logits_along`."""
         first = self.logits(prompts).unsqueeze(1)
         longest = max(map(len, texts))
         if longest == 1:
@@ -95,7 +89,6 @@ class ModelReference:
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> Tensor | None:
-        """See `Reference.draft_probabilities`."""
         make = self._runners.make_drafter
         if make is None:
             return None

@@ -123,7 +123,7 @@ class RequestRecord:
             self.seconds = seconds
 
     def note(self, chunk: Chunk, seconds: float) -> None:
-        """Note what arrived after so many seconds."""
+        """Note what arrived, and after how many seconds."""
         if chunk.text or chunk.token_ids or chunk.shown.token_ids:
             self.arrivals.append(seconds)
         self.text += chunk.text
@@ -199,7 +199,7 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
 
 
 def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[str, Any]:
-    """The columns about requests that were sent within so many seconds."""
+    """Return the columns about requests that were sent within `seconds` seconds."""
     answered = [request for request in requests if request.answered]
     columns: dict[str, Any] = {
         "requests_per_second": len(answered) / seconds,

@@ -100,7 +100,6 @@ class ServerEngine(Engine):
         self.server = "; ".join(names) or None
 
     def close(self) -> None:
-        """See `Engine.close`."""
         for arm in self.arms:
             asyncio.run_coroutine_threadsafe(arm.client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -136,7 +135,6 @@ class ServerArm(Arm):
         self._page = CounterPage(str(self.client.base_url), key, None if other else page)
 
     def counted(self) -> Counted | None:
-        """See `Arm.counted`."""
         if self._before is None:
             return None
         now = self._page.read()
@@ -164,7 +162,6 @@ class ServerArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """See `Arm.under_load`."""
         bodies = [self._form.body(one.question, 0, one.parameters) for one in requests]
         self.last_requests = [
             RequestRecord(place, len(one.question.prompts[0]), leave_after=one.leave_after)
@@ -275,7 +272,6 @@ class ServerArm(Arm):
         return self._form.salts
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
-        """See `Arm.as_read`."""
         return self._form.as_read(prompt)
 
     async def _ask_all(

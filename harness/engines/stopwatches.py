@@ -30,8 +30,8 @@ class Phases:
 
     On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
 
-    `forward` has the target's forward passes after the prompt with what is decided after each, as a runner may have
-    prepared both together; there is one per iteration. `drafting` has the proposals.
+    `forward`: the target's passes after the prompt, each with the decision that follows it, because
+    a runner may have prepared both as one; there is one per iteration. `drafting`: the proposals.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
@@ -41,7 +41,10 @@ class Phases:
         self.calls: Counter[str] = Counter()
 
     def watch(self, phase: str, watched: Any, method: str, layers: Sequence[nn.Module] = ()) -> Any:
-        """The object, with every call of its method timed as part of a phase, and `layers` within it; see `share`."""
+        """Return the object with a timed method, every call of which belongs to the phase.
+
+        The method takes positional arguments only. `layers` are timed within it; see `share`.
+        """
         call = getattr(watched, method)
 
         def timed(*arguments: Any) -> Any:
@@ -64,18 +67,20 @@ class Phases:
         self.calls.clear()
 
     def mean_ms(self, phase: str) -> float | None:
-        """Mean time per iteration; None where the phase never came, or a first iteration never ended."""
+        """Return a phase's milliseconds per iteration; None without such a phase or an
+        iteration.
+        """
         num_iterations = self.calls["forward"]
         if not self.calls[phase] or not num_iterations:
             return None
         return 1000 * self.seconds[phase] / num_iterations
 
     def share(self, phase: str) -> float | None:
-        """The share of a phase that its watched layers took; None without any.
+        """Return the share of a phase that its watched layers took; None without any.
 
-        On a GPU it is between events in the layer's stream, so nothing waits that would not wait anyway. It has all
-        kernels of the layer, and the time between them in which the GPU is idle because the layer waits for the host.
-        The marks take a few microseconds per layer, which count for the phase.
+        On a GPU it is measured by events in the layer's stream, which add no waiting. It includes
+        all kernels of the layer, and the gaps between them in which the GPU waits for the host. The
+        events take a few microseconds per layer, which count for the phase.
         """
         return (
             self.seconds_in_layers[phase] / self.seconds[phase]
@@ -86,7 +91,9 @@ class Phases:
 
 @contextmanager
 def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
-    """The moments when calls of the layers begin and end, in turn. They are not called within each other."""
+    """The moments when calls of the layers begin and end, in turn. They are not called within
+    each other.
+    """
     marks: list[Any] = []
 
     def mark(layer: Any, *_: Any) -> None:
@@ -99,8 +106,8 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
 
     hooks = [
         hook
-        for one in layers
-        for hook in (one.register_forward_pre_hook(mark), one.register_forward_hook(mark))
+        for layer in layers
+        for hook in (layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark))
     ]
     try:
         yield marks

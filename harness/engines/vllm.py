@@ -113,11 +113,9 @@ class VllmEngine(Engine):
         return nvml_gpus()[: self._num_gpus]
 
     def is_loaded(self, arm: Arm) -> bool:
-        """See `Engine.is_loaded`."""
         return not isinstance(arm, VllmArm) or arm.llm is not None
 
     def close(self) -> None:
-        """See `Engine.close`."""
         for arm in self.arms:
             if arm.llm is not None:
                 arm.llm.engine_core.shutdown()
@@ -195,7 +193,6 @@ class VllmArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """See `Arm.under_load`."""
         llm = self.engine.start(self)
         waiting = deque(enumerate(requests))
         running: dict[str, RequestRecord] = {}

@@ -1,4 +1,4 @@
-"""Goodput: requests per second that were answered as fast as was asked for."""
+"""Goodput: requests per second that were answered within the latency limits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
 
 
 def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
-    """Whether a request was answered, with its first token and its tokens after that in time.
+    """Return whether a request was answered within the limits.
 
     Args:
-        slo: the most milliseconds, `ttft_ms` to the first token and `itl_ms` for each token after it,
-            a mean of the request.
+        slo: limits in milliseconds: `ttft_ms`, the time to the first token, and `itl_ms`, the mean
+            time per later token of a request.
     """
     if not request.answered:
         return False
@@ -33,7 +33,7 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
 
 
 def goodput_columns(generations: Sequence[Generation], slo: Mapping[str, float]) -> dict[str, Any]:
-    """The columns of one arm."""
+    """Return the columns of one arm."""
     seconds = sum(generation.seconds for generation in generations)
     num_good = sum(_num_good(generations, slo))
     num_requests = sum(len(generation.requests) for generation in generations)
@@ -50,23 +50,21 @@ def goodput_ratio_columns(
     num_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The columns of both arms' ratio, with an interval over laps.
+    """Return the columns of both arms' ratio, with an interval over laps.
 
     Args:
-        units: the lap of each generation; a lap that is asked again is the same one.
+        units: the number of the lap that each generation measured; a lap that is asked again has
+            the same number.
     """
-    # A run that was stopped may have one lap more of one arm.
-    num_laps = min(len(regular), len(speculative))
+    # A run that was stopped may have one generation more of one arm.
+    num_generations = min(len(regular), len(speculative))
 
     def good_and_seconds(generations: Sequence[Generation]) -> tuple[Floats, Floats]:
-        """Good requests, and seconds, by lap."""
-        laps = generations[:num_laps]
-        seconds = [lap.seconds for lap in laps]
-        units_of_laps = units[:num_laps]
-        return (
-            totals_by_unit(_num_good(laps, slo), units_of_laps),
-            totals_by_unit(seconds, units_of_laps),
-        )
+        """Return the number of good requests, and the seconds, of each lap."""
+        measured = generations[:num_generations]
+        laps = units[:num_generations]
+        seconds = [generation.seconds for generation in measured]
+        return totals_by_unit(_num_good(measured, slo), laps), totals_by_unit(seconds, laps)
 
     ratio = ratio_of_rates(
         good_and_seconds(speculative), good_and_seconds(regular), num_resamples, seed

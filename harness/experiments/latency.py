@@ -301,7 +301,7 @@ class Latency(Experiment):
         session.append(PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:
-        """Raise a RunError where so many requests failed that no verdict follows from the others."""
+        """Raise a RunError if too many requests failed for a verdict from the others."""
         arms = []
         failures: list[RequestRecord] = []
         for name, measured in self.measured.items():

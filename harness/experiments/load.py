@@ -257,7 +257,9 @@ class LoadTest:
         self._add_overall(overall, overall.acceptance)
 
     def _add_greedy_texts(self, asked: Sequence[Asked], answers: Sequence[RequestRecord]) -> None:
-        """Compare greedy texts with the model's own; where it cannot be loaded, with those of requests alone."""
+        """Compare greedy texts with the model's own; where it cannot be loaded, with those of
+        requests alone.
+        """
         session = self._session
         divergences: list[Divergence | None] = []
         if session.text_reference() is None:
@@ -277,7 +279,8 @@ class _Scores:
     """The verdict of exact probabilities over texts.
 
     Attributes:
-        divergences: for each greedy text the first token that is not the likeliest, None without one.
+        divergences: for each greedy text the first token that is not the likeliest, None without
+            one.
         num_greedy: number of tokens of greedy texts.
         all_quantiles: for each drawn text the quantiles of its tokens.
     """

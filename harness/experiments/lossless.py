@@ -193,7 +193,7 @@ class SampledTest:
         return self._check([counts], outcomes, acceptance)
 
     def expected(self, outcomes: Outcomes, num_draws: int) -> SampledCheck:
-        """The check of so many draws that are spread exactly as they should be: it has the power they would have."""
+        """Return the check of exactly distributed draws, to know the power of such a check."""
         outcomes = outcomes.first(self.num_tokens)
         return self._check([outcomes.probabilities * num_draws], outcomes, Acceptance())
 

@@ -130,7 +130,7 @@ class PromptSet:
         return dataclasses.replace(prompt, text=prompt.turns[asked.turn], turn=asked.turn + 1)
 
     def first_unused(self, num_asked: int) -> int:
-        """An index above those of all turns and repetitions, where so many prompts are asked."""
+        """Return an index above those of all turns and repetitions of this many prompts."""
         times = -(-num_asked // len(self.prompts))
         return self.index(Asked(0, repeat=max(1, times)))
 

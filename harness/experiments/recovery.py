@@ -49,7 +49,7 @@ class _NumberTest(NamedTuple):
 
 
 class _DrawPlan(NamedTuple):
-    """The draws: after each context, for each test, so many continuations."""
+    """The draws: the number of continuations after each context, for each test."""
 
     decoding: DecodingSettings
     contexts: Sequence[Context]

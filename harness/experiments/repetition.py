@@ -39,7 +39,7 @@ def laps_to_ask(
     """Laps of the same prompts each time; they share prompts where these are too few for intervals.
 
     Args:
-        num_laps: how many laps so many prompts have.
+        num_laps: number of laps that the prompts make.
     """
     number = min(num_prompts, num_laps(num_prompts))
     one_each = number == num_prompts

@@ -1,4 +1,6 @@
-"""Chooses the cells of a grid to measure, so that few of them find the line where speculation stops paying.
+"""Chooses the cells of a grid to measure, so that a few cells find the break-even line.
+
+On that line the logarithm of the speed-up is 0: speculation stops paying there.
 
 The other cells are interpolated between their neighbours, on the logarithm of the speed-up.
 """
@@ -16,26 +18,29 @@ from scipy.interpolate import RBFInterpolator
 Cell = tuple[int, ...]
 Floats = NDArray[np.float64]
 
-# A cell is worth measuring if it is far from those that are, and near the line: log speed-ups below this are as near.
+# A cell is worth measuring if it is far from measured cells, and near the break-even line. Log
+# speed-ups smaller than this count as equally near.
 _NEAR_THE_LINE = 0.03
 
 
 def cells_of(shape: tuple[int, ...]) -> Iterator[Cell]:
-    """Every cell of a grid."""
+    """Yield every cell of a grid."""
     return itertools.product(*map(range, shape))
 
 
 def interpolated(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Floats:
-    """A value for every cell of a grid; exact where it is known.
+    """Return a value for every cell of a grid, exact where it is known.
 
     Args:
-        known: by cell, at least one.
+        known: the known values by cell, at least one.
     """
-    everywhere = _coordinates(shape, list(cells_of(shape)))
     if len(known) == 1:
         return np.full(shape, next(iter(known.values())))
-    places = _coordinates(shape, list(known))
-    surface = RBFInterpolator(places, np.array(list(known.values())), kernel="linear", degree=0)
+    everywhere = _coordinates(shape, list(cells_of(shape)))
+    known_coordinates = _coordinates(shape, list(known))
+    surface = RBFInterpolator(
+        known_coordinates, np.array(list(known.values())), kernel="linear", degree=0
+    )
     values = np.asarray(surface(everywhere), dtype=np.float64).reshape(shape)
     for cell, value in known.items():
         values[cell] = value
@@ -43,7 +48,8 @@ def interpolated(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Floats:
 
 
 def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | None:
-    """The cell to measure next: a corner of the grid, else where the sign is least certain; None if all are known.
+    """The cell to measure next: a corner of the grid, else where the sign is least certain; None if
+    all are known.
 
     Args:
         known: logarithms of speed-ups by cell.

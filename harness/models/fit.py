@@ -266,7 +266,9 @@ def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
 
 
 def _why_not_split(sketch: Sketch, num_ranks: int) -> str:
-    """The reason why so many ranks cannot share a model, to end a sentence; empty for none."""
+    """Return the reason why `num_ranks` ranks cannot share a model, to end a sentence; empty for
+    none.
+    """
     quantization = sketch.stored or sketch.quantization
     if quantization != "none":
         return f": its weights are quantized ({quantization})"

@@ -117,7 +117,7 @@ class _Mesh(NamedTuple):
         return parts.movedim(0, -2).flatten(-2)[..., :width]
 
     def part_of(self, width: int) -> int:
-        """Return how much of so many rows or columns each rank holds; the last ones may hold less."""
+        """Return how many rows or columns each rank holds; the last ranks may hold fewer."""
         return -(-width // self.size)
 
 

@@ -1,4 +1,6 @@
-"""Sentences about a speed-up as such: whether the arms were comparable, and what its interval leaves out."""
+"""Sentences about a speed-up as such: whether the arms were comparable, and what its interval
+leaves out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from harness.results.schema import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
 from harness.results.work import MOST_DIFFERENCE
 
-# Share of the processor time asked for, below which others were in the way.
+# A machine counts as quiet if the process got at least this share of the processor time it asked
+# for.
 _QUIET = 0.9
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
@@ -92,12 +95,12 @@ def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
     if not parts:
         return None
     sources = [row.acceptance_source for row in rows]
-    acceptance = "; acceptance is that of all" if "metrics" in sources else ""
+    acceptance = "; acceptance includes theirs" if "metrics" in sources else ""
     return f"The server answered others meanwhile: {' and '.join(parts)} are not ours{acceptance}."
 
 
 def _preempted(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether a server's cache was too small for the requests in flight."""
+    """A sentence if a server's cache was too small for the requests in flight."""
     if not any(row.num_preemptions for row in rows):
         return None
     counts = [f"{row.num_preemptions or 0} times in the {row.arm} arm" for row in rows]
@@ -144,7 +147,9 @@ def _drifted(row: LatencyRow) -> str | None:
 
 
 def _busy(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether other programs took the processor from this one. A server computes elsewhere."""
+    """A sentence if other programs took the processor from this one. A server computes
+    elsewhere.
+    """
     shares = [row.processor_share for row in rows if row.processor_share is not None]
     row = rows[-1]
     if row.url is not None or not shares or min(shares) >= _QUIET:
@@ -156,7 +161,7 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether GPUs also computed for others, or were slowed by heat or power."""
+    """A sentence if GPUs also computed for others, or were slowed by heat or power."""
     row = rows[-1]
     parts = []
     if row.other_gpu_processes:
@@ -169,7 +174,7 @@ def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _how_often(rows: Sequence[LatencyRow]) -> str:
-    """`, during 3 of 15 units of the regular arm`; empty where that is not known."""
+    """Return `, in 3 of 15 units of the regular arm`, or nothing if that is not known."""
     parts = [
         f"{row.num_throttled_units} of {row.num_units} units of the {row.arm} arm"
         for row in rows

@@ -43,7 +43,7 @@ _SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
 _WIDTH = 5.2
 _ROW_HEIGHT = 0.46
 _MOST_ROWS = 40
-# A label has two lines of so many characters.
+# A label has two lines of this many characters.
 _LONGEST_LINE = 62
 _MOST_LINES = 2
 _UNITS = ("requests/s", "requests/s,")

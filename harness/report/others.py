@@ -18,7 +18,7 @@ from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 from harness.results.statistics.percentiles import percentile_columns
 
-# Both begin with these, within so many characters.
+# Both begin with these words, within this many characters.
 _BEGINNINGS = {
     ".jsonl": re.compile(r'\s*\{.*"request_start_ns"', re.DOTALL),
     ".json": re.compile(r'\s*\{.*"model_id"', re.DOTALL),

@@ -14,7 +14,7 @@ from harness.report.words import pair_name, title
 from harness.results.schema import PlanRow
 
 _BAR = 40
-# From so many steps on a verification costs noticeably more than one.
+# A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 _K = Column("K", of="row.num_draft_tokens", optional=True, names=True)
 # A mark for each part of a bar.
@@ -177,7 +177,9 @@ def _layers(row: PlanRow, device: str) -> list[str]:
 
 
 def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
-    """The modules of a device map that are on `device`, numbered ones as ranges: `embed_tokens, layers 0–19`."""
+    """The modules of a device map that are on `device`, numbered ones as ranges: `embed_tokens,
+    layers 0–19`.
+    """
     here = [
         module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
     ]
@@ -217,7 +219,9 @@ class _Modules:
 
 
 def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
-    """Bytes of each part of a bar by device, the free end left out. A GPU that holds anything keeps the reserve."""
+    """Bytes of each part of a bar by device, the free end left out. A GPU that holds anything
+    keeps the reserve.
+    """
     parts = {}
     for name, sizes in (row.devices_bytes or {}).items():
         used = {"model": sizes["model"], "draft": sizes["draft"], "KV cache": sizes["cache"]}
@@ -227,7 +231,9 @@ def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
 
 
 def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
-    """Marks, `_BAR` of them for `longest` bytes; a stroke where the memory ends, if more than that is needed."""
+    """Marks, `_BAR` of them for `longest` bytes; a stroke where the memory ends, if more than
+    that is needed.
+    """
     marks = ""
     end = 0.0
     for kind, size in parts.items():
@@ -302,7 +308,9 @@ def _slowest(row: PlanRow) -> str | None:
 
 
 def _least_ms(row: PlanRow, bandwidth: str = "", *, draft: bool = False) -> float | None:
-    """Milliseconds per token, by default at the lowest bandwidth that the plan knows; None where not known."""
+    """Milliseconds per token, by default at the lowest bandwidth that the plan knows; None where
+    not known.
+    """
     rate = (row.bandwidths or {}).get(bandwidth or _slowest(row) or "")
     num_bytes = row.speculative_read_bytes if draft else row.read_bytes
     return num_bytes / rate / 1e6 if rate and num_bytes else None

@@ -115,7 +115,7 @@ class PreparedRunner(StaticRunner):
             warp: for the tokens drawn.
             decisions: what may be decided after an extension, by its width. They are captured, not
                 compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
-            longest_prompt: passes over prompts of up to so many tokens are captured, not compiled;
+            longest_prompt: passes over prompts of up to this many tokens are captured, not compiled;
                 0 for none.
             trees: what is read and decided of trees.
 
@@ -183,7 +183,7 @@ class PreparedRunner(StaticRunner):
 
     @torch.inference_mode()
     def _start_prepared(self, prompts: Sequence[Sequence[int]], width: int) -> Step:
-        """Begin a batch by a prepared pass over so many tokens of each row."""
+        """Begin a batch by a prepared pass over `width` tokens of each row."""
         require_tokens(prompts)
         assert self._prepared is not None
         size = self._prepared.num_rows
@@ -247,7 +247,7 @@ class PreparedRunner(StaticRunner):
     def _decided(
         self, outputs: tuple[Tensor, ...], num_rows: int, width: int
     ) -> tuple[Step, tuple[Tensor, ...]]:
-        """Count a pass over so many tokens, and split what it and its decision returned."""
+        """Count the tokens of a pass, and split what it and its decision returned."""
         self._num_extended += width
         outputs = tuple(first_rows(output, num_rows) for output in outputs)
         num_of_step = 2 if self._options.get("hidden_layers") else 1

@@ -70,7 +70,7 @@ def example(num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Te
 def inputs(
     prompts: Sequence[Sequence[int]], num_rows: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return prompts as inputs of a `PromptPass` of so many rows and tokens."""
+    """Return prompts as inputs of a `PromptPass` with this number of rows and tokens."""
     tokens = to_device(padded(prompts, width), device)
     missing = num_rows - len(prompts)
     lengths = [*map(len, prompts), *[1] * missing]

@@ -47,7 +47,7 @@ class Slots:
         buffers: in turn the keys and the values of each layer, [B, heads, S, D] each. A head's
             slots are next to each other, as attention reads them: from main memory that takes half
             the time.
-        num_seen: attention reads the first so many slots of each row; None for all of them.
+        num_seen: the number of slots of each row, from the first, that attention reads; None for all.
     """
 
     buffers: list[Tensor]
@@ -213,7 +213,7 @@ class SlotForward:
 
         Args:
             starts: a number where it is the same for all rows, which is faster.
-            num_real: [], only so many of the n tokens count. The others fill the shape up and take
+            num_real: [], the number of the n tokens that count. The others fill the shape up and take
                 the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
             tree: the tokens are of a tree for each row. None: of a text.

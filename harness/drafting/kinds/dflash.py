@@ -159,11 +159,9 @@ class BlockHead(LayeredHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> BlockDrafter:
-        """See `Head.drafter`."""
         return BlockDrafter(self, target, warp, confidence)
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        """See `Head.tree_drafter`."""
         return BlockTrees(self, target, warp, plan)
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
@@ -224,14 +222,13 @@ class BlockDrafter(HeadDrafter):
         self._confidence = confidence
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """See `HeadDrafter.draft`."""
         last, states = self.block(unread, uniforms.shape[1])
         drawn = self.draw_block(last, states, uniforms[:, : states.shape[1]])
         return self._offer(last, states, drawn)
 
     def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
         """Return the token just decided [B], and the states [B, n, width] that predict the tokens
-        after it, n = `count` if one pass can propose so many.
+        after it, n = `count` or the most that one pass can propose.
         """
         config = self._config
         # It has no features yet.
@@ -272,7 +269,6 @@ class BlockDrafter(HeadDrafter):
         return logits + bias[..., : logits.shape[-1]]
 
     def read(self, unread: Unread) -> None:
-        """See `HeadDrafter.read`."""
         self.cache.place(unread.starts, unread.features.shape[1])
         self.head.read(unread.features, self.cache)
 
@@ -296,7 +292,6 @@ class BlockTrees(HeadTrees, BlockDrafter):
     """Proposes trees with a DFlash or DSpark head."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """See `HeadTrees.predictor`."""
         last, states = self.block(unread, depth)
         logits = self._logits(states)
         if self.head.markov_head is None:
@@ -323,7 +318,6 @@ class DFlash(HeadKind):
     usually_causal_windows = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dflash"
         if "dflash_config" in raw:
@@ -331,7 +325,6 @@ class DFlash(HeadKind):
         return has_blocks(raw) and not raw.get("markov_rank")
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
-        """See `HeadKind.config`."""
         return BlockConfig(**self.fields(stored, shapes))
 
     def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
@@ -385,7 +378,6 @@ class DFlash(HeadKind):
         }
 
     def build(self, config: Any) -> BlockHead:
-        """See `HeadKind.build`."""
         return BlockHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:

@@ -122,8 +122,6 @@ class SelectorHead(BlockHead):
         self.candidate_selector = Selector(config)
 
     def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
-        """See `BlockHead.pass_layer`."""
-
         def attend(inputs: Tensor) -> Tensor:
             return layer.self_attn(hidden_states=inputs, **how)[0]
 
@@ -135,11 +133,9 @@ class SelectorHead(BlockHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> SelectorDrafter:
-        """See `Head.drafter`."""
         return SelectorDrafter(self, target, warp)
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        """See `Head.tree_drafter`."""
         return SelectorTrees(self, target, warp, plan)
 
     def initialise(self) -> None:
@@ -222,7 +218,6 @@ class SelectorTrees(HeadTrees, SelectorDrafter):
     """Proposes trees with a DFlash 2 head."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """See `HeadTrees.predictor`."""
         last, states = self.block(unread, depth)
         return TokenPredictor(last, states.shape[1], self.choice(states).after)
 
@@ -234,13 +229,11 @@ class DFlash2(DFlash):
     usually_causal_windows = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == self.name
         return has_selector(raw)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SelectorConfig:
-        """See `HeadKind.config`."""
         fields = self.fields(stored, shapes)
         settings = _settings(stored.raw)
         num_candidates = settings.get("selector_top_k") or _NUM_CANDIDATES
@@ -255,11 +248,9 @@ class DFlash2(DFlash):
         return config
 
     def build(self, config: SelectorConfig) -> SelectorHead:
-        """See `HeadKind.build`."""
         return SelectorHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """See `HeadKind.new`."""
         raw, shapes = super().new(text, verifier)
         return raw | {
             "architectures": ["DFlash2DraftModel"],

@@ -17,7 +17,6 @@ class DSpark(DFlash):
     usually_from_anchor = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             return raw["speculators_model_type"] == "dspark"
         is_flat = has_blocks(raw) and "dflash_config" not in raw

@@ -118,11 +118,9 @@ class EagleHead(LayeredHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> EagleDrafter:
-        """See `Head.drafter`."""
         return EagleDrafter(self, target, warp)
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        """See `Head.tree_drafter`."""
         is_chain = self.config.mask_token_id is None
         kind = EagleTreeDrafter if is_chain else MaskTreeDrafter
         return kind(self, target, warp, plan)
@@ -151,7 +149,6 @@ class EagleDrafter(HeadDrafter):
     head: EagleHead
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """See `HeadDrafter.draft`."""
         head = self.head
         if head.config.mask_token_id is not None:
             return self.draw(self.logits(unread, uniforms.shape[1]), uniforms)
@@ -208,7 +205,6 @@ class MaskTreeDrafter(HeadTrees, EagleDrafter):
     """Proposes trees with an EAGLE-3 head that has masks."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """See `HeadTrees.predictor`."""
         logits = self.logits(unread, depth)
         return MarginalPredictor(self.over_vocabulary(logits))
 
@@ -252,7 +248,6 @@ class Eagle3(HeadKind):
     trains = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         if "speculators_model_type" in raw:
             has_masks = raw.get("mask_token_id") is not None
             return raw["speculators_model_type"] == "eagle3" and not has_masks
@@ -263,7 +258,6 @@ class Eagle3(HeadKind):
         return named or "draft_vocab_size" in raw
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> EagleConfig:
-        """See `HeadKind.config`."""
         return EagleConfig(**self.fields(stored, shapes))
 
     def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
@@ -279,7 +273,6 @@ class Eagle3(HeadKind):
         return fields
 
     def build(self, config: EagleConfig) -> EagleHead:
-        """See `HeadKind.build`."""
         return EagleHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:

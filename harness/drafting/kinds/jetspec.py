@@ -19,7 +19,6 @@ class JetSpec(DFlash):
     name = "jetspec"
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         return "speculators_model_type" not in raw and has_causal_head(raw)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
@@ -39,7 +38,6 @@ class JetSpec(DFlash):
         return stored, shapes
 
     def vllm(self) -> dict[str, Any]:
-        """See `HeadKind.vllm`."""
         raise SettingError("draft", "is a JetSpec head, which engine=vllm does not draft with")
 
 

@@ -65,11 +65,9 @@ class MedusaHead(Head):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> MedusaDrafter:
-        """See `Head.drafter`."""
         return MedusaDrafter(self, target, warp)
 
     def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        """See `Head.tree_drafter`."""
         return MedusaTrees(self, target, warp, plan)
 
     def initialise(self) -> None:
@@ -106,12 +104,11 @@ class MedusaDrafter(HeadDrafter):
     head: MedusaHead
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """See `HeadDrafter.draft`."""
         logits = self.logits(unread, uniforms.shape[1])
         return self.draw(logits, uniforms[:, : logits.shape[1]])
 
     def logits(self, unread: Unread, count: int) -> Tensor:
-        """Return the logits [B, n, V] of the first n heads, n = `count` if there are so many."""
+        """Return the logits [B, n, V] of the first n heads: `count`, or all if there are fewer."""
         last = unread.features[unread.last()]
         logits: list[Tensor] = []
         for number in range(min(count, self.head.config.num_heads)):
@@ -132,7 +129,6 @@ class MedusaTrees(HeadTrees, MedusaDrafter):
     """Proposes trees, with one head for each level."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """See `HeadTrees.predictor`."""
         return MarginalPredictor(self.logits(unread, depth))
 
 
@@ -146,7 +142,6 @@ class Medusa(HeadKind):
     weight_files = (*HeadKind.weight_files, saved_as, "medusa_lm_head.pt")
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         return "medusa_num_heads" in raw or raw.get("model_type") == "medusa"
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> MedusaConfig:
@@ -171,7 +166,6 @@ class Medusa(HeadKind):
         )
 
     def build(self, config: MedusaConfig) -> MedusaHead:
-        """See `HeadKind.build`."""
         return MedusaHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:

@@ -17,18 +17,15 @@ class PEagle(Eagle3):
     trains = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        """See `HeadKind.recognises`."""
         kind = raw.get("speculators_model_type")
         has_masks = raw.get("mask_token_id") is not None
         return kind == "peagle" or (kind == "eagle3" and has_masks)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> EagleConfig:
-        """See `HeadKind.config`."""
         mask = stored.token("mask_token_id", stored.raw.get("mask_token_id"))
         return EagleConfig(**self.fields(stored, shapes), mask_token_id=mask)
 
     def vllm(self) -> dict[str, Any]:
-        """See `HeadKind.vllm`."""
         return {"method": "eagle3", "parallel_drafting": True}
 
 

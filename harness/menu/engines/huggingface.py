@@ -40,13 +40,11 @@ class HuggingFace(EngineRecord):
     takes_batches = False
 
     def check(self, run: RunSettings) -> None:
-        """See `EngineRecord.check`."""
         super().check(run)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(run.batch_size == 1, "batch_size", rule, run.batch_size)
 
     def open(self, opening: Opening) -> Engine:
-        """See `EngineRecord.open`."""
         from harness.engines.huggingface import HuggingFaceEngine, check_pair
 
         settings = opening.settings.engine

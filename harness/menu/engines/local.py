@@ -20,7 +20,6 @@ class Local(EngineRecord):
     takes_load = True
 
     def open(self, opening: Opening) -> Engine:
-        """See `EngineRecord.open`."""
         from harness.engines.local import LocalEngine
 
         return LocalEngine(

@@ -87,7 +87,6 @@ class Server(EngineRecord):
         return run
 
     def check(self, run: RunSettings) -> None:
-        """See `EngineRecord.check`."""
         super().check(run)
         has_two = _settings_of(run).regular_url is not None
         rule = (
@@ -99,11 +98,9 @@ class Server(EngineRecord):
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
     def place(self, settings: Any) -> str:
-        """See `EngineRecord.place`."""
         return str(settings.url)
 
     def addresses(self, settings: Any) -> Addresses:
-        """See `EngineRecord.addresses`."""
         urls = [url for url in (settings.regular_url, settings.url) if url is not None]
         return Addresses(tuple(urls), settings.api_key_variable)
 
@@ -122,7 +119,6 @@ class Server(EngineRecord):
         )
 
     def open(self, opening: Opening) -> Engine:
-        """See `EngineRecord.open`."""
         from harness.engines.server import ServerEngine
 
         return ServerEngine(

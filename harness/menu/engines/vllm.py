@@ -53,7 +53,6 @@ class Vllm(EngineRecord):
     environment: ClassVar[Mapping[str, str]] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def open(self, opening: Opening) -> Engine:
-        """See `EngineRecord.open`."""
         from harness.engines.vllm import VllmEngine
 
         return VllmEngine(opening)
