@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from architectures import VOCABULARY
@@ -145,6 +147,9 @@ def draft_by_head(rank: int, directory: Path) -> None:
     assert first == second
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="splits vocabularies evenly alone"
+)
 def test_heads_of_split_models_are_captured_with_them(tmp_path: Path) -> None:
     target_model().save_pretrained(tmp_path)
     run_two_ranks(partial(draft_by_head, directory=tmp_path), tmp_path)
