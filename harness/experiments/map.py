@@ -117,11 +117,13 @@ class Map(Experiment):
         _write_picture(session, rows)
 
     def rows(self, session: Session) -> list[MapRow]:
-        """A row for each cell; one that says why where nothing was measured."""
+        """A row for each cell; where the run ended early for those that were measured, or one that says why."""
         if not self.measured:
             return [session.row(MapRow)]
+        # Before the corners of the grid are measured others would be a guess.
+        cells = cells_of(self.shape) if session.status == "ok" else sorted(self.measured)
         bounds = self._surfaces()
-        return [self._row(session, cell, bounds) for cell in cells_of(self.shape)]
+        return [self._row(session, cell, bounds) for cell in cells]
 
     def document(self, rows: Sequence[MapRow]) -> Document:
         """See `Experiment.document`."""

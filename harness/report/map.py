@@ -39,12 +39,12 @@ def map_document(rows: Sequence[MapRow]) -> Document:
     best = best_of(cells)
     if best is not None:
         document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
-    if any(map(k_of, cells)):
+    if any(map(k_of, cells)) and _is_whole(cells):
         schedule = schedule_of(cells)
         words = ", ".join(f"{k} from {size} on" for size, k in schedule.items())
         by = load_of(cells)
         document.append(Line(f"K by {by}, 0 where drafting does not pay: {words}."))
-    document.append(Line(f"{_how_many(cells)}.", "dim"))
+    document.append(Line(f"{_how_many(cells)}.", "dim" if _is_whole(cells) else "warning"))
     document += sentences("warning", _without_interval(cells))
     return document
 
@@ -105,8 +105,17 @@ def _coverage(cells: Sequence[MapRow]) -> str:
 
 def _how_many(cells: Sequence[MapRow]) -> str:
     num_measured = sum(bool(row.measured) for row in cells)
+    if not _is_whole(cells):
+        return (
+            f"{cells[0].status}: only {num_measured} cells of the grid were measured".capitalize()
+        )
     others = ", others interpolated" if num_measured < len(cells) else ""
     return f"{num_measured} of {len(cells)} cells were measured{others}"
+
+
+def _is_whole(cells: Sequence[MapRow]) -> bool:
+    """Whether the run measured all that it wanted to."""
+    return cells[0].status in (None, "ok")
 
 
 def _without_interval(cells: Sequence[MapRow]) -> str | None:

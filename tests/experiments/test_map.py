@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.experiments.map import Measured, number_told
+from harness.experiments.map import Map, Measured, number_told
+from harness.experiments.session import Session
+from harness.experiments.surface import Cell
 from harness.report.map import crossing, map_document, schedule_of
 from harness.report.table import Line, Table
 from harness.results.acceptance import Acceptance
@@ -62,6 +64,25 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     if "0 from 1 on" not in outcome.stdout:
         config = json.loads(only("schedule_vllm.json").read_text())
         assert config["num_speculative_tokens_per_batch_size"][0][0] == 1
+
+
+def test_an_interrupted_map_has_only_what_was_measured(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Map._measure_cell
+
+    def measure_one(map_: Map, session: Session, cell: Cell) -> float:
+        if map_.measured:
+            raise KeyboardInterrupt
+        return measure(map_, session, cell)
+
+    monkeypatch.setattr(Map, "_measure_cell", measure_one)
+    outcome = harness(*QUICK, "batch_sizes=[1,3]", "draft_tokens=[1,2]", code=130)
+    rows = results("map")
+    assert list(rows["status"]) == ["interrupted"]
+    assert rows["measured"].all()
+    assert "Interrupted with 1 cell of the grid measured." in outcome.stdout
+    assert "K by batch size" not in outcome.stdout
 
 
 def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
