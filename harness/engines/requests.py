@@ -140,6 +140,15 @@ class RequestRecord:
         if (drafts := read_drafts(event)) is not None:
             self.sums, self.outcomes = drafts
 
+    def count_undrafted(self) -> None:
+        """Add the iterations that drafted nothing to `outcomes`, from which vLLM leaves them out.
+
+        Each decided one token, as the first iteration did, which reads the prompt.
+        """
+        if self.outcomes:
+            decided = 1 + sum(1 + num_accepted for _, num_accepted in self.outcomes)
+            self.outcomes += [(0, 0)] * max(0, self.num_tokens - decided)
+
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
         ended_ns = self.started_ns + round(1e9 * self.seconds)

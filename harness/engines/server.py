@@ -386,6 +386,7 @@ class ServerArm(Arm):
         if usage is not None:
             check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
+            request.count_undrafted()
 
     def _explained(self, error: Exception) -> RequestError:
         """A failure without the API key, in one short line."""

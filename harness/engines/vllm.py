@@ -394,6 +394,7 @@ def _read_acceptance(record: RequestRecord, completion: Any) -> None:
     metrics = completion.spec_decode_metrics
     if metrics is not None:
         record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+        record.count_undrafted()
 
 
 def _sampling_parameters(question: Question, index: int, **further: Any) -> Any:

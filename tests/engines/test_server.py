@@ -19,6 +19,7 @@ from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
 from harness.experiments.lossless import check_told
 from harness.menu.engines.server import ServerSettings
+from harness.results.acceptance import Acceptance
 from processes import TIMEOUT_S
 
 
@@ -121,6 +122,19 @@ def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> Non
     engine = open_engine(EchoServer())
     generate(engine, engine.arms[0], ask())
     assert set(acceptance_columns(arm_of(engine).last_requests).values()) == {None}
+
+
+def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None:
+    """vLLM leaves them out. The last iteration may accept tokens beyond the length limit."""
+    request = RequestRecord(0, 3, num_tokens=8, outcomes=[(4, 2), (4, 0)])
+    request.count_undrafted()
+    assert request.outcomes == [(4, 2), (4, 0), (0, 0), (0, 0), (0, 0)]
+    acceptance = Acceptance.of(request.outcomes)
+    assert (acceptance.mean_acceptance_length, acceptance.tokens_per_iteration) == (2, 7 / 5)
+    for outcomes in ([(4, 4), (4, 4)], []):
+        full = RequestRecord(0, 3, num_tokens=8, outcomes=list(outcomes))
+        full.count_undrafted()
+        assert full.outcomes == outcomes
 
 
 def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
