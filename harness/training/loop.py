@@ -137,11 +137,9 @@ def train(
     cast(module.train().requires_grad_(True), torch.float32)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
-    losses: list[float] = []
-    if checkpoint.exists():
-        losses = _restore(checkpoint, module, optimizer, device)
-        for past_loss in losses:
-            advance(past_loss)
+    losses = _restore(checkpoint, module, optimizer, device)
+    for past_loss in losses:
+        advance(past_loss)
     loss_function = loss_of(module, target, course.chain)
     batches = _Batches(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
     num_steps = course.num_steps(len(texts))
@@ -177,7 +175,9 @@ def _save(
 def _restore(
     checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> list[float]:
-    """Load a saved state, and return the losses of its steps. Raises DamagedStateError."""
+    """Load a saved state if there is one, and return the losses of its steps. Raises DamagedStateError."""
+    if not checkpoint.exists():
+        return []
     try:
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
