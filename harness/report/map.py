@@ -106,9 +106,9 @@ def _coverage(cells: Sequence[MapRow]) -> str:
 def _how_many(cells: Sequence[MapRow]) -> str:
     num_measured = sum(bool(row.measured) for row in cells)
     if not _is_whole(cells):
-        return (
-            f"{cells[0].status}: only {num_measured} cells of the grid were measured".capitalize()
-        )
+        plural = "" if num_measured == 1 else "s"
+        measured = f"{num_measured} cell{plural} of the grid measured"
+        return f"{cells[0].status} with {measured}".capitalize()
     others = ", others interpolated" if num_measured < len(cells) else ""
     return f"{num_measured} of {len(cells)} cells were measured{others}"
 
