@@ -395,3 +395,27 @@ def test_peak_memory_of_a_7b_shape_is_as_planned(save_model: Any, quantization: 
         runner.extend(torch.full((demand.batch_size, 1), 9, device=loaded.input_device))
     peak = torch.cuda.max_memory_allocated() - before
     assert peak == pytest.approx(loaded.placement.taken(0), rel=0.05)
+
+
+def test_equal_models_are_looked_at_once(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they are. Another configuration or dtype is another model."""
+    passes: list[int] = []
+
+    def counted(model: Any, original: Callable[..., Any] = meta._caches_after_a_pass) -> Any:
+        passes.append(model.config.num_key_value_heads)
+        return original(model)
+
+    monkeypatch.setattr(meta, "_known_caches", {})
+    monkeypatch.setattr(meta, "_caches_after_a_pass", counted)
+
+    def cache(name: str, dtype: torch.dtype = torch.float32, num_heads: int = 2) -> int:
+        model = save_model(name=name, num_attention_heads=2, num_key_value_heads=num_heads)
+        config = AutoConfig.from_pretrained(model.repository)
+        return sum(sketch_model(as_checkpoint(config), dtype).block_caches())
+
+    assert cache("first") == cache("copy") == 2 * cache("other", num_heads=1)
+    assert passes == [2, 1]
+    cache("half", torch.float16)
+    assert passes == [2, 1, 2]
