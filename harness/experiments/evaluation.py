@@ -162,7 +162,8 @@ class Evaluation(Experiment):
             self.answers |= _by_question(rows)
             return self._accuracies()
 
-        session.race(self._pending(session, token_ids), note, num_warmup=1)
+        pending = self._pending(session, token_ids)
+        session.race(pending, note, warmups=pending[:1])
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without an answer, in batches. A batch has one seed, because its random numbers have."""

@@ -220,8 +220,7 @@ class Latency(Experiment):
         session.race(
             asking.questions,
             note,
-            self.settings.num_warmup,
-            warmup=asking.warmup,
+            warmups=[asking.warmup] * self.settings.num_warmup,
             allow_failures=True,
             for_arm=asking.conversations.for_arm,
             **options,

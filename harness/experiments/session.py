@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -350,9 +351,8 @@ class Session:
         self,
         questions: Sequence[Question],
         note: Callable[[Question, dict[str, Generation]], str | None],
-        num_warmup: int = 0,
+        warmups: Sequence[Question] = (),
         *,
-        warmup: Question | None = None,
         arms: Sequence[Arm] | None = None,
         allow_failures: bool = False,
         warmed: Callable[[str], None] = lambda arm: None,
@@ -362,9 +362,8 @@ class Session:
         """Give every arm every question, in turns, with a progress bar.
 
         Args:
-            note: gets the arms' answers to a question before the next one begins; gives a text for
-                the bar, or None.
-            num_warmup: how often each arm answers `warmup` before, by default the first question.
+            note: gets the answers to a question before the next one; returns a text for the bar.
+            warmups: what each arm answers first, unmeasured.
             arms: the engine's by default.
             allow_failures: see `run_lap`.
             warmed: gets the name of an arm that has warmed up.
@@ -376,24 +375,20 @@ class Session:
         """
         engine = self.engine
         assert engine is not None
-        if arms is None:
-            arms = engine.arms
+        arms = engine.arms if arms is None else arms
         warm: set[str] = set()
         with (
-            progress("warming up" if num_warmup else "measuring", len(questions)) as advance,
+            progress("warming up" if warmups else "measuring", len(questions)) as advance,
             pace(len(questions), say) as answered,
             quick_collections(),
         ):
-            for number, question in enumerate(questions):
-                # The order alternates, so that neither arm always runs after the other has warmed
-                # the caches.
-                in_turn = list(arms) if number % 2 == 0 else list(reversed(arms))
+            for question, in_turn in zip(questions, _alternating(arms), strict=False):
                 generations: dict[str, Generation] = {}
                 for arm in in_turn:
                     # Just before its question, because an engine may hold one arm at a time.
                     if arm.name not in warm or not engine.is_loaded(arm):
-                        for _ in range(num_warmup):
-                            generate(engine, arm, warmup or question, allow_failures=allow_failures)
+                        for warmup in warmups:
+                            generate(engine, arm, warmup, allow_failures=allow_failures)
                         warm.add(arm.name)
                         warmed(arm.name)
                     asked = for_arm(question, arm.name)
@@ -521,6 +516,14 @@ def _weights_of_model(prefix: str, dtype: torch.dtype, sizes: dict[str, int]) ->
         f"{prefix}dtype": str(dtype).removeprefix("torch."),
         f"{prefix}weight_bytes": sizes,
     }
+
+
+def _alternating(arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
+    """The arms in their order, then in reverse, and so on.
+
+    So neither always runs after the other has warmed the caches.
+    """
+    return itertools.cycle([arms, arms[::-1]])
 
 
 def _check_answering(arms: Sequence[Arm]) -> None:

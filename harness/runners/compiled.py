@@ -133,18 +133,21 @@ class PreparedRunner(StaticRunner):
         if not self._captured:
             self._trees = self._trees._replace(decisions=())
         started = time.perf_counter()
+        self._prepare_with_kernels_for_all(batch_size, num_slots)
+        self.setup_seconds = time.perf_counter() - started
+        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
+        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
+
+    def _prepare_with_kernels_for_all(self, batch_size: int, num_slots: int) -> None:
+        """Make the calls of all shapes, without cuDNN if it has no plan for one of them."""
         try:
             self._prepare_calls(batch_size, num_slots)
         except UnsupportedModelError:
             may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
             if not may_be_cudnn or any(of_every_rank(GraphRecorder.has_failed)):
                 raise
-            # cuDNN may have no plan for a shape that the other kernels know.
             with without_plans():
                 self._prepare_calls(batch_size, num_slots)
-        self.setup_seconds = time.perf_counter() - started
-        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
-        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
 
     def _prepare_calls(self, batch_size: int, num_slots: int) -> None:
         """Make the calls of all shapes. Prepared calls keep the kernels that they find here."""
