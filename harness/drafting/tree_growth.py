@@ -24,10 +24,6 @@ from harness.drafting.text_branches import TextBranch, beside, first_tokens, mer
 # does, where each expansion takes time.
 _WIDTH = 10
 
-# Branches are scored by the drafter's probabilities at the run's own temperature, but at least at
-# this one: greedy decoding follows the likeliest token far more often than its probability says.
-_LOWEST_TEMPERATURE = 0.1
-
 
 class Predictor(Protocol):
     """Predicts the tokens after the nodes of growing trees, level by level.
@@ -64,12 +60,16 @@ class TreePlan:
         budget: the most nodes of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted.
         replacement: of sequences: whether several may begin with the same token.
+        score_temperature: of dynamic trees: the lowest temperature at which nodes are scored. Greedy
+            decoding follows the likeliest token of a good draft far more often than its probability at
+            temperature 1 says.
     """
 
     kind: Literal["static", "dynamic", "sequences"]
     budget: int
     rates: tuple[float, ...] = ()
     replacement: bool = True
+    score_temperature: float = 0.1
 
     def is_deterministic(self, warp: Any) -> bool:
         """Whether trees follow from the texts alone, where tokens are drawn with this warp."""
@@ -107,7 +107,7 @@ class TreePlan:
             depth = min(depth, predictor.num_levels)
         has_text = any(branch.tokens for branch in branches)
         if self.kind == "dynamic":
-            temperature = _confidence_temperature(warp)
+            temperature = max(*_temperatures(warp), self.score_temperature)
             proposal, scores = _likeliest_nodes(predictor, depth, self.budget, temperature)
             return merged(proposal, scores.exp().tolist(), branches) if has_text else proposal
         if self.kind == "static":
@@ -383,10 +383,6 @@ def _temperatures(warp: Any) -> list[float]:
 
 def _is_greedy(warp: Any) -> bool:
     return max(_temperatures(warp)) == 0
-
-
-def _confidence_temperature(warp: Any) -> float:
-    return max(*_temperatures(warp), _LOWEST_TEMPERATURE)
 
 
 @lru_cache(maxsize=64)

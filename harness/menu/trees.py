@@ -64,4 +64,10 @@ def plan_of(settings: DraftSettings) -> Any:
     from harness.drafting.tree_growth import TreePlan
 
     described: Any = settings
-    return TreePlan(described.tree, described.budget, described.rates, described.replacement)
+    return TreePlan(
+        described.tree,
+        described.budget,
+        described.rates,
+        described.replacement,
+        described.score_temperature,
+    )

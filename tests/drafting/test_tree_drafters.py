@@ -110,6 +110,17 @@ def test_a_dynamic_tree_has_the_likeliest_paths(marginal: bool) -> None:
         assert sorted(found) == sorted(likeliest)
 
 
+def test_a_low_score_temperature_makes_a_deeper_tree() -> None:
+    """At a low one the likeliest path counts nearly as much as its first node."""
+    depths = []
+    for score_temperature in (0.05, 1.0):
+        plan = TreePlan("dynamic", 6, score_temperature=score_temperature)
+        predictor = TablePredictor(random_chain(5), [0])
+        proposal = plan.propose(predictor, 6, GREEDY, torch.rand(1, 6))
+        depths.append(int(proposal.shape.depths.max()))
+    assert depths[0] > depths[1]
+
+
 def accepted_tokens(parents: Parents, rates: Sequence[float]) -> float:
     chances = [1.0]
     for node, parent in enumerate(parents):
