@@ -200,7 +200,7 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_products_of_few_rows_are_sums(
     num_rows: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.runners.regions._CACHED", cached)
+    monkeypatch.setattr("harness.runners.regions._MOST_NUMBERS_IN_CACHE", cached)
     rows, weight = torch.randn(num_rows, 16)[:, 4:12], torch.randn(3, 8)
     with FlopCounterMode(display=False) as counted:
         result = product(rows, weight.t())
