@@ -47,7 +47,7 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
             return SettingError(key, cause)
         within = re.match("Key '(.*?)' is not in struct", cause)
-        if within and not key.endswith(within[1]):
+        if within and within[1] not in key.split("."):
             # `decoding={temprature: 0}`
             key = f"{key}.{within[1]}"
         return _no_such_setting(key, command, conversion.setting_names(settings))

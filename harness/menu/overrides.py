@@ -24,8 +24,9 @@ Settings = TypeVar("Settings", bound=RunSettings)
 # Settings whose values are names or paths, several with commas between them; and those that are one path.
 _NAMES = re.compile(
     r"model|draft|engine|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
-    r"|prompts\.file|draft\.rates|decoding\.synthetic_acceptance|output|task"
 )
+# Settings that may be a path; a mapping stays one, so that it is refused as such.
+_FILES = re.compile(r"prompts\.file|draft\.rates|decoding\.synthetic_acceptance|output|task")
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
 # Hydra reads these as meant: plain text, quoted text, lists and functions. A mapping would change some settings
 # of a preset and keep its name.
@@ -53,8 +54,9 @@ def quote_text(argument: str) -> str:
     if _PATHS.fullmatch(setting):
         return f"{key}={_path(value)}"
     # Hydra's grammar has letters beyond ASCII only within quotes.
-    is_foreign = not value.isascii() and value[0] not in "[{"
-    if (_NAMES.fullmatch(setting) or is_foreign) and not _PLAIN.fullmatch(value):
+    may_be_path = _FILES.fullmatch(setting) or not value.isascii()
+    is_text = may_be_path and not value.startswith(("[", "{"))
+    if (_NAMES.fullmatch(setting) or is_text) and not _PLAIN.fullmatch(value):
         # Not `Path.exists`: that raises an error for a name longer than a file's may be.
         is_one_path = os.path.exists(os.path.expanduser(value))
         names = [value] if is_one_path else value.split(",")
