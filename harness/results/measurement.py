@@ -26,7 +26,15 @@ from harness.results.weights import hub_commit
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 # Settings that say where results go and how a run is carried out, and change no figure.
-_NOT_MEASURED = ("results", "repeats", "resume", "job_timeout_s", "gpus_per_job", "force")
+_NOT_MEASURED = (
+    "results",
+    "repeats",
+    "resume",
+    "job_timeout_s",
+    "gpus_per_job",
+    "force",
+    "until_saturated",
+)
 # Without a draft these have no effect: one measurement serves all their values.
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 

@@ -19,7 +19,7 @@ from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import identify, measured_rows
 from harness.results.schema import RunRow
-from harness.sweep import repeats
+from harness.sweep import repeats, saturation
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
 from harness.sweep.ranks import num_ranks
@@ -82,6 +82,12 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
+    reason = saturation.reached_before(job.settings)
+    if reason is not None:
+        saturation.leave_out(job.directory, reason)
+        _say(job, f"left out, because {reason}")
+        return []
+    saturation.do_measure(job.directory)
     started = time.monotonic()
     seconds: float | None = None
     rows: Sequence[RunRow] = []
@@ -93,6 +99,7 @@ def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
         rows = _measure(job) if measures else _run_quietly(job)
         seconds = time.monotonic() - started
     _record(job, rows, seconds)
+    saturation.note(job.settings, rows)
     return rows
 
 
@@ -123,7 +130,7 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     file = directory / f"{kind.kind}.csv"
     rows = read_rows(file, kind)
     manifest = Manifest.read(directory)
-    num_jobs = manifest.num_jobs
+    num_jobs = manifest.num_jobs - saturation.num_left_out(directory)
     pooled = repeats.pool(rows, num_jobs, directory) if "repeat" in manifest.varying else []
     print_sweep(command, rows, file, num_jobs, pooled)
     # A job without a row had a wrong setting.
@@ -205,10 +212,17 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
         if num_measured:
             seconds_per_job = (time.time() - manifest.started) / num_measured
             time_text += f", about {_duration(num_left * seconds_per_job)}"
-    texts = [_label(job, manifest), job_line(job.command, rows)]
-    text = ": ".join(filter(None, texts))
+    _say(job, f"{job_line(job.command, rows)} ({time_text})", num_done)
+
+
+def _say(job: Job, text: str, num_done: int | None = None) -> None:
+    """Print a line about a job, with the number of jobs that have ended."""
+    assert job.sweep is not None
+    manifest = Manifest.read(job.sweep)
+    number = job.number + 1 if num_done is None else num_done
+    words = ": ".join(filter(None, [_label(job, manifest), text]))
     # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_done}/{manifest.num_jobs}] {text} ({time_text})\n")
+    sys.stderr.write(f"[{number}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
 
 

@@ -1,0 +1,80 @@
+"""`until_saturated=true`: a sweep leaves out loads above one from which its throughput no longer grows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.menu.commands.latency import LatencySettings
+from harness.sweep import saturation
+from in_process import Harness, results
+from report_files import latency_run
+from some_settings import settings_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saturation, "_measured", {})
+
+
+def _settings(batch_size: int, **changes: object) -> LatencySettings:
+    return settings_of(
+        LatencySettings, batch_size=batch_size, num_prompts=64, until_saturated=True, **changes
+    )
+
+
+def _measure(batch_size: int, regular: float, speculative: float) -> None:
+    rows = [
+        dataclasses.replace(row, tokens_per_second=rate)
+        for row, rate in zip(latency_run(), (regular, speculative), strict=True)
+    ]
+    saturation.note(_settings(batch_size), rows)
+
+
+def test_larger_loads_are_left_out_where_neither_arm_gained() -> None:
+    _measure(1, 100, 200)
+    assert saturation.reached_before(_settings(2)) is None
+    _measure(2, 150, 199)
+    assert saturation.reached_before(_settings(4)) is None
+    _measure(4, 152, 203)
+    reason = saturation.reached_before(_settings(8))
+    assert reason is not None
+    assert "batch_size=2 to 4" in reason
+    assert "regular 150.0 and 152.0 tokens/s" in reason
+    # A smaller load says something else, and so does one of other settings.
+    assert saturation.reached_before(_settings(3)) is None
+    assert saturation.reached_before(_settings(8, seed=1)) is None
+    assert (
+        saturation.reached_before(dataclasses.replace(_settings(8), until_saturated=False)) is None
+    )
+
+
+def test_a_failed_job_says_nothing_about_throughput() -> None:
+    failed = [dataclasses.replace(row, status="failed") for row in latency_run()]
+    for batch_size in (1, 2):
+        saturation.note(_settings(batch_size), failed)
+    assert saturation.reached_before(_settings(4)) is None
+
+
+def test_a_sweep_stops_by_itself(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No load gains this much, so that the third is left out however fast this machine is.
+    monkeypatch.setattr(saturation, "LEAST_GROWTH", 1000.0)
+    quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_warmup=0", "draft=lookup"]
+    sweep = harness("latency", "-m", *quick, "batch_size=1,2,4", "until_saturated=true")
+    lines = [line for line in sweep.stderr.splitlines() if line.startswith("[")]
+    assert "[3/3] batch_size=4: left out, because throughput does not grow" in lines[-1]
+    assert "2 of 2 jobs" in sweep.stderr
+    assert set(results()["batch_size"]) == {1, 2}
+    (note,) = Path("multirun").rglob("left_out.txt")
+    assert "from batch_size=1 to 2" in note.read_text()
+    # The same measurements without the setting: they are not measured again.
+    again = harness("latency", "-m", *quick, "batch_size=1,2,4")
+    assert again.stderr.count("measured before") == 2
+
+
+def test_repeated_runs_are_not_left_out() -> None:
+    with pytest.raises(SettingError, match="needs repeats=1"):
+        _settings(1, repeats=2)
