@@ -182,10 +182,11 @@ class Distill(Experiment):
             file.replace(self.output / file.name)
         (self.work / "answers.jsonl").replace(self.output / "answers.jsonl")
         shutil.rmtree(self.work)
-        if self.output.is_absolute():
-            say(f"draft={self.output}")
-        else:
-            say(f"trained draft: draft=./{self.output}")
+        say(f"trained draft: {self._as_draft()}")
+
+    def _as_draft(self) -> str:
+        """The setting by which other commands use the trained draft."""
+        return f"draft={self.output}" if self.output.is_absolute() else f"draft=./{self.output}"
 
     def _damaged(self, file: Path) -> SettingError:
         problem = f"holds an unfinished training whose {file.name} is damaged"
@@ -199,7 +200,7 @@ class Distill(Experiment):
             if path.is_file():
                 raise SettingError("output", f"must be a directory; {path} is a file", str(output))
         if (output / "config.json").exists():
-            rule = "holds a draft already: choose another directory"
+            rule = f"holds a draft already: choose another one, or measure it (latency {self._as_draft()})"
             raise SettingError("output", rule, str(output))
         values = dataclasses.asdict(settings)
         learned = [values[name] for name in settings.LEARNED]
