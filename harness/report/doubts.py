@@ -18,6 +18,8 @@ _QUIET = 0.9
 _MOST_AFTER_END = 0.05
 # Share of the prompts' tokens by which the arms' caches may differ.
 _MOST_CACHED = 0.02
+# One interval of forty begins above what was measured by chance, but hardly by more than this.
+_BY_CHANCE = 1.02
 
 
 def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
@@ -218,14 +220,14 @@ def _same_server(row: LatencyRow) -> str | None:
 
 
 def _impossible(row: LatencyRow) -> str | None:
-    """Whether no speculation can be so fast."""
+    """Whether no speculation can be so fast. Without an interval it may be chance."""
     most = row.tokens_per_iteration or row.mean_acceptance_length
     reason = f"{most or 0:.2f} tokens per iteration"
     if most is None and row.mean_proposed is not None:
         most = row.mean_proposed + 1
         reason = f"{row.mean_proposed:.3g} draft tokens per iteration"
-    least = row.speedup if row.speedup_low is None else row.speedup_low
-    if most is None or least is None or least <= most:
+    least = row.speedup_low
+    if most is None or least is None or least <= _BY_CHANCE * most:
         return None
     return (
         f"A speed-up of {row.speedup:.2f}× is impossible with {reason}: something else differs"
