@@ -112,12 +112,12 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     )
 
 
-def told(
+def as_json(
     lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
 ) -> dict[str, Any]:
     """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced.
 
-    A lap that still runs is told so far. Its last token's text may then be incomplete.
+    A lap that still runs is given so far. Its last token's text may then be incomplete.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {

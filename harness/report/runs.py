@@ -20,8 +20,12 @@ from harness.results.row import Row
 from harness.results.schema import KINDS, CompareRow, LatencyPromptRow, LatencyRow, RunRow
 from harness.results.work import judged
 
+# The directories above a CSV file from which that of its run is sought: as many as in
+# `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
+_NUM_PARENTS = 4
 
-class Kinds:
+
+class CommandKinds:
     """The kinds of row that commands write.
 
     Args:
@@ -36,6 +40,7 @@ class Kinds:
                 self.runs[command.row.kind] = command.row
                 self.all.append(command.row)
             self.all += command.further_rows
+        # A number where the first file has other columns, see `append_rows`.
         self._file_name = re.compile(rf"({'|'.join(self.runs)})(-\d+|_prompts)?\.csv")
 
     def is_file_name(self, name: str) -> bool:
@@ -174,7 +179,7 @@ class _Reader:
         self.findings = Findings()
         self.unfinished: dict[Path, Run] = {}
         self._paths = paths
-        self._kinds = Kinds(measuring(commands))
+        self._kinds = CommandKinds(measuring(commands))
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
             self._read_path(path)
@@ -196,7 +201,7 @@ class _Reader:
             run.prompts = self._prompts.get(run.last.run) or prompts_of(run)
 
     def _read_path(self, path: Path) -> None:
-        commands = ", ".join(self._kinds.runs)
+        names = ", ".join(self._kinds.runs)
         if not path.exists():
             raise SettingError(str(path), "no such file or directory")
         has_any = False
@@ -209,9 +214,9 @@ class _Reader:
                 has_any = True
                 is_ours = file in self.findings.files or self._read_file(file)
                 if file == path and not is_ours:
-                    raise SettingError(str(path), f"is no CSV file of {commands}")
+                    raise SettingError(str(path), f"is no CSV file of {names}")
         if not has_any:
-            raise SettingError(str(path), f"holds no CSV file of {commands}")
+            raise SettingError(str(path), f"holds no CSV file of {names}")
 
     def _is_renamed(self, file: Path, directory: Path) -> bool:
         """Whether a file in the directory itself has another name, as by `results.file`, and a command's columns."""
@@ -223,7 +228,12 @@ class _Reader:
             return False
 
     def _read_file(self, file: Path) -> bool:
-        """Keep what a file holds; whether it is one of ours, or of a tool that we know."""
+        """Keep what a file holds.
+
+        Returns:
+            False for a file that is neither ours nor of a tool that we know. A file that cannot be
+            read gets a note and True.
+        """
         findings = self.findings
         try:
             if file.suffix in (".json", ".jsonl"):
@@ -233,6 +243,8 @@ class _Reader:
                 findings.others += others.rows
                 findings.notes += others.notes
                 return True
+            # KINDS too: the columns of some kinds include those of another, as distill's include
+            # latency's.
             contents = read_file(file, [*KINDS, *self._kinds.all])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
@@ -263,7 +275,11 @@ def prompts_of(run: Run) -> list[LatencyPromptRow]:
 
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
-    """The runs that wrote these rows. Jobs of a sweep that measure the same hold the same run."""
+    """The runs that wrote these rows, once for each job of a sweep.
+
+    Jobs that measure the same hold copies of one run, which `merge` counts once. Only the job tells
+    the rows of these copies apart.
+    """
     of_runs = [row for row in rows if isinstance(row, RunRow)]
     runs = []
     for same in grouped(of_runs, attrgetter("run", "job")).values():
@@ -280,7 +296,8 @@ def _judged(rows: list[RunRow]) -> list[RunRow]:
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Each measurement once, by its newest run that succeeded or else its newest; and the failures that still count.
 
-    Runs that a row pools are part of it. A failure counts until a newer run of the same measurement succeeds.
+    A pooled row replaces the runs that it pools. A failure counts until a newer run of the same
+    measurement succeeds.
     """
     pooled: set[str] = set()
     for run in runs:
@@ -306,14 +323,15 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def _each_once(runs: Sequence[Run]) -> list[Run]:
     """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    # A torn file has fewer rows, and a cumulative one knows the directory.
+    # Later ones win: those with more rows (a torn file has fewer), then those whose directory is
+    # found (a file that was moved may not find it).
     by_completeness = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
     by_id = {run.id: run for run in by_completeness}
     return sorted(by_id.values(), key=attrgetter("id"))
 
 
 def _measurement(run: Run) -> str:
-    # Prompts that are typed repeat nothing.
+    # Every run of `compare` counts: equal settings do not mean equal prompts, which are typed.
     return (None if isinstance(run.last, CompareRow) else run.last.measurement) or run.id
 
 
@@ -338,7 +356,7 @@ def _directory(row: RunRow, file: Path | None) -> Path | None:
     """The run's directory: as the row says, relative to where we are or to the file."""
     candidates = []
     if row.directory:
-        roots = [Path(), *(file.resolve().parents[:4] if file else [])]
+        roots = [Path(), *(file.resolve().parents[:_NUM_PARENTS] if file else [])]
         candidates = [root / row.directory for root in roots]
     if file and (file.parent / "environment.json").exists():
         candidates.append(file.parent)

@@ -55,11 +55,11 @@ class Measured:
 
     @property
     def num_places(self) -> int:
-        """Draft positions."""
+        """Draft positions. Of a tree its levels, of which it has fewer than tokens."""
         places = self.total.num_places
         return places if self.num_levels is None else min(places, self.num_levels)
 
-    def conditional(self, place: int) -> Interval:
+    def rate_of_tested(self, place: int) -> Interval:
         """Accepted over tested at a draft position, from 0."""
         tested = [request for request in self.drafted if request.num_tested_at(place)]
         return self._ratio(
@@ -94,14 +94,19 @@ class Measured:
 
 
 def length_columns(measured: Measured) -> dict[str, Any]:
-    """The columns about smaller K: the mean acceptance length of each, with its interval."""
+    """The columns about smaller K: lists with one entry for each K.
+
+    They are the mean acceptance length and the bounds of its interval.
+    """
     num_places = min(measured.num_places, _MOST_INTERVALS)
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     name = "acceptance_length_by_num_draft_tokens"
     columns: dict[str, Any] = {}
-    for column in Interval().columns(name):
+    column_names = Interval().columns(name).keys()
+    for column in column_names:
         values = [length.columns(name)[column] for length in lengths]
         known = [round(value, 4) for value in values if value is not None]
+        # With a gap, later entries would be those of another K: rather no list.
         columns[column] = known if known and len(known) == len(values) else None
     return columns
 
@@ -126,13 +131,15 @@ def speculation_profile(
     """
     total = measured.total
     marginal = [rate or 0.0 for rate in total.marginal_rates[: measured.num_places]]
-    tested = [rate or 0.0 for rate in total.conditional_rates[: measured.num_places]]
+    # In this schema a ratio of marginal rates. Ours, of the tokens tested, are under `harness`.
+    conditional = _conditional_by_schema(marginal)
+    rates_of_tested = [rate or 0.0 for rate in total.conditional_rates[: measured.num_places]]
     profile: dict[str, Any] = {
         "schema_version": _SCHEMA_VERSION,
         "measured": True,
         "method": method,
         "num_speculative_tokens": measured.num_places,
-        "conditional_accept_rates": None if is_block else _rounded(_ratios(marginal)),
+        "conditional_accept_rates": None if is_block else _rounded(conditional),
         "marginal_accept_rates": None if is_block else _rounded(marginal),
         "mean_accept_length": round(total.mean_acceptance_length or 0.0, _DECIMALS),
         "mean_accept_length_per_request": _per_request(measured),
@@ -147,7 +154,7 @@ def speculation_profile(
         reason = "block verification does not keep the longest-prefix of accepted tokens"
         profile["vectors_unavailable_reason"] = reason
     intervals = {} if is_block else _intervals(measured)
-    rates = {} if is_block else {"accept_rates_of_tested": _rounded(tested)}
+    rates = {} if is_block else {"accept_rates_of_tested": _rounded(rates_of_tested)}
     return profile | {"harness": {**own, **rates, "intervals_95": intervals}}
 
 
@@ -167,8 +174,11 @@ def golden_lengths(
     return {model: {mode: lengths}}
 
 
-def _ratios(marginal: Sequence[float]) -> list[float]:
-    """Conditional rates as the schema has them: a proposal that ends early counts as a rejection."""
+def _conditional_by_schema(marginal: Sequence[float]) -> list[float]:
+    """Conditional rates as the schema has them.
+
+    A proposal that ends early counts as a rejection here, but not in `accept_rates_of_tested`.
+    """
     before = [1.0, *marginal[:-1]]
     return [
         rate / earlier if earlier else 0.0 for rate, earlier in zip(marginal, before, strict=True)
@@ -218,7 +228,7 @@ def _intervals(measured: Measured) -> dict[str, Any]:
     return {
         "covers": measured.length_with(most).covers,
         "mean_accept_length": _bounds(measured.length_with(most)),
-        "accept_rates_of_tested": [_bounds(measured.conditional(place)) for place in places],
+        "accept_rates_of_tested": [_bounds(measured.rate_of_tested(place)) for place in places],
         "marginal_accept_rates": [_bounds(measured.marginal(place)) for place in places],
     }
 

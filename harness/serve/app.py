@@ -46,7 +46,7 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     )
     note = _noting(service, registry)
     # Without a draft there is nothing to choose between.
-    app.include_router(_generation(service, service.arms[-1], note))
+    app.include_router(_generation(service, service.arm_names[-1], note))
     app.include_router(
         _generation(service, "regular", note), prefix="/regular", include_in_schema=False
     )

@@ -65,6 +65,7 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
+    # Halves of surrogate pairs: JSON can hold one alone, UTF-8 cannot.
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("must be text, without half characters")
     return text
@@ -81,7 +82,10 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class Body(BaseModel):
-    """A JSON object in which every member counts: those that this service does not have are refused."""
+    """A JSON object.
+
+    A member that this service does not have is refused, unless it changes nothing.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -94,7 +98,10 @@ class Body(BaseModel):
 
 
 class Sampling(Body):
-    """The fields of every request to generate. The service's own settings fill those left out.
+    """The fields of every request to generate.
+
+    The service's own settings fill those left out. Only `seed` is then drawn at random, except for
+    a race.
 
     `index` is the prompt's place in the stream of random numbers: with the same `seed` and `index` the answer is the
     one that `latency` measures.
@@ -131,6 +138,7 @@ class GenerationBody(Sampling):
     """The fields that completions and chats share."""
 
     stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
+    # `_needs_a_stream` checks only what a request gives: pydantic does not validate defaults.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
@@ -156,13 +164,13 @@ class Completion(GenerationBody):
 
 
 class Race(Sampling):
-    """A prompt for both arms."""
+    """The body of `/race`: a prompt for both arms."""
 
     prompt: Text | list[TokenId]
 
 
 class Prediction(Body):
-    """A prompt to continue."""
+    """The body of `/predict`, as LLMSpeculativeSampling has it: a prompt alone."""
 
     prompt: Text
 

@@ -18,7 +18,7 @@ from harness.config.machine import threads_are_set
 from harness.engines.keeper import PairKeeper
 from harness.engines.local import LocalArm
 from harness.engines.protocol import Engine, Question
-from harness.engines.race import told
+from harness.engines.race import as_json
 from harness.engines.timing import Generation, generate, run_lap
 from harness.menu.commands.serve import ServeSettings
 from harness.models.tokenizers import Chat, encode_prompts, max_context
@@ -35,7 +35,7 @@ class Service:
 
     Attributes:
         name: of the target, under which it is served.
-        arms: `regular`, and `speculative` if there is a draft.
+        arm_names: `regular`, and `speculative` if there is a draft.
         started: on the wall clock, in seconds.
     """
 
@@ -45,7 +45,9 @@ class Service:
         pair = keeper.load()
         self.settings = settings
         self.tokenizer = pair.tokenizer
-        self.name, self.arms, self.started = settings.model.name, settings.arms, int(time.time())
+        self.name = settings.model.name
+        self.arm_names = settings.arms
+        self.started = int(time.time())
         self._keeper = keeper
         self._pair = pair
         self._say = say
@@ -54,15 +56,25 @@ class Service:
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
         )
         self._context = min(filter(None, contexts), default=None)
-        self._arms: dict[str, LocalArm] = {}
-        limits = settings.batch_size, settings.max_waiting
+        self._arms: dict[str, LocalArm] = {}  # filled by _open
+        # _open may replace it, hence the lambda below.
         self._choose_threads: Callable[[], None] = lambda: None
-        self.scheduler = Scheduler(self._arms.__getitem__, *limits, lambda: self._choose_threads())
-        # In the thread that will use it. The first request finds everything ready.
+        self.scheduler = Scheduler(
+            find_arm=self._arms.__getitem__,
+            max_rows=settings.batch_size,
+            max_waiting=settings.max_waiting,
+            before_turn=lambda: self._choose_threads(),
+        )
+        # In the scheduler's thread, which will use the models. Because this one waits for it, the
+        # first request finds everything ready.
         self._engine = self.scheduler.alone(self._open).result()
 
     def encode(self, chat: Chat) -> list[int]:
-        """Token ids of a chat; of all its text where the model has no template. HTTPException if one refuses it."""
+        """Token ids of a chat.
+
+        Without a template, or with `chat_template=never`, its messages are paragraphs of one text.
+        Raises HTTPException if the template refuses the chat.
+        """
         if not self.tokenizer.chat_template or self.settings.chat_template == "never":
             chat = [
                 {"role": "user", "content": "\n\n".join(message["content"] for message in chat)}
@@ -124,19 +136,21 @@ class Service:
         exception that it raises ends the race. Raises HTTPException beyond a limit.
         """
         ids = self.tokens_of(body.prompt)
+        # Without a seed every race draws alike, while `ask` draws another seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         question = self._question(ids, body, seed, body.index)
 
         def draw(lap: Generation) -> None:
+            # Raises once the service has stopped, which ends the race.
             self.scheduler.check_running()
-            show(told(lap, self.tokenizer, ids))
+            show(as_json(lap, self.tokenizer, ids))
 
         def run() -> dict[str, Any]:
             laps = [run_lap(self._engine, arm, question, draw) for arm in self._arms.values()]
             return {
                 "prompt": body.prompt,
                 "temperature": question.decoding.temperature,
-                "arms": [told(lap, self.tokenizer, ids) for lap in laps],
+                "arms": [as_json(lap, self.tokenizer, ids) for lap in laps],
                 "acceptance": laps[-1].acceptance.columns(),
                 "identical": len({tuple(lap.tokens[0]) for lap in laps}) == 1,
             }
@@ -163,10 +177,12 @@ class Service:
             raise HTTPException(
                 400, f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}"
             )
-        given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-        given = {
-            name: max(0, value) for name, value in given.items() if value is not None
-        }  # top_k=-1 is 0
+        given = {}
+        for name in ("temperature", "top_p", "top_k"):
+            value = getattr(body, name)
+            if value is not None:
+                # Of these only top_k can be negative: -1 means 0, keep all.
+                given[name] = max(0, value)
         decoding = dataclasses.replace(default, max_new_tokens=asked, **given)
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
@@ -174,7 +190,7 @@ class Service:
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
     def _open(self) -> Engine:
-        """Open the engine and warm up its arms."""
+        """Open the engine, warm up its arms, and set `_arms` and `_choose_threads`."""
         settings = self.settings
         # First, because on a busy machine even checks and warm-up would take minutes.
         choice = self._first_threads()
@@ -182,7 +198,7 @@ class Service:
         engine = self._keeper.open(
             settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
         )
-        # Compiled code has its number of threads in it.
+        # Compiled code has its number of threads in it, so that the first choice stays.
         if choice is not None and "compiled" not in str(engine.runner):
             self._choose_threads = choice
         few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))

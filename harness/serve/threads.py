@@ -37,7 +37,7 @@ def read_usage() -> Usage:
 class ThreadChoice:
     """Sets torch's threads; to be called in the thread that computes, before every iteration.
 
-    `most` is the number without other programs.
+    `most` is the number used while no other program computes, and never exceeded.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ThreadChoice:
         self._last = read()
         self._period_s = period_s
         self._due = time.monotonic() + period_s
-        self._said = -_QUIET_S
+        self._warned_at = -_QUIET_S
 
     def __call__(self) -> None:
         """Choose, if the last choice is `period_s` old."""
@@ -76,8 +76,8 @@ class ThreadChoice:
         if chosen == self._current:
             return
         self._apply(chosen)
-        if chosen < self._current and now.clock - self._said >= _QUIET_S:
-            self._said = now.clock
+        if chosen < self._current and now.clock - self._warned_at >= _QUIET_S:
+            self._warned_at = now.clock
             self._say(
                 f"Other programs use {others:.1f} of {self._num_cores} cores: answers are slower, "
                 f"computed with {chosen} of {self._most} threads (OMP_NUM_THREADS sets a number)."

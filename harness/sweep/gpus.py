@@ -21,7 +21,7 @@ def lease(num_gpus: int | None) -> dict[str, int]:
 
     Returns:
         The file descriptor of each GPU's lock. A lock lasts until this process and all that inherit
-        it have closed it.
+        the descriptor (named in `pass_fds`) have closed it.
 
     Raises:
         SettingError: fewer GPUs are visible.
@@ -37,14 +37,14 @@ def lease(num_gpus: int | None) -> dict[str, int]:
     while True:
         locks: dict[str, int] = {}
         for gpu in visible:
-            lock = _try_lock(directory / f"{gpu}.lock")
-            if lock is not None:
-                locks[gpu] = lock
+            descriptor = _try_lock(directory / f"{gpu}.lock")
+            if descriptor is not None:
+                locks[gpu] = descriptor
             if len(locks) == num_gpus:
                 return locks
         # All or nothing: two jobs that hold one GPU each and need two would wait for ever.
-        for lock in locks.values():
-            os.close(lock)
+        for descriptor in locks.values():
+            os.close(descriptor)
         time.sleep(random.uniform(0.1, 0.5))
 
 
@@ -57,10 +57,10 @@ def _visible_gpus() -> list[str]:
 
 def _try_lock(file: Path) -> int | None:
     """The file descriptor of a lock; None if another process has it."""
-    lock = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
+        os.close(descriptor)
         return None
-    return lock
+    return descriptor
