@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.decoding.batch import Progress, Rows
 from harness.decoding.decisions import Figures, Judge
-from harness.decoding.protocols import Drafter, Proposal, Runner
+from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, first_columns, to_device, to_host
 from harness.decoding.turns import Turn, undrafted_turn
@@ -28,7 +28,10 @@ class TurnUniforms(NamedTuple):
 
 @dataclass(frozen=True)
 class Speculation:
-    """The steps of `loops.speculative`; its arguments are explained there."""
+    """The steps of `loops.speculative`; its arguments are explained there.
+
+    Where several processes decode together, `rows.agree` gives all of them the first one's tokens.
+    """
 
     target: Runner
     drafter: Drafter
@@ -44,7 +47,8 @@ class Speculation:
         So the cache never holds more than prompt and `max_new_tokens`.
         """
         members = self.rows.members
-        if isinstance(progress.num_generated, Arriving):  # far from the end
+        # Numbers are still on the device only while the loop works ahead, far from each row's end.
+        if isinstance(progress.num_generated, Arriving):
             return [num_draft_tokens] * len(members)
         # The last token of a row is the next token of a verdict, so one fewer needs to be drafted
         # than is missing. Each row has its own limit, however many tokens the others need: an
@@ -57,10 +61,12 @@ class Speculation:
     def uniforms(self, limits: Sequence[int], progress: Progress) -> TurnUniforms:
         """Return the random numbers of the rows' next positions.
 
-        With `redraw`, those for drafting and accepting are numbers that no other iteration takes.
+        With `redraw`, drafting and accepting take numbers that no other iteration takes. Without
+        it, a position keeps its numbers until its token is decided.
         """
         rows = self.rows
         most = max(limits)
+        # [B, most + 1] for each purpose.
         draft, accept, target = rows.uniforms_from(progress.num_generated, most + 1).unbind(-1)
         if self.redraw and most:
             unused = rows.unused_uniforms(progress.num_iterations, most, self.most_draft_tokens)
@@ -68,8 +74,8 @@ class Speculation:
         return TurnUniforms(first_columns(draft, most), first_columns(accept, most), target)
 
     def propose(self, limits: Sequence[int], uniforms: Tensor) -> Proposal:
-        """Ask the drafter -> what each row is offered: no more than its limit, and in as few
-        columns as possible.
+        """Ask the drafter -> a proposal whose `lengths` say how many tokens each row is offered: no
+        more than its limit. The tokens have no column beyond the longest.
         """
         rows = self.rows
         proposal = self.drafter.propose(max(limits), uniforms)
@@ -94,7 +100,8 @@ class Speculation:
         verdict.
         """
         rows = self.rows
-        lengths = proposal.lengths or [0]
+        lengths = proposal.lengths
+        assert lengths is not None  # `propose` gives them
         width = max(lengths)
         if width == 0:
             return undrafted_turn(self.target, rows, limits, progress)
@@ -117,16 +124,35 @@ class Speculation:
         )
         last_tokens = to_device(progress.next_tokens, proposal.tokens.device).unsqueeze(1)
         tokens = torch.cat([last_tokens, proposal.tokens], dim=1)
-        step, (packed, *probabilities) = self.target.decide(tokens, judge, *inputs)
-        packed = rows.agree(packed)
+        step, decided = self.target.decide(tokens, judge, *inputs)
+        return self._turn(step, limits, lengths, decided)
+
+    def _turn(
+        self,
+        step: Step,
+        limits: Sequence[int],
+        lengths: Sequence[int],
+        decided: Sequence[Tensor],
+    ) -> Turn:
+        """Return the turn in which a `Judge` decided these outputs."""
+        packed, target_probability, draft_probability = decided
+        packed = self.rows.agree(packed)
+        # On the device: each figure is the column of all rows.
         columns = Figures.unpack(packed.unbind(1))
-        verdict = Verdict(columns.num_accepted, columns.next_token, *probabilities)
-        read = to_host(packed)
+        verdict = Verdict(
+            columns.num_accepted, columns.next_token, target_probability, draft_probability
+        )
+        read_packed = to_host(packed)
+
+        # On the host, once it asks: the figures of each row.
+        def read_figures() -> list[Figures[int]]:
+            return [Figures.unpack(row) for row in read_packed()]
+
         return Turn(
-            step,
-            limits,
-            lengths,
-            verdict.next_token,
-            lambda: [Figures.unpack(numbers) for numbers in read()],
-            verdict,
+            step=step,
+            limits=limits,
+            lengths=lengths,
+            next_tokens=verdict.next_token,
+            read_figures=read_figures,
+            verdict=verdict,
         )

@@ -28,6 +28,7 @@ class CheckedDrafter(Drafter):
         RunError: from each method, for an exception of the drafter or a proposal that breaks a rule.
     """
 
+    # For every drafter: the checks read its proposals on the host, so working ahead gains nothing.
     reads_verdicts = True
 
     def __init__(self, drafter: Drafter, name: str, vocabulary_size: int) -> None:
@@ -73,6 +74,7 @@ class CheckedDrafter(Drafter):
         """Turn an exception of the other's code into a RunError."""
         try:
             yield
+        # These have messages of their own already, or get them further up.
         except (HarnessError, NonFiniteError, torch.OutOfMemoryError):
             raise
         except Exception as error:

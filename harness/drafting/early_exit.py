@@ -40,7 +40,7 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     kinds = getattr(config, "layer_types", None)
     try:
         shorter.num_hidden_layers = num_layers
-        # Some configurations make this list from others.
+        # Some configurations compute this list from other fields: it may be right already.
         if kinds is not None and list(shorter.layer_types) != list(kinds[:num_layers]):
             shorter.layer_types = kinds[:num_layers]
     except AttributeError as error:
@@ -49,31 +49,31 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
-def num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
+def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
     """How many layers draft: those asked for, or a quarter of all. Raises SettingError for too
     many.
     """
     total = getattr(config, "num_hidden_layers", 0)
     number = asked[0] if asked else max(1, total // 4)
-    truncated_config(config, number)
+    truncated_config(config, number)  # raises for too many
     return number
 
 
 def exit_sketch(
     target: Checkpoint, settings: DraftSettings, num_layers: int, dtype: torch.dtype
 ) -> Sketch:
-    """A draft that holds no weights of its own but a cache, and reads those of the target's first
-    layers.
+    """A draft without weights of its own: it holds only its caches, and reads the weights of the
+    target's first layers (`borrowed_bytes`).
     """
     config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
     caches = tuple(cache for block in whole.blocks for cache in block.caches)
-    alone: dict[str, Any] = {
-        "role": "draft",
-        "settings": settings,
-        "blocks": (Block(("",), (), caches),),
-    }
-    return dataclasses.replace(whole, **alone, num_parameters=0, borrowed_bytes=whole.read_bytes())
+    # "" is the whole model: its caches are one piece, on one device.
+    own_block = Block(modules=("",), tensors=(), caches=caches)
+    of_draft: dict[str, Any] = {"role": "draft", "settings": settings, "blocks": (own_block,)}
+    return dataclasses.replace(
+        whole, **of_draft, num_parameters=0, borrowed_bytes=whole.read_bytes()
+    )
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -20,8 +20,14 @@ from harness.models.tokenizers import load_tokenizer, vocabulary_size
 # not draw from the common tokens: its text is translated.
 _LEAST_SHARE_IN_COMMON = 0.5
 
+# Decoding gives this for bytes that are not a whole character.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+
+# The character by which SentencePiece marks spaces.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+# Byte-level BPE writes each byte of a token as a character that can be printed.
+_BYTE_OF_STAND_IN = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def how_to_translate(
@@ -51,9 +57,10 @@ def how_to_translate(
     return None
 
 
-def check_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """Call `how_to_translate` if both tokenizers are in directories, so that nothing is
-    downloaded.
+def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
+    """Call `how_to_translate` for its errors alone, for a plan, which loads no weights.
+
+    Only if both tokenizers are in directories, so that nothing is downloaded.
     """
     if not (_has_tokenizer(target) and _has_tokenizer(draft)):
         return
@@ -67,19 +74,20 @@ def _has_tokenizer(checkpoint: Checkpoint) -> bool:
 
 
 def translation(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, num_tokens: int
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_vocabulary_size: int
 ) -> Translation:
     """Return the translation between a target's tokenizer and a draft's.
 
-    `num_tokens` is the width of the target's logits.
+    `target_vocabulary_size` is the width of the target's logits.
     """
-    draft_tokens = _texts(draft)
+    draft_tokens = _tokens_by_bytes(draft)
     common: dict[int, int] = {}
-    for text, token in _texts(target).items():
-        if text in draft_tokens and token < num_tokens:
+    for text, token in _tokens_by_bytes(target).items():
+        if text in draft_tokens and token < target_vocabulary_size:
             common[token] = draft_tokens[text]
 
     def into_draft(tokens: Sequence[int]) -> list[int]:
+        # Common tokens are translated one by one, what is between them by its text.
         translated: list[int] = []
         unknown: list[int] = []
         for token in tokens:
@@ -88,9 +96,8 @@ def translation(
                 continue
             translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
-        # A character has at most four bytes, and each may be a token.
-        may_be_incomplete = 0 < len(unknown) < 4
-        if may_be_incomplete and _text(target, unknown).endswith(_BROKEN):
+        if _ends_within_character(target, unknown):
+            # The caller asks again with all these tokens and the next.
             return []
         return translated + _reread(draft, target, unknown)
 
@@ -108,9 +115,15 @@ def translation(
         prompt_into_draft=prompt_into_draft,
         into_draft=into_draft,
         into_target=into_target,
-        target_vocabulary_size=num_tokens,
+        target_vocabulary_size=target_vocabulary_size,
         method=method,
     )
+
+
+def _ends_within_character(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> bool:
+    # A character has at most four bytes, and each may be a token.
+    may_be_incomplete = 0 < len(tokens) < 4
+    return may_be_incomplete and _text(tokenizer, tokens).endswith(_BROKEN)
 
 
 def _reread(
@@ -124,7 +137,8 @@ def _reread(
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    # Decoded after another token: some tokenizers drop the space of a text's first token.
+    # Some tokenizers drop the space of a text's first token, so the tokens are decoded after a copy
+    # of their first, whose text is then cut off.
     first = list(tokens[:1])
     whole = _decoded(tokenizer, [*first, *tokens])
     return whole[len(_decoded(tokenizer, first)) :]
@@ -135,29 +149,29 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
     return str(text)
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
-    """Return the token of each sequence of bytes; no bytes stand for the end of a text.
+def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
+    """Return the id of each token by its bytes.
 
-    Other special tokens are left out.
+    The empty `b""` is the token that ends a text. Other special tokens are left out.
     """
     vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    by_bytes = not any("\N{LOWER ONE EIGHTH BLOCK}" in token for token in vocabulary)
-    texts: dict[bytes, int] = {}
+    by_bytes = not any(_SPACE in token for token in vocabulary)
+    tokens: dict[bytes, int] = {}
     for token, number in vocabulary.items():
         if number in special:
             continue
-        if by_bytes and all(character in _BYTES for character in token):
-            text = bytes(_BYTES[character] for character in token)
+        if by_bytes and all(character in _BYTE_OF_STAND_IN for character in token):
+            text = bytes(_BYTE_OF_STAND_IN[character] for character in token)
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             text = bytes.fromhex(token[3:5])
         else:
-            text = token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+            text = token.replace(_SPACE, " ").encode()
         # A character may have two tokens, one for it and one for its byte: take the smaller id.
-        texts[text] = min(number, texts.get(text, number))
+        tokens[text] = min(number, tokens.get(text, number))
     if tokenizer.eos_token_id is not None:
-        texts[b""] = int(tokenizer.eos_token_id)
-    return texts
+        tokens[b""] = int(tokenizer.eos_token_id)
+    return tokens
 
 
 def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -14,7 +14,7 @@ import torch
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
-from harness.drafting.translation import check_local
+from harness.drafting.translation import check_if_local
 from harness.engines.pair import sketch_pair
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.experiments.session import Session
@@ -91,7 +91,7 @@ class Plan:
         if len(pair.checkpoints) > 1:
             target, draft = pair.checkpoints
             if settings.weights == "stored":
-                check_local(target, draft)
+                check_if_local(target, draft)
             else:
                 check_sizes(target, draft)
         self.figures["draft_layers"] = getattr(pair.draft_settings, "layers", None)

@@ -46,6 +46,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     if cached is not None:
         return cached
     try:
+        # Raises within seconds if the hub refuses or is out of reach: the download would try for
+        # half a minute.
         ask_for(repository, file, revision, "dataset")
         found = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
@@ -54,6 +56,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         rule = f"the data set {repository} on the hub has no such file in its revision"
         raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
     except Exception as exception:
+        # In this form `explain` takes any repository, also one of a data set.
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
         error = explain(exception, "prompts", place)
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
@@ -84,7 +87,10 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
     """The rows of a file, without blank lines; lists are Python's own.
 
     Args:
-        source: where the file comes from, said where it is absent.
+        source: where the file comes from: the end of the message if there is no such file.
+
+    Raises:
+        BadFile: if the file cannot be read; for a line that is not JSON, once the rows reach it.
     """
     if path.suffix == ".txt":
         return _texts(_lines(path, source))
@@ -99,11 +105,11 @@ def _raw(path: Path, source: str | None) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        advice = f"; {source}" if source else ""
+        origin = f"; {source}" if source else ""
         if not path.parent.is_dir():
-            raise BadFile(f"no such file, and no such directory{advice}") from None
+            raise BadFile(f"no such file, and no such directory{origin}") from None
         neighbours = [p.name for p in path.parent.iterdir() if p.suffix in PROMPT_FILES]
-        raise BadFile(f"no such file{nearest(path.name, neighbours)}{advice}") from None
+        raise BadFile(f"no such file{nearest(path.name, neighbours)}{origin}") from None
     except OSError as error:
         raise BadFile(f"cannot be read ({error.strerror})") from None
 

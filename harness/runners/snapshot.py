@@ -77,7 +77,7 @@ class RecurrentState:
 
         return RecurrentState(map_tensors(selected, self.values), self.num_read)
 
-    def above(self, below: RecurrentState) -> RecurrentState:
+    def stacked_on(self, below: RecurrentState) -> RecurrentState:
         """Join the rows of two states. Keys and values of the one that has read less get padding on
         their left.
         """
@@ -93,6 +93,7 @@ def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "")
     """Make one structure of several that are alike, each tensor by `change(name, *tensors)`."""
     first = structures[0]
     if isinstance(first, Tensor):
+        # One number is the same in all rows, such as the width of a window.
         return change(name, *structures) if first.dim() else first
     if isinstance(first, dict):
         return {
@@ -112,7 +113,8 @@ def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "")
             cache.layers.append(layer)
         return cache
     if isinstance(first, int):
-        return max(structures)  # the tokens that a window has seen
+        # For the tokens that a window has seen, those of the longer state; others are equal.
+        return max(structures)
     return first
 
 
@@ -122,6 +124,19 @@ class SnapshotRunner(Runner):
 
     Not every model reads several tokens as it reads them one by one, or keeps padding out of its
     state: see `check`.
+
+    Between `keep` and `extend`, `_state` has read all tokens but the `_unread` ones. `extend` reads
+    these and the new tokens into a copy of it, `_ahead`. If `keep` then keeps all, `_ahead` becomes
+    the state. Otherwise it is dropped, and the tokens that are kept join the unread ones:
+
+        start([1 2 3])   _state has read 1 2 3
+        extend([4 5 6])  _ahead has read 1 2 3 4 5 6
+        keep([1])        _state has read 1 2 3, and 4 is unread
+        extend([7 8])    _ahead has read 1 2 3 4 7 8
+        keep([2])        _state is what _ahead was, and nothing is unread
+
+    If rows have unequally many unread tokens, the copy has read padding, so it is dropped at once.
+    Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
     """
 
     def __init__(
@@ -135,7 +150,8 @@ class SnapshotRunner(Runner):
         """Wrap a model.
 
         Args:
-            takes_back: False to read tokens one by one, as every model can.
+            takes_back: whether `keep` may keep fewer tokens than were extended. False: the state is
+                never copied, and tokens are read one by one, as every model can.
             keeps_first: the first token of an extension is always kept, as a target's is; one
                 alone, as in regular decoding, then needs no copy of the state.
         """
@@ -145,7 +161,7 @@ class SnapshotRunner(Runner):
         self._keeps_first = keeps_first
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
-        # Before the unread tokens; None if it was not copied.
+        # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
         self._state: RecurrentState | None = None
         # After the unread and the extended tokens, if they are equally many in all rows.
         self._ahead: RecurrentState | None = None
@@ -159,7 +175,7 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Raise RollbackError for a model that hands no state on."""
+        """See `Runner.start`. Raises RollbackError for a model that hands no state on."""
         require_tokens(prompts)
         self._padding, tokens = left_padded(prompts, self._device)
         self._unread = [[] for _ in prompts]
@@ -184,7 +200,7 @@ class SnapshotRunner(Runner):
         padding_below = self._padding
         assert above is not None
         assert below is not None
-        self._state = above.above(below)
+        self._state = above.stacked_on(below)
         # Slots count from the first of the row that has read most.
         missing_above = self._state.num_read - above.num_read
         missing_below = self._state.num_read - below.num_read
@@ -220,7 +236,9 @@ class SnapshotRunner(Runner):
         return Step(*(output[rows, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Raise RollbackError for a token that was promised to be kept."""
+        """See `Runner.keep`. Raises RollbackError for a token to be taken back if the state was not
+        copied.
+        """
         num_extended = self._extended.shape[1]
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
@@ -252,23 +270,26 @@ class SnapshotRunner(Runner):
     def check(self, num_rows: int, num_slots: int | None = None) -> None:
         """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
 
-        `num_slots` are the most tokens of a row: of windows that no row exceeds, nothing is read.
-        None: any number.
+        `num_slots` are the most tokens of a row: windows that no row exceeds are not tested. None:
+        rows of any length.
 
         Raises UnsupportedModelError if the influence of earlier tokens differs by more than
         rounding.
         """
         span = longest_span(self._model.config, num_slots)
+        # Once at the beginning of a text, and once after as many tokens as the longest window has.
         texts_before: list[list[int]] = [[]]
         if span > 0:
             texts_before.append(filler(span))
         for before in texts_before:
             prompts = [[*before, 11, 12, 13, 14, 15], [16, 17]][:num_rows]
             with refusing(UnsupportedModelError, "cannot go on from its state"):
-                self._check_behind(prompts)
+                self._check_after(prompts)
 
-    def _check_behind(self, texts: list[list[int]]) -> None:
-        """Compare what is read behind these texts, and behind what is kept of it; see `check`."""
+    def _check_after(self, texts: list[list[int]]) -> None:
+        """Compare the logits of tokens after these texts, twice: the second time after the tokens
+        that were kept of the first.
+        """
         num_rows = len(texts)
         extensions = torch.arange(20, 26, device=self._device).view(2, 3)
         counts = ([1, 2] if self._takes_back else [3, 3])[:num_rows]
@@ -344,16 +365,19 @@ class SnapshotRunner(Runner):
         """
         if not any(self._unread):
             return self._extended
+        # The padding between unread and extended tokens goes behind both:
+        #   unread and extended   tokens      sources     returned
+        #   a     | x y           a . . x y   0 3 4 1 2   a x y . .
+        #   b c d | v w           b c d v w   0 1 2 3 4   b c d v w
         longest = max(map(len, self._unread))
         width = longest + self._extended.shape[1]
-        places = []
+        sources = []
         for unread in self._unread:
             count = len(unread)
-            # The padding goes behind the extended tokens.
-            places.append([*range(count), *range(longest, width), *range(count, longest)])
+            sources.append([*range(count), *range(longest, width), *range(count, longest)])
         filled = to_device(padded(self._unread, longest), self._device)
         tokens = torch.cat([filled, self._extended], dim=1)
-        return tokens.gather(1, to_device(places, self._device))
+        return tokens.gather(1, to_device(sources, self._device))
 
     def _shorten_unread(self) -> None:
         """Read tokens into the state that would be read again in too many passes."""

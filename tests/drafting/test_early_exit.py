@@ -14,7 +14,7 @@ from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.decoding.loops import speculative
-from harness.drafting.early_exit import num_layers, truncated, truncated_config
+from harness.drafting.early_exit import chosen_num_layers, truncated, truncated_config
 from harness.drafting.model import ModelDrafter
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner
@@ -109,7 +109,7 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(
     total: int, asked: tuple[int, ...], layers: int
 ) -> None:
     config = AutoConfig.for_model("llama", num_hidden_layers=total)
-    assert num_layers(asked, config) == layers
+    assert chosen_num_layers(asked, config) == layers
 
 
 @pytest.mark.parametrize("num_layers", [0, 3, 4])

@@ -69,10 +69,10 @@ class EarlyExit(Method):
         needs_weights: bool,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
-        from harness.drafting.early_exit import num_layers
+        from harness.drafting.early_exit import chosen_num_layers
         from harness.drafting.plan import DraftPlan
 
-        layers = (num_layers(settings.layers, target.config),)
+        layers = (chosen_num_layers(settings.layers, target.config),)
         return DraftPlan(dataclasses.replace(settings, layers=layers))
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch:
