@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from harness.report.costs import costs_in_steps, tokens_per_iteration
 from harness.report.latency import BOUNDS, SPEEDUP
 from harness.report.methods import CONDITIONS
 from harness.report.pairs import MeasuredPair
-from harness.report.regression import Unit, Values, ms_of_both_arms
+from harness.report.regression import ms_of_both_arms
 from harness.report.table import Column, Table, grouped, interval, number, times
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
+
+# A figure of the chain and of the tree, unit by unit.
+Common = tuple[list[float], list[float]]
 
 _NUM_RESAMPLES = 4000
 # Chance that any of a table's intervals misses.
@@ -67,8 +71,8 @@ def _rivals(group: Sequence[MeasuredPair]) -> list[Rival]:
         if budget not in {rival.budget for rival in rivals}:
             rivals.append(Rival(chain, budget))
         tree = max(of_kind, key=_yield)
-        yielded = _over(_iterations(chain), _iterations(tree), confidence)
-        faster = _over(_shares_of_regular(chain), _shares_of_regular(tree), confidence)
+        yielded = _ratio(*_iterations(chain, tree), confidence)
+        faster = _ratio(*_shares_of_regular(chain, tree), confidence)
         rivals.append(Rival(tree, budget, yielded, faster))
     return rivals
 
@@ -122,26 +126,44 @@ def _bounds(found: Interval | None) -> str | None:
     return None if found is None else interval(found.low, found.high)
 
 
-def _iterations(pair: MeasuredPair) -> Values:
-    """Iterations per token of each prompt."""
-    found: dict[Unit, float] = {}
-    for row in pair.run.prompts:
-        if row.arm == "speculative" and row.acceptance_histogram and row.num_tokens:
-            assert row.prompt_index is not None
-            found[(row.prompt_index,)] = sum(row.acceptance_histogram) / row.num_tokens
-    return found
+def _iterations(chain: MeasuredPair, tree: MeasuredPair) -> Common:
+    """Iterations that the chain took for each prompt, and those that the tree takes for as many tokens."""
+    of_chain: list[float] = []
+    of_tree: list[float] = []
+    rows_of_tree = _rows_by_prompt(tree)
+    for prompt, row in _rows_by_prompt(chain).items():
+        row_of_tree = rows_of_tree.get(prompt)
+        if row_of_tree is not None:
+            of_chain.append(row.num_iterations)
+            num_tokens = row.num_iterations * row.tokens_per_iteration
+            of_tree.append(num_tokens / row_of_tree.tokens_per_iteration)
+    return of_chain, of_tree
 
 
-def _shares_of_regular(pair: MeasuredPair) -> Values:
-    """Time per token in shares of the regular arm's."""
-    times = ms_of_both_arms(pair.run.prompts)
-    return {unit: ms / regular for unit, (regular, ms) in times.items()}
+def _rows_by_prompt(pair: MeasuredPair) -> dict[int | None, Any]:
+    """The speculative arm's row of each prompt that took iterations."""
+    return {
+        row.prompt_index: row
+        for row in pair.run.prompts
+        if row.arm == "speculative" and row.num_iterations and row.tokens_per_iteration
+    }
 
 
-def _over(chain: Values, tree: Values, confidence: float) -> Interval | None:
-    """How much less a token of the tree takes; None without common units."""
-    common = sorted(set(chain) & set(tree))
-    if not common:
+def _shares_of_regular(chain: MeasuredPair, tree: MeasuredPair) -> Common:
+    """Time per token of both in shares of their regular arm's, over common units."""
+    times_of_tree = ms_of_both_arms(tree.run.prompts)
+    of_chain: list[float] = []
+    of_tree: list[float] = []
+    for unit, (regular, ms) in ms_of_both_arms(chain.run.prompts).items():
+        if unit in times_of_tree:
+            regular_of_tree, ms_of_tree = times_of_tree[unit]
+            of_chain.append(ms / regular)
+            of_tree.append(ms_of_tree / regular_of_tree)
+    return of_chain, of_tree
+
+
+def _ratio(of_chain: list[float], of_tree: list[float], confidence: float) -> Interval | None:
+    """How much less the tree takes; None without common units."""
+    if not of_chain:
         return None
-    of_chain, of_tree = ([units[unit] for unit in common] for units in (chain, tree))
     return ratio_of_totals(of_chain, of_tree, _NUM_RESAMPLES, 0, confidence)
