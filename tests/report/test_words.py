@@ -26,7 +26,14 @@ COMMANDS = [
     (PlanSettings, PlanRow),
 ]
 # Where results go and how a sweep is carried out.
-NOT_MEASURED = {"results.file", "resume", "job_timeout_s", "gpus_per_job", "force"}
+NOT_MEASURED = {
+    "results.file",
+    "resume",
+    "job_timeout_s",
+    "gpus_per_job",
+    "force",
+    "until_saturated",
+}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
     # Repeats are one measurement.
