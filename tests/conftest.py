@@ -103,6 +103,23 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count:4} {reason.removeprefix('Skipped: ')}")
 
 
+@pytest.fixture
+def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods in files of the test's directory: they and their modules are forgotten after it."""
+    from harness.menu.names import PACKAGE
+    from harness.menu.records import METHODS
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and tmp_path in Path(file).parents:
+            del sys.modules[name]
+    METHODS.forget()
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     """Whatever a test draws without a seed of its own is the same, wherever and after whichever tests it runs."""

@@ -74,7 +74,7 @@ def save_what_the_documentation_names(directory: Path) -> None:
 
 
 def test_every_documented_command_line_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_methods: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_what_the_documentation_names(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,8 @@ HEAD = ["draft=./linear_head.py:LinearHead", "draft.weights=matrix.pt"]
 
 
 @pytest.fixture(autouse=True)
-def the_pages_files(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def the_pages_files(harness: Harness, own_methods: None) -> None:
     """The code of the page in files of the working directory, forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
     blocks = re.findall(
         r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
     )
@@ -36,12 +33,6 @@ def the_pages_files(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterat
         Path(name).write_text(code, encoding="utf-8")
     Path("corpus.txt").write_text("Once upon a time there was a dog. " * 4, encoding="utf-8")
     torch.save(torch.eye(_target().hidden_size), "matrix.pt")
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name in ("corpus_ngrams", "linear_head", "wrong"):
-            del sys.modules[name]
-    METHODS.forget()
 
 
 def _target() -> PreTrainedConfig:
