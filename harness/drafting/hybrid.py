@@ -10,8 +10,8 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, FollowingDrafter, Proposal, Step
 from harness.decoding.transfer import to_device
+from harness.drafting.beside_text import BesideText
 from harness.drafting.head_drafter import HeadDrafter
-from harness.drafting.hybrid_trees import HybridTreeDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.graphs import filled_up
 
@@ -54,7 +54,7 @@ def _moved(mean: float, latest: int, weight: float) -> float:
     return latest if math.isinf(mean) else mean + weight * (latest - mean)
 
 
-class HybridDrafter(Drafter):
+class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
     """Chooses between two proposals, row by row and in every iteration.
 
     The choice depends on nothing but the row's past: its tokens, and how many tokens of either
@@ -71,25 +71,13 @@ class HybridDrafter(Drafter):
     reads_verdicts = True
 
     def __init__(self, text: TextDrafter, other: FollowingDrafter, least: int) -> None:
-        text.least = least
-        self._text = text
-        self.other = other
-        self.layers = tuple(other.layers)
+        super().__init__(text, other, least, _RowRecord)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._records = [_RowRecord() for _ in prompts]
         self._replaced: list[bool] = []  # of the last proposal; empty without one
-        self._text.start(prompts, first_tokens, step)
-        self.other.start(prompts, first_tokens, step)
-
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self._records += [_RowRecord() for _ in prompts]
-        self._text.add(prompts, first_tokens, step)
-        self.other.add(prompts, first_tokens, step)
+        super().start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         found = self._text.propose(num_draft_tokens, uniforms)
@@ -116,18 +104,12 @@ class HybridDrafter(Drafter):
             ):
                 record.learn(count, is_of_text=is_of_text)
         self._replaced = []
-        self._text.observe(num_accepted, next_tokens, step)
-        self.other.observe(num_accepted, next_tokens, step)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._records = [self._records[row] for row in rows]
-        self._text.select(rows)
-        self.other.select(rows)
+        super().observe(num_accepted, next_tokens, step)
 
 
 def part_with_head(drafter: Drafter) -> HeadDrafter | None:
     """The drafter itself or the part of a hybrid that drafts with a head; None where none does."""
-    part = drafter.other if isinstance(drafter, HybridDrafter | HybridTreeDrafter) else drafter
+    part = drafter.other if isinstance(drafter, BesideText) else drafter
     return part if isinstance(part, HeadDrafter) else None
 
 

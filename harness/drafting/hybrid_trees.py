@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Proposal, Step, TreeDrafter
 from harness.decoding.trees import TreeProposal
+from harness.drafting.beside_text import BesideText
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.text import TextDrafter
 from harness.drafting.text_branches import TextBranch
@@ -42,7 +43,7 @@ class _TextRecord:
         self._num_wrong = _MEMORY * self._num_wrong + (num_right < num_compared)
 
 
-class HybridTreeDrafter(TreeDrafter):
+class HybridTreeDrafter(BesideText[_TextRecord, HeadTrees], TreeDrafter):
     """Proposes trees of a head, with a branch of what the row's text says.
 
     The branch depends on the row's tokens alone, and so does the number of nodes that it takes from
@@ -56,26 +57,14 @@ class HybridTreeDrafter(TreeDrafter):
     """
 
     def __init__(self, text: TextDrafter, other: HeadTrees, least: int) -> None:
-        text.least = least
-        self._text = text
-        self.other = other
-        self.layers = tuple(other.layers)
+        super().__init__(text, other, least, _TextRecord)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._records = [_TextRecord() for _ in prompts]
         self._branches: list[TextBranch] = []  # of the last proposal; empty without one
         self._proposed = torch.empty(0)
-        self._text.start(prompts, first_tokens, step)
-        self.other.start(prompts, first_tokens, step)
-
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self._records += [_TextRecord() for _ in prompts]
-        self._text.add(prompts, first_tokens, step)
-        self.other.add(prompts, first_tokens, step)
+        super().start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`: a chain of the head."""
@@ -112,10 +101,4 @@ class HybridTreeDrafter(TreeDrafter):
             for record, branch, path, count, following in rows:
                 record.learn(branch.tokens, [*path[:count], following])
         self._branches = []
-        self._text.observe(num_accepted, next_tokens, step)
-        self.other.observe(num_accepted, next_tokens, step)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._records = [self._records[row] for row in rows]
-        self._text.select(rows)
-        self.other.select(rows)
+        super().observe(num_accepted, next_tokens, step)

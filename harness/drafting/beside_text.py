@@ -1,0 +1,55 @@
+"""What the two kinds of hybrids have in common: a text's drafter beside another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from harness.decoding.protocols import Drafter, Step
+from harness.drafting.text import TextDrafter
+
+Record = TypeVar("Record")
+Other = TypeVar("Other", bound=Drafter)
+
+
+class BesideText(Drafter, Generic[Record, Other]):
+    """Two drafters that follow the same rows, and a record of each row.
+
+    Args:
+        text: proposes what the row's text says.
+        other: the drafter beside it.
+        least: the tokens that a text must offer.
+        new_record: makes the record of a row.
+    """
+
+    def __init__(
+        self, text: TextDrafter, other: Other, least: int, new_record: Callable[[], Record]
+    ) -> None:
+        text.least = least
+        self._text = text
+        self.other = other
+        self.layers = tuple(other.layers)
+        self._new_record = new_record
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self._records = [self._new_record() for _ in prompts]
+        self._text.start(prompts, first_tokens, step)
+        self.other.start(prompts, first_tokens, step)
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self._records += [self._new_record() for _ in prompts]
+        self._text.add(prompts, first_tokens, step)
+        self.other.add(prompts, first_tokens, step)
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        self._text.observe(num_accepted, next_tokens, step)
+        self.other.observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._records = [self._records[row] for row in rows]
+        self._text.select(rows)
+        self.other.select(rows)
