@@ -46,7 +46,7 @@ LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# `auto` chooses K in every iteration, at most so many.
+# `auto` chooses K in every iteration, up to MOST_DRAFT_TOKENS.
 NumDraftTokens = int | Literal["auto"]
 MOST_DRAFT_TOKENS = 16
 # Endings of files with prompts, and what a column of such a file can be.
@@ -311,8 +311,8 @@ class PromptSettings:
             `category`. None for columns that have these names.
         template: the text of a prompt, with names of columns in braces; None where a column has it.
         system: a system prompt before every prompt.
-        lengths: cut texts of the set, one after another, to so many tokens, to measure contexts of these
-            lengths; without a chat template.
+        lengths: numbers of tokens that texts of the set are cut to, one length after another, to measure
+            contexts of these lengths; without a chat template.
         turns: answers the first turn of a conversation alone, or `all`: each arm goes on from its own
             answers.
         seed: takes prompts of each category at random; None takes the first.

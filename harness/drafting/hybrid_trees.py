@@ -14,8 +14,8 @@ from harness.drafting.head_trees import HeadTrees
 from harness.drafting.text import TextDrafter
 from harness.drafting.text_branches import TextBranch
 
-# What is known of a text before its first proposal: as if so many tokens of such ones had been right
-# and wrong. Of what is learned the earlier counts less and less.
+# What is known of a text before its first proposal: as if this many tokens of such texts had been
+# right and wrong. Of what is learned the earlier counts less and less.
 _RIGHT_BEFORE = 4.0
 _WRONG_BEFORE = 1.0
 _MEMORY = 0.8

@@ -68,7 +68,7 @@ class Counted:
     preempted: float | None = None
 
     def plus(self, other: Counted, times: int = 1) -> Counted:
-        """The sum of both, the other one so many times. A counter that one lacks is 0 there."""
+        """Return the sum of both, the other one counted `times` times. A counter that one lacks is 0 there."""
         summed = replace(self, by_position=dict(self.by_position))
         for name in _COUNTERS:
             value = getattr(other, name)

@@ -99,7 +99,7 @@ class Arm:
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """Answer requests with so many of them under way at any time.
+        """Answer requests, `num_in_flight` of them under way at any time.
 
         Records are yielded as they end; `index` is the place in `requests`. For engines with the
         ability `takes_load`.

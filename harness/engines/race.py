@@ -66,7 +66,9 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
 
 
 def _seconds_until(lap: Generation, number: int) -> float | None:
-    """When so many tokens were there, those of one record evenly spread; None where records do not tell."""
+    """Return after how many seconds `number` tokens were there, those of one record evenly spread; None where
+    records do not tell.
+    """
     seconds = 0.0
     num_before = 0
     for iteration, decided in zip(lap.iterations, lap.decided, strict=True):

@@ -291,13 +291,12 @@ def _against(
     first = [answer.correct for answer in regular]
     second = [answer.correct for answer in other]
     difference = difference_of_paired_proportions(first, second)
-    pairs = list(zip(first, second, strict=True))
     identical = [
         mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True)
     ]
     return {
         **difference.columns("difference"),
-        "mcnemar_p_value": mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True))),
+        "mcnemar_p_value": mcnemar_p_value(first, second),
         # Sampled texts may differ; greedy ones must not.
         "identical_prompts": sum(identical) if greedy else None,
     }

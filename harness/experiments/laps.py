@@ -15,7 +15,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.requests import RequestRecord
 
 # A lap begins and ends with fewer requests in flight than it should have. With enough prompts for
-# so many laps, each is up to so many times as long as the requests that are in flight at once.
+# _MANY_LAPS laps, each has up to _LONGEST_LAP times as many requests as are in flight at once.
 _MANY_LAPS = 16
 _LONGEST_LAP = 4
 # Requests of a lap that are sent at random times.

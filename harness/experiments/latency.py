@@ -37,6 +37,7 @@ from harness.menu.records import engine_of
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
+from harness.results.files import LATENCY_PROMPTS_FILE
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.speculation_profile import Measured, length_columns
 from harness.results.work import Work, judged, too_many_failures
@@ -44,8 +45,6 @@ from harness.results.work import Work, judged, too_many_failures
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS = 2
 TEST_TOKENS = 16
-
-PROMPTS_FILE = "latency_prompts.csv"
 
 
 class Latency(Experiment):
@@ -297,7 +296,7 @@ class Latency(Experiment):
                 for request in generations[name].requests:
                     rows.append(self._prompt_row(session, name, generations[name], request, number))
         self.prompt_rows += rows
-        session.append(PROMPTS_FILE, rows)
+        session.append(LATENCY_PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:
         """Raise a RunError if too many requests failed for a verdict from the others."""

@@ -21,7 +21,7 @@ def rate_columns(
     units_answered: list[int] = []
     tokens: list[float] = []
     seconds: list[float] = []
-    # A reader gets a token in so many seconds, on average over batches or requests.
+    # Seconds in which a reader gets a token, on average over batches or requests.
     num_readers: list[float] = []
     waits: list[float] = []
     for generation, unit in zip(generations, units, strict=False):

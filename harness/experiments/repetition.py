@@ -56,7 +56,7 @@ def share_prompts(parts: Sequence[Part]) -> bool:
 
 
 def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
-    """Each part, and again in another order each time, until so many prompts have been asked."""
+    """Each part, and again in another order each time, until `num_asked` prompts have been asked."""
     units = [range(num_prompts)[part] for part in parts]
     asked: list[Part] = []
     for unit, repeat in _again_and_again(len(units), seed):

@@ -19,7 +19,7 @@ from harness.experiments.samplings import Sampling
 _MOST_DRAWN = 16
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
-# One request is left midway for so many that are read to their end.
+# For each request that is left midway, this many are read to their end.
 _READ_FOR_ONE_LEFT = 7
 
 

@@ -15,7 +15,7 @@ from harness.menu.command import Command
 from harness.menu.records import commands as menu_commands
 from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
-from harness.results.files import read_file, read_kind
+from harness.results.files import read_file, read_kind, read_latency_prompts
 from harness.results.row import Row
 from harness.results.schema import KINDS, CompareRow, LatencyPromptRow, LatencyRow, RunRow
 from harness.results.work import judged
@@ -91,6 +91,10 @@ class Run:
         if isinstance(self.last, LatencyRow) and self.last.arm == "regular" and self.last.draft:
             return "incomplete"
         return self.last.status or "ok"
+
+    def read_prompts(self) -> list[LatencyPromptRow]:
+        """Return the rows of its prompts, of a run of `latency`; [] where they cannot be found."""
+        return read_latency_prompts(self.directory, self.last.run)
 
     @property
     def has_figures(self) -> bool:
@@ -198,7 +202,7 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
         for run in findings.of(LatencyRow):
-            run.prompts = self._prompts.get(run.last.run) or prompts_of(run)
+            run.prompts = self._prompts.get(run.last.run) or run.read_prompts()
 
     def _read_path(self, path: Path) -> None:
         names = ", ".join(self._kinds.runs)
@@ -263,15 +267,6 @@ class _Reader:
     def _keep_prompts(self, rows: Sequence[Row]) -> None:
         prompts = [row for row in rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
-
-
-def prompts_of(run: Run) -> list[LatencyPromptRow]:
-    """The rows of its prompts in the directory of a run of `latency`; [] where they cannot be found."""
-    file = (run.directory or Path()) / "latency_prompts.csv"
-    if run.directory is None or not file.is_file():
-        return []
-    rows = read_file(file).rows
-    return [row for row in rows if isinstance(row, LatencyPromptRow) and row.run == run.last.run]
 
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:

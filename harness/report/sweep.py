@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.menu.records import COMMANDS, is_elsewhere
 from harness.report.overview import failures_table
-from harness.report.runs import group, merge, prompts_of
+from harness.report.runs import group, merge
 from harness.report.table import Document, Line, grouped, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
@@ -76,7 +76,7 @@ def sweep_document(command: str, rows: Rows) -> Document:
         return record.tables(runs)
     runs, failures = merge(runs)
     for run in runs:
-        run.prompts = prompts_of(run)
+        run.prompts = run.read_prompts()
     tables = [*record.tables(runs), failures_table(failures)]
     return without_empty(tables) or [Line("Nothing was measured.")]
 

@@ -124,13 +124,13 @@ class Acceptance:
         )
 
     def num_tokens_with(self, num_draft_tokens: int) -> int:
-        """Tokens of all iterations if only their first so many draft tokens had been proposed."""
+        """Count the tokens of all iterations if only the first `num_draft_tokens` had been proposed in each."""
         accepted_places = range(num_draft_tokens)
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
 
 
 def rates_by_rank(branches: Iterable[tuple[int, int | None]]) -> list[float]:
-    """How often the first, second, ... child of a node was accepted, of the nodes that had so many.
+    """Return how often the first, second, ... child of a node was accepted, among the nodes that had such a child.
 
     Args:
         branches: for each node that was reached: how many children were offered, and which of them

@@ -26,10 +26,12 @@ import filelock
 
 from harness.config.errors import RunError, SettingError
 from harness.results.row import Row
-from harness.results.schema import KINDS, AnswerRow, RunRow, kind_of
+from harness.results.schema import KINDS, AnswerRow, LatencyPromptRow, RunRow, kind_of
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
+# In the directory of a run of `latency`: one row per prompt and arm.
+LATENCY_PROMPTS_FILE = "latency_prompts.csv"
 # Whether this process only reads; see `write_nothing`.
 _reads_only = False
 # A write holds the lock for milliseconds: a wait this long means a hung process.
@@ -138,6 +140,14 @@ def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
         contents = read_file(file, [*KINDS, kind])
         rows += [row for row in contents.rows if isinstance(row, kind)]
     return rows
+
+
+def read_latency_prompts(directory: Path | None, run: str | None) -> list[LatencyPromptRow]:
+    """Return what a run of `latency` wrote about its prompts, from its directory; [] where that is gone."""
+    if directory is None or not (directory / LATENCY_PROMPTS_FILE).is_file():
+        return []
+    rows = read_file(directory / LATENCY_PROMPTS_FILE).rows
+    return [row for row in rows if isinstance(row, LatencyPromptRow) and row.run == run]
 
 
 def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.results.environment import new_run_id
-from harness.results.files import read_file
+from harness.results.files import read_latency_prompts
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
@@ -143,12 +143,11 @@ def _unit_name(row: LatencyRow) -> str:
 
 def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
     """Times of one run, from its prompts file; empty where that is gone."""
-    file = Path(rows[0].directory or "") / "latency_prompts.csv"
+    directory = Path(rows[0].directory) if rows[0].directory else None
     arms: dict[str | None, list[LatencyPromptRow]] = {"regular": [], "speculative": []}
-    if rows[0].directory and file.is_file():
-        for row in read_file(file).rows:
-            if isinstance(row, LatencyPromptRow) and row.unit is not None and row.is_timed:
-                arms.setdefault(row.arm, []).append(row)
+    for row in read_latency_prompts(directory, rows[0].run):
+        if row.unit is not None and row.is_timed:
+            arms.setdefault(row.arm, []).append(row)
     regular = arms["regular"]
     speculative = arms["speculative"]
     in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}

@@ -409,7 +409,7 @@ class LatencyRow(PromptedRow):
     )
     acceptance_by_rank: list[float] | None = figure(
         "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
-        " have so many, as JSON"
+        " have such a child, as JSON"
     )
     acceptance_length_by_num_draft_tokens: list[float] | None = figure(
         "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON",

@@ -73,7 +73,7 @@ class Measured:
         return self._ratio(accepted, self._num_iterations())
 
     def length_with(self, num_draft_tokens: int) -> Interval:
-        """The mean acceptance length if iterations had proposed so many tokens at most."""
+        """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
         tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
         return self._ratio(tokens, self._num_iterations())
 

@@ -310,7 +310,7 @@ class PreparedRunner(StaticRunner):
         self._num_extended = 0
 
     def _runs_prepared(self, num_tokens: int) -> bool:
-        """Return whether the batch is in the prepared slots, with room for so many more tokens."""
+        """Return whether the batch is in the prepared slots, with room for `num_tokens` more."""
         return self._slots is self._prepared and self._fits(num_tokens)
 
     def _prepared_rows(self, num_rows: int) -> int:

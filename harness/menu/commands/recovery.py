@@ -33,7 +33,7 @@ class RecoverySettings(PromptedSettings):
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.
-        load: test the engine as it is used, with so many requests in flight: of mixed lengths, with
+        load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
             prompts that begin alike, second turns, other sampling settings beside each other, and
             some that are left midway. None asks one question after the other.
         batch_size: rows generated at once.

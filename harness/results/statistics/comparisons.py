@@ -151,9 +151,8 @@ def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: f
     one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
     within = one_sided.low > -margin
     verdict = _verdict(change.low > 0, within, change.high < 0)
-    pairs = list(zip(before, after, strict=True))
-    p_value = mcnemar_p_value(pairs.count((True, False)), pairs.count((False, True)))
-    return Comparison(change, verdict, within and one_sided.high < margin, p_value)
+    is_equivalent = within and one_sided.high < margin
+    return Comparison(change, verdict, is_equivalent, mcnemar_p_value(before, after))
 
 
 def change_between(

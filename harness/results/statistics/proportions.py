@@ -98,11 +98,19 @@ def _distance(one: float, other: float, correlation: float) -> float:
     return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
 
 
-def mcnemar_p_value(only_first: int, only_second: int) -> float:
-    """McNemar's exact two-sided p-value, from the questions that only one of two arms gets right.
+def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> float:
+    """Return McNemar's exact two-sided p-value of two arms' answers to the same questions.
 
-    Under the null each such question falls to either arm like a fair coin. 1 when there are none.
+    Under the null, each question that only one arm gets right falls to either like a fair coin. 1
+    when there are none.
+
+    Args:
+        first_correct, second_correct: [num_questions], whether each arm answered correctly.
     """
+    first = np.asarray(first_correct, dtype=bool)
+    second = np.asarray(second_correct, dtype=bool)
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
     discordant = only_first + only_second
     if discordant == 0:
         return 1.0
