@@ -38,8 +38,8 @@ class Command(Record):
         row: the kind of row that a run writes; None for a command that measures nothing, whose module has
             `run(settings, loading)`.
         further_rows: kinds of the other files that it writes.
-        measures: whether its jobs in a sweep run in processes of their own, are not repeated, and are what `report`
-            shows.
+        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
+            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
         sweeps: whether it may have several jobs.
         repeats: whether `repeats=5` measures a job several times and pools its rows.
         regresses: whether `regress` compares its runs, by `changes`.

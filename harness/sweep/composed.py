@@ -133,7 +133,7 @@ def _run_in_sweep(job: Job, hydra: HydraConf) -> Sequence[Any]:
     share_cores(_num_ranks(job) * (jobs_at_once or 1))
     number = int(hydra.job.num)
     overrides = tuple(hydra.overrides.task)
-    return run_job(dataclasses.replace(job, number=number, overrides=overrides), command.measures)
+    return run_job(dataclasses.replace(job, number=number, overrides=overrides))
 
 
 def _num_ranks(job: Job) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.config.errors import HarnessError, VerdictError
 from harness.config.run import RunSettings
-from harness.menu.records import pair_of
+from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import read_rows, replace_rows, write_rows
 from harness.results.measurement import identify, measured_rows
@@ -47,7 +47,7 @@ class _Crew:
     def worker_for(self, pair: str, settings: RunSettings) -> Worker:
         """The worker that has loaded this pair, or a new one; it does not end while idle now."""
         if self.idle is not None:
-            # After `join` it has ended the worker, or never will.
+            # `join` waits for a timer that is already ending the worker.
             self.idle.cancel()
             self.idle.join()
         if self.worker is None or self.pair != pair:
@@ -73,34 +73,47 @@ class _Crew:
 _crew = _Crew()
 
 
-def run_job(job: Job, measures: bool) -> Sequence[RunRow]:
+def run_job(job: Job) -> Sequence[RunRow]:
     """The rows of a job, measured now or before; they are also put into the sweep's file.
-
-    Args:
-        measures: whether it runs in a worker, and is not repeated.
 
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
     reason = saturation.reached_before(job.settings)
     if reason is not None:
-        saturation.leave_out(job.directory, reason)
-        _say(job, f"left out, because {reason}")
+        _leave_out(job, reason)
         return []
-    saturation.do_measure(job.directory)
-    started = time.monotonic()
-    seconds: float | None = None
-    rows: Sequence[RunRow] = []
-    file = job.settings.results.file
-    if measures and job.settings.resume and file is not None:
-        rows = measured_rows(file, row_kind(job.command), identify(job.settings))
+    rows = _measured_before(job)
+    if rows:
         write_rows(job.file, rows)
-    if not rows:
-        rows = _measure(job) if measures else _run_quietly(job)
-        seconds = time.monotonic() - started
-    _record(job, rows, seconds)
+        _record(job, rows, seconds=None)
+    else:
+        started = time.monotonic()
+        rows = _measure(job) if _measures(job) else _run_quietly(job)
+        _record(job, rows, time.monotonic() - started)
     saturation.note(job.settings, rows)
     return rows
+
+
+def _leave_out(job: Job, reason: str) -> None:
+    assert job.sweep is not None
+    saturation.leave_out(job.directory, reason)
+    rows_of_sweep = read_rows(job.sweep / job.file.name, row_kind(job.command))
+    num_ended = _num_ended(job.sweep, rows_of_sweep)
+    _say(job, f"left out, because {reason}", num_ended)
+
+
+def _measures(job: Job) -> bool:
+    """Whether the job's command measures, see `Command.measures`."""
+    return COMMANDS[job.command].measures
+
+
+def _measured_before(job: Job) -> Sequence[RunRow]:
+    """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
+    file = job.settings.results.file
+    if file is None or not job.settings.resume or not _measures(job):
+        return []
+    return measured_rows(file, row_kind(job.command), identify(job.settings))
 
 
 def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
@@ -117,7 +130,7 @@ def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
     finally:
         worker.close()
     if error is not None:
-        job.rows_or_failure(str(error))
+        job.ensure_rows(str(error))
         raise error
     return job.rows()
 
@@ -155,12 +168,13 @@ def _run_quietly(job: Job) -> Sequence[RunRow]:
 
 
 def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[RunRow]:
-    """Mark rows as failed if an error came after the measurement, which then is not collected.
+    """Mark complete rows as failed if the run raised an error after it had written them.
 
-    The rows in the run's directory stay as they are.
+    So the sweep's file does not hold them as a measurement, although the file of the run does. A
+    VerdictError is no failure: it tells the result of a complete measurement.
     """
-    is_measured = all(row.status == "ok" for row in rows)
-    if error is None or isinstance(error, VerdictError) or not is_measured:
+    is_complete = all(row.status == "ok" for row in rows)
+    if error is None or isinstance(error, VerdictError) or not is_complete:
         return rows
     return [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
 
@@ -170,21 +184,22 @@ def _measure(job: Job) -> Sequence[RunRow]:
     pair = repr(pair_of(job.settings))
     reason = _crew.failures.get(pair)
     if reason:
-        return job.rows_or_failure(f"not tried, because the pair failed to load before: {reason}")
+        return job.ensure_rows(f"not tried, because the pair failed to load before: {reason}")
     worker = _crew.worker_for(pair, job.settings)
+    started = time.monotonic()
     try:
         error = worker.run(job, job.settings.job_timeout_s)
     except KeyboardInterrupt:
         _crew.dismiss()
         rows = job.rows()
         if rows:
-            _record(job, rows, 0.0)
+            _record(job, rows, time.monotonic() - started)
         raise
-    rows = _with_error(job.rows_or_failure(str(error or "its process wrote no row")), error)
+    rows = _with_error(job.ensure_rows(str(error or "its process wrote no row")), error)
     failed = any(row.status != "ok" for row in rows)
     if failed and worker.loading:
         _crew.failures[pair] = str(rows[0].error)
-    if failed or worker.spent:
+    if failed or worker.has_ended:
         # A failure may have left something behind.
         _crew.dismiss()
     elif job.settings.gpus_per_job is not None:
@@ -199,30 +214,33 @@ def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
         seconds: duration of the job; None if it was measured before.
     """
     assert job.sweep is not None
-    file = job.sweep / job.file.name
     numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
-    rows_of_sweep = replace_rows(file, numbered)
-    manifest = Manifest.read(job.sweep)
-    num_done = len({row.job for row in rows_of_sweep})
+    rows_of_sweep = replace_rows(job.sweep / job.file.name, numbered)
     time_text = "measured before" if seconds is None else _duration(seconds)
-    num_left = max(0, manifest.num_jobs - num_done)
+    manifest = Manifest.read(job.sweep)
+    num_ended = _num_ended(job.sweep, rows_of_sweep)
+    num_left = max(0, manifest.num_jobs - num_ended)
     if num_left:
         time_text += f"; {num_left} left"
         num_measured = len({row.job for row in rows_of_sweep if manifest.has_measured(row)})
         if num_measured:
             seconds_per_job = (time.time() - manifest.started) / num_measured
             time_text += f", about {_duration(num_left * seconds_per_job)}"
-    _say(job, f"{job_line(job.command, rows)} ({time_text})", num_done)
+    _say(job, f"{job_line(job.command, rows)} ({time_text})", num_ended)
 
 
-def _say(job: Job, text: str, num_done: int | None = None) -> None:
+def _num_ended(sweep: Path, rows_of_sweep: Sequence[RunRow]) -> int:
+    """How many jobs of a sweep have ended: those with rows, and those that were left out."""
+    return len({row.job for row in rows_of_sweep}) + saturation.num_left_out(sweep)
+
+
+def _say(job: Job, text: str, num_ended: int) -> None:
     """Print a line about a job, with the number of jobs that have ended."""
     assert job.sweep is not None
     manifest = Manifest.read(job.sweep)
-    number = job.number + 1 if num_done is None else num_done
     words = ": ".join(filter(None, [_label(job, manifest), text]))
     # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{number}/{manifest.num_jobs}] {words}\n")
+    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
 
 

@@ -68,6 +68,7 @@ class SweepCallback(Callback):
         # Hydra imports this module for every command: slow imports wait until there is a sweep.
         from harness.menu.records import COMMANDS
         from harness.results.files import remove_jobs, replace_file
+        from harness.sweep import saturation
 
         directory = Path(config.hydra.sweep.dir)
         sweeps = _swept_overrides(config)
@@ -88,6 +89,7 @@ class SweepCallback(Callback):
             if kind is not None:
                 # Of an earlier sweep with the same hydra.sweep.dir; its jobs' own directories keep theirs.
                 remove_jobs(directory / f"{kind.kind}.csv", kind)
+            saturation.forget_left_out(directory)
         except RunError:
             # Hydra would turn it into a warning; it fails itself at the same place.
             return

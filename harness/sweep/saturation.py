@@ -70,9 +70,10 @@ def leave_out(directory: Path, reason: str) -> None:
     (directory / _FILE).write_text(f"{reason}\n", encoding="utf-8")
 
 
-def do_measure(directory: Path) -> None:
-    """Remove the note of an earlier sweep."""
-    (directory / _FILE).unlink(missing_ok=True)
+def forget_left_out(sweep: Path) -> None:
+    """Remove the notes of an earlier sweep with the same directory."""
+    for note_file in sweep.rglob(_FILE):
+        note_file.unlink()
 
 
 def num_left_out(sweep: Path) -> int:

@@ -88,10 +88,10 @@ class Job:
         """The rows that the run has written, if any."""
         return newest_run(self.file, row_kind(self.command))
 
-    def rows_or_failure(self, reason: str) -> Sequence[RunRow]:
-        """The run's rows, or else rows that say why there are none.
+    def ensure_rows(self, reason: str) -> Sequence[RunRow]:
+        """Return the run's rows; if it wrote none, first write rows that state this reason.
 
-        The latter needs torch in this process, but no GPU.
+        Writing them needs torch in this process, but no GPU.
         """
         rows = self.rows()
         if rows:
@@ -114,12 +114,12 @@ class _Answer(NamedTuple):
 
     Attributes:
         error: the error that ended the job early, or its bad answer.
-        spent: whether the process ends as well.
+        is_last: whether the process ends after it.
         died: whether it is this process that says so, because the rank no longer can.
     """
 
     error: HarnessError | None
-    spent: bool
+    is_last: bool
     died: bool = False
 
 
@@ -135,12 +135,12 @@ class Worker:
 
     Attributes:
         loading: whether it is loading the pair, or failed or died while loading.
-        spent: whether it runs no more jobs.
+        has_ended: whether it runs no more jobs.
     """
 
     def __init__(self, num_ranks: int, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
         self.loading = False
-        self.spent = False
+        self.has_ended = False
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         common = {
@@ -195,7 +195,7 @@ class Worker:
             if seconds_left <= 0:
                 if error is None:
                     error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
-                self.spent = True
+                self.has_ended = True
                 self._end(error)
                 return error
             for connection, message in self._messages(unanswered, min(seconds_left, 3600)):
@@ -203,7 +203,7 @@ class Worker:
                     self.loading = message
                     continue
                 unanswered.remove(connection)
-                self.spent = self.spent or message.spent
+                self.has_ended = self.has_ended or message.is_last
                 if message.error is not None:
                     error = error or message.error
                     deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
@@ -229,7 +229,7 @@ class Worker:
             message: bool | _Answer = connection.recv()
         except (EOFError, OSError):
             rank = self._connections.index(connection)
-            return _Answer(RunError(self._cause_of_death(rank)), spent=True, died=True)
+            return _Answer(RunError(self._cause_of_death(rank)), is_last=True, died=True)
         return message
 
     def _end(self, error: BaseException) -> None:
@@ -303,9 +303,9 @@ def serve(file_descriptor: int) -> None:
         keeper = _load("harness.engines.keeper").PairKeeper(connection.send)
         while True:
             error = _run(job, keeper, rank)
-            spent = isinstance(error, RunError) or keeper.needs_new_process()
-            connection.send(_Answer(error, spent))
-            if spent:
+            is_last = isinstance(error, RunError) or keeper.needs_new_process()
+            connection.send(_Answer(error, is_last))
+            if is_last:
                 break
             job = jobs.get()
     # Do not wait for a group of ranks: the others may be gone.

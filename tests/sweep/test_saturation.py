@@ -63,16 +63,23 @@ def test_a_sweep_stops_by_itself(harness: Harness, monkeypatch: pytest.MonkeyPat
     # No load gains this much, so that the third is left out however fast this machine is.
     monkeypatch.setattr(saturation, "LEAST_GROWTH", 1000.0)
     quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_warmup=0", "draft=lookup"]
-    sweep = harness("latency", "-m", *quick, "batch_size=1,2,4", "until_saturated=true")
+    quick.append("hydra.sweep.dir=sweep")
+    # The last job has the rows of the first.
+    sweep = harness("latency", "-m", *quick, "batch_size=1,2,4,1", "until_saturated=true")
     lines = [line for line in sweep.stderr.splitlines() if line.startswith("[")]
-    assert "[3/3] batch_size=4: left out, because throughput does not grow" in lines[-1]
-    assert "2 of 2 jobs" in sweep.stderr
+    assert [line.partition(" ")[0] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert "batch_size=4: left out, because throughput does not grow" in lines[2]
+    assert lines[3].endswith("(measured before)"), "the job that was left out is not left to do"
+    assert "3 of 3 jobs" in sweep.stderr
     assert set(results()["batch_size"]) == {1, 2}
-    (note,) = Path("multirun").rglob("left_out.txt")
+    (note,) = Path("sweep").rglob("left_out.txt")
     assert "from batch_size=1 to 2" in note.read_text()
-    # The same measurements without the setting: they are not measured again.
-    again = harness("latency", "-m", *quick, "batch_size=1,2,4")
+    # The same measurements without the setting, in the same directory: they are not measured again, and the job that
+    # the first sweep left out is none of this one.
+    again = harness("latency", "-m", *quick, "batch_size=1,2")
     assert again.stderr.count("measured before") == 2
+    assert "[2/2] " in again.stderr
+    assert "2 of 2 jobs" in again.stderr
 
 
 def test_repeated_runs_are_not_left_out() -> None:
