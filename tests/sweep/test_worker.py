@@ -24,7 +24,7 @@ def start_ranks(monkeypatch: pytest.MonkeyPatch, failure: Callable[[str], RunErr
     ) -> Forked:
         def rank() -> None:
             connection.recv()
-            connection.send(worker._Answer(failure(environment["RANK"]), spent=True))
+            connection.send(worker._Answer(failure(environment["RANK"]), is_last=True))
 
         return Forked(rank, environment=environment, kept=[connection.fileno()])
 
