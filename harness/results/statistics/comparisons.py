@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,7 +33,7 @@ class Noise:
     Args:
         deviation: standard deviation of the log of the ratio of two identical runs.
         degrees_of_freedom: number of independent pairs of runs that it was measured on, or of
-            runs less one for each group.
+            runs less one for each group: five identical runs give 4.
     """
 
     deviation: float
@@ -53,14 +53,12 @@ class Comparison:
         change: after over before, or for proportions after minus before, with its interval.
         verdict: "no worse" is within the margin; "worse" is significantly worse and not known to be
             within it.
-        equivalent: whether both one-sided tests pass: the change is within the margin both ways.
         p_value: two-sided, of no change.
         estimate: of a ratio, for power; None for proportions.
     """
 
     change: Interval
     verdict: Verdict
-    equivalent: bool
     p_value: float
     estimate: RatioEstimate | None = None
 
@@ -74,16 +72,16 @@ def noise_of_runs(groups: Sequence[ArrayLike]) -> Noise:
     Raises:
         ValueError: no group has two runs.
     """
-    freedom = 0
+    degrees_of_freedom = 0
     squares = 0.0
     for group in groups:
         means = _logs(group).mean(axis=1)
-        freedom += means.size - 1
+        degrees_of_freedom += means.size - 1
         squares += float(((means - means.mean()) ** 2).sum())
-    if not freedom:
+    if not degrees_of_freedom:
         raise ValueError("noise needs two runs of the same measurement")
     # The ratio of two runs has twice the variance of one.
-    return Noise(math.sqrt(2 * squares / freedom), freedom)
+    return Noise(math.sqrt(2 * squares / degrees_of_freedom), degrees_of_freedom)
 
 
 def compare(
@@ -96,10 +94,10 @@ def compare(
 ) -> Comparison:
     """Compare two measurements of the same units by their log-ratios.
 
-    A prompt is paired with itself; runs of one side are not paired with those of the other. The
-    deviation between runs is pooled over both sides and the A/A runs. Where there is neither a
-    second run nor `noise`, the interval covers the units alone, and two runs of the same program
-    differ significantly more often than the level says.
+    The same prompt before and after is one pair; run 1 before and run 1 after are not. The
+    deviation between runs is pooled over both sides and `noise`, if there is any. Where there is
+    neither a second run nor `noise`, the interval covers the units alone, and two runs of the same
+    program differ significantly more often than the level says.
 
     "Worse" and "better" are two-sided at 5 %; "no worse" is one-sided at 5 %
     (Schuirmann's two one-sided tests, 1987).
@@ -110,6 +108,8 @@ def compare(
         after: the same units in the same order; its number of runs may differ.
         better: "lower" for times, "higher" for speed-ups and lengths.
         margin: a change for the worse up to this share is tolerated, such as 0.02.
+        noise: from identical runs, measured elsewhere (A/A).
+        unit: what a unit is called, such as "prompt" or "lap".
 
     Raises:
         ValueError: for different units, values that are not positive, or a negative margin.
@@ -119,19 +119,16 @@ def compare(
     estimate = change_between(before, after, noise, unit)
     change = estimate.interval()
     one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
-    lowest = 1 - margin
-    highest = 1 + margin
     if better == "lower":
         improved = change.high < 1
         worsened = change.low > 1
-        within = one_sided.high < highest
+        within = one_sided.high < 1 + margin
     else:
         improved = change.low > 1
         worsened = change.high < 1
-        within = one_sided.low > lowest
-    equivalent = lowest < one_sided.low and one_sided.high < highest
+        within = one_sided.low > 1 - margin
     verdict = _verdict(improved, within, worsened)
-    return Comparison(change, verdict, equivalent, estimate.p_value(), estimate)
+    return Comparison(change, verdict, estimate.p_value(), estimate)
 
 
 def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: float) -> Comparison:
@@ -151,8 +148,7 @@ def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: f
     one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
     within = one_sided.low > -margin
     verdict = _verdict(change.low > 0, within, change.high < 0)
-    is_equivalent = within and one_sided.high < margin
-    return Comparison(change, verdict, is_equivalent, mcnemar_p_value(before, after))
+    return Comparison(change, verdict, mcnemar_p_value(before, after))
 
 
 def change_between(
@@ -160,8 +156,15 @@ def change_between(
 ) -> RatioEstimate:
     """The geometric mean over units of after / before, with the parts of its variance.
 
+    The model is log value[run, unit] = unit + run + residual. Runs of n units, r_before and r_after
+    of them, then give the logarithm of that mean the variance
+
+        unit / n + (run + residual / n) (1 / r_before + 1 / r_after)
+
+    where `unit` is the variance over units of the true change.
+
     Args:
-        before, after, noise: as for `compare`.
+        before, after, noise, unit: as for `compare`.
     """
     sides = [_logs(before), _logs(after)]
     num_units = sides[0].shape[1]
@@ -169,45 +172,58 @@ def change_between(
         raise ValueError(f"{num_units} units before and {sides[1].shape[1]} after")
     changes = sides[1].mean(axis=0) - sides[0].mean(axis=0)
     num_runs = [len(side) for side in sides]
-    shares = sum(1 / runs for runs in num_runs)
-    deviation, residual, freedom = _between_runs(sides, noise)
-    between_runs = deviation * shares
-    within_runs = residual * shares / num_units
-    of_units = float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN
+    inverse_runs = sum(1 / runs for runs in num_runs)
+    between_runs = _between_runs(sides, noise)
     covers = counted(num_units, unit)
     if max(num_runs) > 1:
         covers += f" and {num_runs[0]} + {num_runs[1]} runs"
     elif noise is not None:
-        covers += f" and the noise of {counted(noise.degrees_of_freedom, 'difference')} between identical runs"
-    return RatioEstimate(
+        differences = counted(noise.degrees_of_freedom, "difference")
+        covers += f" and the noise of {differences} between identical runs"
+    return RatioEstimate.from_variances(
         float(changes.mean()),
         num_units,
-        max(of_units - within_runs, 0.0),
-        max(between_runs - within_runs, 0.0),
-        min(within_runs, between_runs),
-        freedom,
-        covers,
+        over_units=float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN,
+        over_runs=between_runs.run_mean_variance * inverse_runs,
+        residual=between_runs.residual_variance / num_units * inverse_runs,
+        run_degrees_of_freedom=between_runs.degrees_of_freedom,
+        covers=covers,
     )
 
 
-def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> tuple[float, float, int]:
-    """Variance of one run's mean, variance within runs, and the degrees of freedom of the first."""
+class _BetweenRuns(NamedTuple):
+    """How much runs of one side differ, pooled over both sides; 0 where neither has a second run.
+
+    Attributes:
+        run_mean_variance: of a run's mean over its units.
+        residual_variance: of a single value, without what its run and its unit explain.
+        degrees_of_freedom: of `run_mean_variance`.
+    """
+
+    run_mean_variance: float
+    residual_variance: float
+    degrees_of_freedom: int
+
+
+def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> _BetweenRuns:
     num_units = sides[0].shape[1]
-    freedom = 0
-    of_runs = 0.0
-    of_residual = 0.0
+    degrees_of_freedom = 0
+    squares_of_means = 0.0
+    residual_variance = 0.0
     for side in sides:
-        squares = MeanSquares.of(side)
-        left = len(side) - 1
-        freedom += left
-        of_runs += left * squares.of_runs / num_units
-        of_residual += left * squares.residual
-    residual = of_residual / freedom if freedom else 0.0
+        mean_squares = MeanSquares.of(side)
+        side_degrees = len(side) - 1
+        degrees_of_freedom += side_degrees
+        squares_of_means += side_degrees * mean_squares.of_runs / num_units
+        residual_variance += side_degrees * mean_squares.residual
+    if degrees_of_freedom:
+        residual_variance /= degrees_of_freedom
     if noise is not None:
         # The ratio of two runs has twice the variance of one.
-        of_runs += noise.degrees_of_freedom * noise.deviation**2 / 2
-        freedom += noise.degrees_of_freedom
-    return of_runs / freedom if freedom else 0.0, residual, freedom
+        squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2
+        degrees_of_freedom += noise.degrees_of_freedom
+    run_mean_variance = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
+    return _BetweenRuns(run_mean_variance, residual_variance, degrees_of_freedom)
 
 
 def _logs(values: ArrayLike) -> Floats:

@@ -10,7 +10,7 @@ of its variance, each with its own degrees of freedom, give one Student interval
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,6 +50,36 @@ class RatioEstimate:
     residual_variance: float = 0.0
     run_degrees_of_freedom: float = 0.0
     covers: str = ""
+
+    @classmethod
+    def from_variances(
+        cls,
+        log_ratio: float,
+        num_units: int,
+        *,
+        over_units: float,
+        over_runs: float,
+        residual: float,
+        run_degrees_of_freedom: int,
+        covers: str,
+    ) -> RatioEstimate:
+        """Take apart the variances of the log of a ratio.
+
+        Args:
+            over_units: by the mean of each unit over the runs, so that it includes `residual`.
+            over_runs: by the mean of each run over the units, so that it includes `residual`.
+            residual: from what neither the run nor the unit explains. By chance it may be above
+                either of the others, whose part is then 0.
+        """
+        return cls(
+            log_ratio,
+            num_units,
+            unit_variance=max(over_units - residual, 0.0),
+            run_variance=max(over_runs - residual, 0.0),
+            residual_variance=min(residual, over_runs),
+            run_degrees_of_freedom=run_degrees_of_freedom,
+            covers=covers,
+        )
 
     @property
     def ratio(self) -> float:
@@ -91,13 +121,12 @@ class RatioEstimate:
     def with_units(self, num_units: int) -> RatioEstimate:
         """The same ratio as it would be known from another number of units, in as many runs."""
         factor = self.num_units / num_units
-        return RatioEstimate(
-            self.log_ratio,
-            num_units,
-            self.unit_variance * factor,
-            self.run_variance,
-            self.residual_variance * factor,
-            self.run_degrees_of_freedom,
+        return replace(
+            self,
+            num_units=num_units,
+            unit_variance=self.unit_variance * factor,
+            residual_variance=self.residual_variance * factor,
+            covers="",
         )
 
 
@@ -133,16 +162,14 @@ def ratio_over_runs(
     covers = counted(num_units, unit)
     if num_runs > 1:
         covers += f" and {counted(num_runs, 'run')}"
-    between_runs = squares.of_runs / tops.size
-    residual = min(squares.residual / tops.size, between_runs)
-    return RatioEstimate(
+    return RatioEstimate.from_variances(
         math.log(tops.sum() / bottoms.sum()),
         num_units,
-        max(squares.of_units - squares.residual, 0.0) / tops.size,
-        between_runs - residual,
-        residual,
-        num_runs - 1,
-        covers,
+        over_units=squares.of_units / tops.size,
+        over_runs=squares.of_runs / tops.size,
+        residual=squares.residual / tops.size,
+        run_degrees_of_freedom=num_runs - 1,
+        covers=covers,
     )
 
 

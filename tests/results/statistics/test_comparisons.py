@@ -87,7 +87,6 @@ def test_a_slowdown_beyond_the_margin_is_seldom_called_no_worse() -> None:
     assert share(found, "no worse", "better") <= 0.06
     quiet = simulate(num_runs=5, slowdown=0.0, run=0.002)
     assert share(quiet, "no worse", "better", "worse") > 0.9
-    assert np.mean([comparison.equivalent for comparison in quiet]) > 0.8
 
 
 def test_the_visible_difference_is_found_in_80_percent() -> None:
@@ -108,9 +107,7 @@ def test_a_lower_figure_is_better_or_worse() -> None:
     lower = before * 0.9 * np.exp(rng.normal(0, 0.01, 20))
     assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
     assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
-    within = compare(before, lower, better="higher", margin=0.15)
-    assert within.verdict == "no worse"
-    assert within.equivalent
+    assert compare(before, lower, better="higher", margin=0.15).verdict == "no worse"
     assert compare(before, before, better="lower", margin=0.0).verdict == "cannot tell"
     assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
     few = compare(before[:7], lower[:7], better="lower", margin=0.02)
