@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.config.errors import RunError, SettingError
@@ -13,22 +13,20 @@ from harness.config.settings import require
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
-from harness.engines.roofline import Roof, roofs
+from harness.engines.roofline import roofs
 from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
 from harness.experiments.asking import Asking, asks_again
 from harness.experiments.conversations import Conversations
-from harness.experiments.energy import energy_columns, energy_ratio_columns
-from harness.experiments.experts import ExpertsRead, experts_read
-from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
+from harness.experiments.experts import experts_read
 from harness.experiments.laps import Twin
-from harness.experiments.measured_arm import MeasuredArm, prediction
-from harness.experiments.paired import drift_columns, paired_times, reach_columns
+from harness.experiments.latency_columns import LatencyFigures
+from harness.experiments.measured_arm import MeasuredArm
+from harness.experiments.paired import paired_times
 from harness.experiments.profiling import profile_arms
 from harness.experiments.progress import say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.quietness import Quietness
-from harness.experiments.rates import rate_columns
 from harness.experiments.session import Session
 from harness.experiments.suspicion import suspicion
 from harness.menu.commands.latency import LatencySettings
@@ -39,7 +37,6 @@ from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.files import LATENCY_PROMPTS_FILE
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.speculation_profile import Measured, length_columns
 from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
@@ -64,24 +61,12 @@ class Latency(Experiment):
         self.prompts = self.prompt_set.take(min(self.settings.num_prompts, available))
         self._check_batch()
         self.measured = {name: MeasuredArm(name) for name in settings.arms}
+        self.figures = LatencyFigures(self.settings, self.prompt_set, self.measured)
         self.prompt_rows: list[LatencyPromptRow] = []
-        self.suspicion: dict[str, Any] = {}
-        self.identical: dict[str, float | None] = {}
-        self.quietness: Quietness | None = None
-        self.experts: ExpertsRead | None = None
-        self.pass_ms: list[float | None] | None = None
-        # The unit and the moment of each question; see `Asking`.
-        self.units: list[int] = []
-        self.moments: list[int] = []
-        self.share_prompts = False
-        # Whether a server's prefix cache distinguishes repetitions; None where there is none.
-        self.salted: bool | None = None
-        self.end_tokens: frozenset[int] = frozenset()
-        self.roofs: list[Roof] = []
         self.profiles: list[Table] = []
 
     def measure(self, session: Session) -> None:
-        settings = self.settings = session.settled(self.settings)
+        settings = self.settings = self.figures.settings = session.settled(self.settings)
         token_ids = self._encode(session)
         conversations = Conversations(session, self.prompt_set)
         indices = [prompt.index for prompt in self.prompts]
@@ -96,7 +81,7 @@ class Latency(Experiment):
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
         if settings.weights == "stored":
-            self.end_tokens = session.end_tokens()
+            self.figures.end_tokens = session.end_tokens()
         asking = Asking(session, settings, self.prompt_set, self.prompts, token_ids, conversations)
         self._plan(asking, engine)
         if settings.engine.aa:
@@ -107,12 +92,12 @@ class Latency(Experiment):
         self._write_acceptance(session)
 
         example = asking.questions[0]
-        self.experts = experts_read(engine, example)
-        self.pass_ms = engine.pass_ms(example)
+        self.figures.experts = experts_read(engine, example)
+        self.figures.pass_ms = engine.pass_ms(example)
         if placed is not None:
             # On average half of the new tokens are there.
             context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
-            self.roofs = roofs(placed, batch_size, round(context))
+            self.figures.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
 
@@ -132,10 +117,10 @@ class Latency(Experiment):
 
     def _plan(self, asking: Asking, engine: Engine) -> None:
         asking.plan(engine)
-        self.units = asking.units
-        self.moments = asking.moments
-        self.share_prompts = asking.share_prompts
-        self.salted = engine.salts
+        self.figures.units = asking.units
+        self.figures.moments = asking.moments
+        self.figures.share_prompts = asking.share_prompts
+        self.figures.salted = engine.salts
 
     def _write_acceptance(self, session: Session) -> None:
         """Write what other tools read of the acceptance, where it was told."""
@@ -143,29 +128,15 @@ class Latency(Experiment):
             of_arm = [row for row in self.prompt_rows if row.arm == "speculative"]
             texts = [row.completion or "" for row in of_arm]
             rates = self.measured["speculative"].rates_by_rank
-            write_acceptance(session, self.settings, self._by_prompt(), texts, rates)
-
-    def _by_prompt(self) -> Measured:
-        """The acceptance of each prompt that the speculative arm answered."""
-        by_place: dict[int, Acceptance] = {}
-        for request in self.measured["speculative"].answered:
-            # Turns of a conversation are not independent, nor are repetitions of a prompt.
-            place = self.prompt_set.asked(request.index).place
-            so_far = by_place.get(place, Acceptance())
-            by_place[place] = so_far + Acceptance.of(request.outcomes)
-        return Measured(
-            list(by_place.values()),
-            [self.prompt_set.at(place).category for place in by_place],
-            *self._resampling,
-            self.settings.num_levels,
-        )
+            by_prompt = self.figures.acceptance_by_prompt()
+            write_acceptance(session, self.settings, by_prompt, texts, rates)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         rows = []
         for measured in self.measured.values():
-            figures = self._figures(measured)
-            rows.append(session.row(LatencyRow, measured.acceptance, **figures))
+            columns = self.figures.columns(measured)
+            rows.append(session.row(LatencyRow, measured.acceptance, **columns))
         return judged(rows)
 
     def document(self, rows: Sequence[LatencyRow]) -> Document:
@@ -177,7 +148,7 @@ class Latency(Experiment):
     def _race(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
-        quietness = self.quietness = Quietness(on_gpus, say)
+        quietness = self.figures.quietness = Quietness(on_gpus, say)
         conversations = asking.conversations
         watched: list[Arm] = []
         for arm, phases in engine.watched():
@@ -234,7 +205,7 @@ class Latency(Experiment):
         regular, speculative = self.measured.values()
         answers = regular.generations
         questions = [answer.question for answer in answers if answer.question is not None]
-        self.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
+        self.figures.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
 
     def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
@@ -248,13 +219,9 @@ class Latency(Experiment):
 
         self._ask(session, asking, note, arms=twins)
         first, second = answers.values()
-        times = paired_times(first, second, self.units)
-        self.identical = times.speedup(*self._resampling).columns("aa_ratio")
-
-    @property
-    def _resampling(self) -> tuple[int, int]:
-        """Samples and seed of every bootstrap."""
-        return self.settings.num_resamples, self.settings.seed
+        times = paired_times(first, second, self.figures.units)
+        speedup = times.speedup(*self.figures.resampling)
+        self.figures.identical = speedup.columns("aa_ratio")
 
     def _check_batch(self) -> None:
         """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft would know."""
@@ -288,7 +255,7 @@ class Latency(Experiment):
             return
         if len(generations) > 1:
             self._compare_texts(session.engine, generations)
-        number = self.units[len(self.measured["regular"].generations) - 1]
+        number = self.figures.units[len(self.measured["regular"].generations) - 1]
         complete = list(new) if "regular" not in new else list(generations)
         rows = []
         for name in self.measured:
@@ -377,92 +344,6 @@ class Latency(Experiment):
             unit=unit,
             **figures,
         )
-
-    def _figures(self, measured: MeasuredArm) -> dict[str, Any]:
-        """The columns of an arm."""
-        figures: dict[str, Any] = {
-            "arm": measured.name,
-            "seed": self.settings.seed_of_run,
-            "prompts_digest": self.prompt_set.digest,
-        }
-        if self.quietness is not None:
-            figures |= self.quietness.columns()
-        figures |= measured.columns(self.end_tokens)
-        figures |= energy_columns(measured.generations, self.units)
-        figures |= rate_columns(measured.generations, self.units, *self._resampling)
-        slo = self._slo
-        if slo:
-            figures |= goodput_columns(measured.generations, slo)
-        if self.roofs:
-            target = self.roofs[0]
-            figures["step_bytes"] = target.step_bytes
-            figures["floor_ms"] = target.floor_ms
-            figures["copy_bandwidth_bytes_per_s"] = target.bandwidth
-        if measured.name == "speculative":
-            figures |= self._against_regular(measured)
-        if asks_again(self.settings, self.prompt_set):
-            figures |= self._repetition_columns(measured)
-        return figures
-
-    def _repetition_columns(self, measured: MeasuredArm) -> dict[str, Any]:
-        """The columns about prompts that were asked again."""
-        prompts = set()
-        for request in measured.requests:
-            asked = self.prompt_set.asked(request.index)
-            prompts.add((asked.place, asked.turn))
-        return {"num_different_prompts": len(prompts), "salted": self.salted}
-
-    @property
-    def _slo(self) -> Mapping[str, float] | None:
-        """The times that were asked for, of an engine that takes requests."""
-        return getattr(self.settings.engine, "slo", None)
-
-    def _decode_columns(self, speculative: MeasuredArm) -> dict[str, Any]:
-        """The speed-up without the time until the first tokens."""
-        regular = self.measured["regular"].generations
-        paired = paired_times(regular, speculative.generations, self.units, decode_only=True)
-        return paired.speedup(*self._resampling).columns("decode_speedup")
-
-    def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
-        """Columns of the speculative arm alone."""
-        regular = self.measured["regular"]
-        arms = regular.generations, speculative.generations
-        paired = paired_times(*arms, self.units)
-        in_time = paired_times(*arms, self.moments)
-        # With equal token counts this is the ratio of total times.
-        speedup = paired.speedup(*self._resampling)
-        columns: dict[str, Any] = {
-            **self.suspicion,
-            **self.identical,
-            **reach_columns(paired),
-            **drift_columns(in_time),
-            **speedup.columns("speedup"),
-            **self._decode_columns(speculative),
-            # Units with the same prompts do not allow for other texts.
-            "speedup_covers": f"{speedup.covers}{' of the same texts' * self.share_prompts}",
-            "interleaved": len(set(self.moments)) > 1,
-            "predicted_speedup": prediction(regular, speculative),
-            "pass_ms_by_width": self.pass_ms,
-            **length_columns(self._by_prompt()),
-        }
-        columns |= energy_ratio_columns(*arms, self.units, *self._resampling)
-        slo = self._slo
-        if slo:
-            columns |= goodput_ratio_columns(*arms, self.units, slo, *self._resampling)
-        if self.experts is not None:
-            columns["num_experts"] = self.experts.num_experts
-            columns["experts_per_step"] = self.experts.step
-            columns["experts_per_verification"] = self.experts.verification
-        if len(self.roofs) > 1:
-            draft = self.roofs[1]
-            columns["draft_step_bytes"] = draft.step_bytes
-            columns["draft_floor_ms"] = draft.floor_ms
-        settings = self.settings
-        if settings.engine.name == "local":
-            decoding = settings.decoding
-            chosen = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
-            columns["reproducible"] = not chosen
-        return columns
 
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:

@@ -1,0 +1,164 @@
+"""The columns of a run of `latency`, from what it has measured so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.engines.roofline import Roof
+from harness.engines.timing import Generation
+from harness.experiments.asking import asks_again
+from harness.experiments.energy import energy_columns, energy_ratio_columns
+from harness.experiments.experts import ExpertsRead
+from harness.experiments.goodput import goodput_columns, goodput_ratio_columns
+from harness.experiments.measured_arm import MeasuredArm, prediction
+from harness.experiments.paired import drift_columns, paired_times, reach_columns
+from harness.experiments.prompts import PromptSet
+from harness.experiments.quietness import Quietness
+from harness.experiments.rates import rate_columns
+from harness.menu.commands.latency import LatencySettings
+from harness.results.acceptance import Acceptance
+from harness.results.speculation_profile import Measured, length_columns
+
+
+@dataclass
+class LatencyFigures:
+    """What a run has measured so far; what it has not measured has its default here.
+
+    Attributes:
+        arms: by name, the regular one first.
+        units, moments, share_prompts: of the questions; see `Asking`.
+        salted: whether a server's prefix cache tells repetitions apart; None where there is none.
+        end_tokens: with which the model ends a text; none where its texts mean nothing.
+        suspicion: columns about another engine's sampling.
+        identical: columns of the regular arm measured against itself.
+        pass_ms: the time of a pass of the target by its number of tokens.
+        roofs: of the target, and of the draft where it reads weights of its own.
+    """
+
+    settings: LatencySettings
+    prompt_set: PromptSet
+    arms: dict[str, MeasuredArm]
+    units: Sequence[int] = ()
+    moments: Sequence[int] = ()
+    share_prompts: bool = False
+    salted: bool | None = None
+    end_tokens: frozenset[int] = frozenset()
+    quietness: Quietness | None = None
+    suspicion: dict[str, Any] = field(default_factory=dict)
+    identical: dict[str, float | None] = field(default_factory=dict)
+    experts: ExpertsRead | None = None
+    pass_ms: list[float | None] | None = None
+    roofs: Sequence[Roof] = ()
+
+    @property
+    def resampling(self) -> tuple[int, int]:
+        """Samples and seed of every bootstrap."""
+        return self.settings.num_resamples, self.settings.seed
+
+    def acceptance_by_prompt(self) -> Measured:
+        """Return the acceptance of each prompt that the speculative arm answered."""
+        by_place: dict[int, Acceptance] = {}
+        for request in self.arms["speculative"].answered:
+            # Turns of a conversation are not independent, nor are repetitions of a prompt.
+            place = self.prompt_set.asked(request.index).place
+            so_far = by_place.get(place, Acceptance())
+            by_place[place] = so_far + Acceptance.of(request.outcomes)
+        return Measured(
+            list(by_place.values()),
+            [self.prompt_set.at(place).category for place in by_place],
+            *self.resampling,
+            self.settings.num_levels,
+        )
+
+    def columns(self, arm: MeasuredArm) -> dict[str, Any]:
+        """Return the columns of one of the arms."""
+        columns: dict[str, Any] = {
+            "arm": arm.name,
+            "seed": self.settings.seed_of_run,
+            "prompts_digest": self.prompt_set.digest,
+        }
+        if self.quietness is not None:
+            columns |= self.quietness.columns()
+        columns |= arm.columns(self.end_tokens)
+        columns |= energy_columns(arm.generations, self.units)
+        columns |= rate_columns(arm.generations, self.units, *self.resampling)
+        slo = self._slo
+        if slo:
+            columns |= goodput_columns(arm.generations, slo)
+        if self.roofs:
+            target = self.roofs[0]
+            columns["step_bytes"] = target.step_bytes
+            columns["floor_ms"] = target.floor_ms
+            columns["copy_bandwidth_bytes_per_s"] = target.bandwidth
+        if arm.name == "speculative":
+            columns |= self._against_regular(arm)
+        if asks_again(self.settings, self.prompt_set):
+            columns |= self._repetition_columns(arm)
+        return columns
+
+    def _repetition_columns(self, arm: MeasuredArm) -> dict[str, Any]:
+        """Return the columns about prompts that were asked again."""
+        prompts = set()
+        for request in arm.requests:
+            asked = self.prompt_set.asked(request.index)
+            prompts.add((asked.place, asked.turn))
+        return {"num_different_prompts": len(prompts), "salted": self.salted}
+
+    @property
+    def _slo(self) -> Mapping[str, float] | None:
+        """The times that were asked for, of an engine that takes requests."""
+        return getattr(self.settings.engine, "slo", None)
+
+    def _against_regular(self, speculative: MeasuredArm) -> dict[str, Any]:
+        """Return the columns that only the speculative arm has."""
+        regular = self.arms["regular"]
+        of_both = regular.generations, speculative.generations
+        columns = {
+            **self.suspicion,
+            **self.identical,
+            **self._speedup_columns(*of_both),
+            "predicted_speedup": prediction(regular, speculative),
+            "pass_ms_by_width": self.pass_ms,
+            **length_columns(self.acceptance_by_prompt()),
+            **energy_ratio_columns(*of_both, self.units, *self.resampling),
+        }
+        slo = self._slo
+        if slo:
+            columns |= goodput_ratio_columns(*of_both, self.units, slo, *self.resampling)
+        if self.experts is not None:
+            columns["num_experts"] = self.experts.num_experts
+            columns["experts_per_step"] = self.experts.step
+            columns["experts_per_verification"] = self.experts.verification
+        if len(self.roofs) > 1:
+            draft = self.roofs[1]
+            columns["draft_step_bytes"] = draft.step_bytes
+            columns["draft_floor_ms"] = draft.floor_ms
+        if self.settings.engine.name == "local":
+            decoding = self.settings.decoding
+            # K=auto goes by measured times, and what is drawn depends on K.
+            depends_on_times = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
+            columns["reproducible"] = not depends_on_times
+        return columns
+
+    def _speedup_columns(
+        self, regular: Sequence[Generation], speculative: Sequence[Generation]
+    ) -> dict[str, Any]:
+        """Return the columns of the measured speed-up."""
+        times = paired_times(regular, speculative, self.units)
+        in_time = paired_times(regular, speculative, self.moments)
+        # Without the time until the first tokens.
+        decode_times = paired_times(regular, speculative, self.units, decode_only=True)
+        # With equal token counts this is the ratio of total times.
+        speedup = times.speedup(*self.resampling)
+        # Units with the same prompts do not allow for other texts.
+        covers = f"{speedup.covers} of the same texts" if self.share_prompts else speedup.covers
+        return {
+            **reach_columns(times),
+            **drift_columns(in_time),
+            **speedup.columns("speedup"),
+            **decode_times.speedup(*self.resampling).columns("decode_speedup"),
+            "speedup_covers": covers,
+            "interleaved": len(set(self.moments)) > 1,
+        }
