@@ -160,7 +160,7 @@ class Rows:
         for request, after_prompts in zip(joining, parts, strict=True):
             drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
             for token in self.agree(drawn).tolist():
-                self.check_finite(token, 0)
+                self.check_exists(token, 0)
                 _, ended = request.cut([token], 0)
                 begun.append(Row(self.num_joined + len(begun), request, token, ended))
         self._append_uniforms([request.uniforms for request in joining])
@@ -176,7 +176,7 @@ class Rows:
             [0] * num_rows,
         )
 
-    def check_finite(self, token: int, position: int) -> None:
+    def check_exists(self, token: int, position: int) -> None:
         """Raise a NonFiniteError for a token that does not exist: that is drawn from nan."""
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position)

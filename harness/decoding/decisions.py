@@ -97,13 +97,13 @@ class Judge(Decision):
         draft_probabilities = None if self.is_deterministic else others[0]
         lengths = others[-1] if self.is_ragged else None
         offer = Offer(
-            self.warp(logits),
-            draft_tokens,
-            draft_probabilities,
-            accept_uniforms,
-            next_uniforms,
-            self.lenience,
-            lengths,
+            target_probabilities=self.warp(logits),
+            draft_tokens=draft_tokens,
+            draft_probabilities=draft_probabilities,
+            accept_uniforms=accept_uniforms,
+            next_uniforms=next_uniforms,
+            lenience=self.lenience,
+            lengths=lengths,
         )
         verdict = self.verification(offer)
         figures = Figures.pack(verdict, draft_tokens)

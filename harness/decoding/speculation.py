@@ -14,7 +14,7 @@ from harness.decoding.decisions import Figures, Judge
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, first_columns, to_device, to_host
-from harness.decoding.turns import Turn, undrafted_turn
+from harness.decoding.turns import ChainTurn, undrafted_turn
 from harness.decoding.verify import Offer, Verdict
 
 
@@ -95,7 +95,7 @@ class Speculation:
         uniforms: TurnUniforms,
         limits: Sequence[int],
         progress: Progress,
-    ) -> Turn:
+    ) -> ChainTurn:
         """Queue the target's forward pass over the last token of each row and the proposal, and its
         verdict.
         """
@@ -133,7 +133,7 @@ class Speculation:
         limits: Sequence[int],
         lengths: Sequence[int],
         decided: Sequence[Tensor],
-    ) -> Turn:
+    ) -> ChainTurn:
         """Return the turn in which a `Judge` decided these outputs."""
         packed, target_probability, draft_probability = decided
         packed = self.rows.agree(packed)
@@ -148,7 +148,7 @@ class Speculation:
         def read_figures() -> list[Figures[int]]:
             return [Figures.unpack(row) for row in read_packed()]
 
-        return Turn(
+        return ChainTurn(
             step=step,
             limits=limits,
             lengths=lengths,

@@ -29,7 +29,8 @@ class TreeOffer:
         shape: of the trees.
         draft_probabilities: see `trees.TreeProposal`.
         accept_uniforms: [B, N] in [0, 1), one for the test of each node.
-        next_uniforms: [B, depth + 1] in [0, 1), one for each position the next token may have.
+        next_uniforms: [B, at least depth + 1] in [0, 1), one for each position the next token may
+            have.
         offered: [B, N], the nodes that count; the others are deeper than their row may go.
         certain: see `trees.TreeProposal`.
     """

@@ -9,13 +9,14 @@ is `the` may get this tree of N = 3 nodes:
 
 Say the verdict keeps `cat`, rejects `sat` and draws `slept` instead. The host then reads the nodes
 in the order 1, 3, 2: the kept path, the rejected children of its last node, then the other nodes.
-So the first `num_accepted` tokens of `cat sat dog` are the accepted ones, as in a chain.
+So the first `num_accepted` tokens of `cat sat dog` are the accepted ones, as in a chain, and the
+next one is the first that was rejected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
-from harness.decoding.decisions import Decision, Figures
+from harness.decoding.decisions import Decision
 from harness.decoding.protocols import (
     Iteration,
     NonFiniteError,
@@ -38,7 +39,7 @@ from harness.decoding.speculation import TurnUniforms
 from harness.decoding.transfer import first_columns, to_device, to_host
 from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
 from harness.decoding.trees import Branch, PlacedShape, TreeProposal, TreeShape, chain_of
-from harness.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
+from harness.decoding.turns import AnyTurn, Turn, Turns, decode_batch, undrafted_turn
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import BatchWarp, RowWarp, Warp
 
@@ -52,17 +53,6 @@ class TreeFigures(NamedTuple):
     draft_has_nan: bool  # whether the drafter's probability of a node was not a number
     nodes: list[int]  # all N nodes, sorted by `_node_order`
     tokens: list[int]  # the draft tokens of `nodes`
-
-    def as_chain(self) -> Figures[int]:
-        """Return the figures of a chain that has the nodes' tokens in this order."""
-        num_nodes = len(self.nodes)
-        return Figures(
-            num_accepted=self.num_accepted,
-            next_token=self.next_token,
-            num_finite=num_nodes,
-            num_finite_drafted=num_nodes,
-            draft_tokens=self.tokens,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,28 +104,85 @@ class PackedFigures:
         for numbers in to_host(self.tensor)():
             num_accepted, next_token, is_rejection, draft_has_nan, *others = numbers
             num_nodes = len(others) // 2
-            rows.append(
-                TreeFigures(
-                    num_accepted,
-                    next_token,
-                    bool(is_rejection),
-                    bool(draft_has_nan),
-                    nodes=others[:num_nodes],
-                    tokens=others[num_nodes:],
-                )
+            figures = TreeFigures(
+                num_accepted,
+                next_token,
+                is_rejection=bool(is_rejection),
+                draft_has_nan=bool(draft_has_nan),
+                nodes=others[:num_nodes],
+                tokens=others[num_nodes:],
             )
+            rows.append(figures)
         return rows
+
+
+class TreeInputs(NamedTuple):
+    """The input tensors of a `TreeJudge`: a `TreeOffer` without what the target's pass gives.
+
+    Attributes:
+        draft_tokens, accept_uniforms, next_uniforms, offered, draft_probabilities, certain: as in
+            `TreeOffer`. The last two are None together, where the trees are deterministic.
+        parents, depths, ancestors, places: as in `PlacedShape`.
+    """
+
+    draft_tokens: Tensor
+    accept_uniforms: Tensor
+    next_uniforms: Tensor
+    offered: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    places: Tensor
+    draft_probabilities: Tensor | None = None
+    certain: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, proposal: TreeProposal, accept_uniforms: Tensor, next_uniforms: Tensor
+    ) -> TreeInputs:
+        device = proposal.tokens.device
+        shape = proposal.shape
+        certain = proposal.certain
+        if proposal.probabilities is not None and certain is None:
+            certain = torch.zeros_like(proposal.tokens, dtype=torch.bool)
+        return cls(
+            proposal.tokens,
+            accept_uniforms,
+            next_uniforms,
+            shape.offered_on(device),
+            *shape.on(device),
+            draft_probabilities=proposal.probabilities,
+            certain=certain,
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that there are, which make the same `TreeInputs` again."""
+        return tuple(tensor for tensor in self if tensor is not None)
+
+    def offer(self, logits: Tensor, target_probabilities: Tensor) -> TreeOffer:
+        """Return the offer after the target's pass."""
+        return TreeOffer(
+            logits=logits,
+            target_probabilities=target_probabilities,
+            draft_tokens=self.draft_tokens,
+            shape=PlacedShape(self.parents, self.depths, self.ancestors, self.places),
+            draft_probabilities=self.draft_probabilities,
+            accept_uniforms=self.accept_uniforms,
+            next_uniforms=self.next_uniforms,
+            offered=self.offered,
+            certain=self.certain,
+        )
 
 
 @dataclass(frozen=True)
 class TreeJudge(Decision):
     """Warps the target's logits and verifies a tree, after the pass over it.
 
-    The inputs are the draft tokens [B, N], two kinds of uniforms and the offered nodes of a
-    `TreeOffer`, the tensors of its `PlacedShape`, and unless the trees are deterministic the draft's
-    probabilities and the certain nodes. The outputs are the tensor of `PackedFigures`, and the
-    probabilities [B, N] of the draft tokens under the target and under the drafter, in the order of
-    the figures' nodes.
+    The inputs are the tensors of `TreeInputs`. The outputs are the tensor of `PackedFigures`, and
+    the probabilities [B, N] of the draft tokens under the target and under the drafter, in the
+    order of the figures' nodes. A node that is certain follows from the text (as in hybrid drafts)
+    instead of being drawn, so the drafter's probability of it is 1.
     """
 
     warp: Warp | RowWarp
@@ -143,42 +190,31 @@ class TreeJudge(Decision):
     is_deterministic: bool
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        tokens, accept_uniforms, next_uniforms, offered, *others = inputs
-        shape = PlacedShape(*others[:4])
-        offer = TreeOffer(
-            logits=logits,
-            target_probabilities=self.warp(logits),
-            draft_tokens=tokens,
-            shape=shape,
-            draft_probabilities=None if self.is_deterministic else others[4],
-            accept_uniforms=accept_uniforms,
-            next_uniforms=next_uniforms,
-            offered=offered,
-            certain=None if self.is_deterministic else others[5],
-        )
+        offer = TreeInputs(*inputs).offer(logits, self.warp(logits))
         verdict = self.rule(offer)
         nodes, is_rejection = _node_order(offer, verdict)
         target, draft = _node_probabilities(offer)
         index = nodes - 1  # the root has no draft token
         draft_has_nan = draft.isnan().any(1)
-        figures = PackedFigures.pack(
-            verdict, is_rejection, draft_has_nan, nodes, tokens.gather(1, index)
-        )
+        tokens = offer.draft_tokens.gather(1, index)
+        figures = PackedFigures.pack(verdict, is_rejection, draft_has_nan, nodes, tokens)
         return figures.tensor, target.gather(1, index), draft.gather(1, index)
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """Return the inputs of chains."""
+        """Return inputs with which a runner can prepare this decision: trees of width 1.
+
+        A prepared pass depends on the number of nodes alone, not on their tree.
+        """
         num_rows, width, vocabulary_size = logits.shape
-        device = logits.device
-        tokens = torch.zeros(num_rows, width - 1, dtype=torch.long, device=device)
-        halves = torch.full((num_rows, width), 0.5, device=device)
+        tokens = logits.new_zeros((num_rows, width - 1), dtype=torch.long)
+        halves = logits.new_full((num_rows, width), 0.5, dtype=torch.float32)
+        probabilities = None
+        if not self.is_deterministic:
+            share = 1 / vocabulary_size
+            probabilities = torch.full_like(logits, share, dtype=torch.float32)
         shape = TreeShape([chain_of(width - 1)] * num_rows)
-        inputs = (tokens, halves[:, 1:], halves, shape.offered_on(device), *shape.on(device))
-        if self.is_deterministic:
-            return inputs
-        share = 1 / vocabulary_size
-        probabilities = torch.full_like(logits, share, dtype=torch.float32)
-        return *inputs, probabilities, torch.zeros_like(tokens, dtype=torch.bool)
+        proposal = TreeProposal(tokens, shape, probabilities)
+        return TreeInputs.of(proposal, halves[:, 1:], halves).tensors
 
 
 def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]:
@@ -200,7 +236,11 @@ def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]
 
 
 def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
-    """Return each node's probability [B, N] under the target, and under the drafter."""
+    """Return each node's probability [B, N] under the target, and under the drafter.
+
+    Distributions [B, N + 1, V] are those after a node, so a node's own probability is in the
+    distribution of its parent.
+    """
     device = offer.draft_tokens.device
     row_index = torch.arange(len(offer.draft_tokens), device=device).unsqueeze(1)
     parents = offer.shape.parents
@@ -212,18 +252,16 @@ def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeTurn(Turn):
+class TreeTurn(Turn[TreeFigures]):
     """A turn in which trees were verified.
 
     Attributes:
         shape: the shapes of the rows' trees.
         nodes_in_order: [B, 1 + N], the root and all nodes of each row, the kept ones first.
-        tree_figures: the verdict over each row's tree. `figures` has the same for a chain.
     """
 
     shape: TreeShape
     nodes_in_order: Tensor
-    tree_figures: Sequence[TreeFigures]
 
     @cached_property
     def step_in_order(self) -> Step:
@@ -242,11 +280,11 @@ class TreeTurn(Turn):
         taken: list[list[int]] = []
         branches: list[list[Branch]] = []
         for index, row in enumerate(rows.members):
-            figures = self.tree_figures[index]
+            figures = self.figures[index]
             num_accepted = figures.num_accepted
             if figures.draft_has_nan:
                 raise NonFiniteError("draft", row.num_generated)
-            rows.check_finite(figures.next_token, row.num_generated + num_accepted)
+            rows.check_exists(figures.next_token, row.num_generated + num_accepted)
             tokens = row.take([*figures.tokens[:num_accepted], figures.next_token])
             last_origin = self._last_origin(index)
             origins.append([*[Origin.DRAFT] * num_accepted, last_origin][: len(tokens)])
@@ -267,7 +305,7 @@ class TreeTurn(Turn):
         """Return where the token after the kept path of a row comes from."""
         if not self.lengths[index]:
             return Origin.TARGET
-        return Origin.RECOVERED if self.tree_figures[index].is_rejection else Origin.BONUS
+        return Origin.RECOVERED if self.figures[index].is_rejection else Origin.BONUS
 
 
 @torch.inference_mode()
@@ -297,7 +335,7 @@ def speculative_trees(
     draft_length = Constant(depth) if isinstance(depth, int) else depth
     steps = _TreeSteps(target, drafter, rows, draft_length, budget, rule)
 
-    def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+    def roll_back(turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         # The root stays too, as the first of the kept nodes.
         num_kept = [count + 1 for count in num_accepted]
         if isinstance(turn, TreeTurn):
@@ -328,7 +366,7 @@ class _TreeSteps:
     budget: int
     rule: TreeRule
 
-    def draft_and_verify(self, progress: Progress) -> Turn:
+    def draft_and_verify(self, progress: Progress) -> AnyTurn:
         """Queue an iteration."""
         depth = self.draft_length.choose(len(self.rows.members))
         # A path has fewer tokens than the row may still take, because one more token follows it.
@@ -343,9 +381,14 @@ class _TreeSteps:
         return self._verify(proposal, uniforms, limits, progress)
 
     def _uniforms(self, progress: Progress) -> TurnUniforms:
-        """Return new numbers [B, N] for the nodes, and the target's own by position [B, N + 1]."""
+        """Return new numbers [B, N] for the nodes, and the target's own by position [B, N + 1].
+
+        `speculative_trees` says why nodes need new ones.
+        """
         rows = self.rows
-        of_nodes = rows.unused_uniforms(progress.num_iterations, self.budget, self.budget)
+        of_nodes = rows.unused_uniforms(
+            progress.num_iterations, count=self.budget, num_per_iteration=self.budget
+        )
         # No path is longer than its tree.
         of_positions = rows.uniforms_from(progress.num_generated, self.budget + 1)
         return TurnUniforms(
@@ -361,36 +404,29 @@ class _TreeSteps:
         limits: Sequence[int],
         progress: Progress,
     ) -> TreeTurn:
-        """Queue the target's pass over the trees and its verdict, and wait for the verdict."""
+        """Queue the target's pass over the trees and its verdict."""
         rows = self.rows
         device = proposal.tokens.device
         # The drafter's trees are as deep in every row. Each row is offered the levels it can use.
         shape = TreeShape(proposal.shape.parents, limits)
         tokens = rows.agree(proposal.tokens)
+        offered = replace(proposal, tokens=tokens, shape=shape)
         accept_uniforms = first_columns(uniforms.accept, shape.num_nodes)
-        offered = shape.offered_on(device)
-        inputs = [tokens, accept_uniforms, uniforms.target, offered, *shape.on(device)]
-        if proposal.probabilities is not None:
-            certain = proposal.certain
-            if certain is None:
-                certain = torch.zeros_like(tokens, dtype=torch.bool)
-            inputs += [proposal.probabilities, certain]
+        inputs = TreeInputs.of(offered, accept_uniforms, uniforms.target)
         root = to_device(progress.next_tokens, device).unsqueeze(1)
         is_deterministic = proposal.probabilities is None
         judge = TreeJudge(rows.warp.current, self.rule, is_deterministic)
         step, (packed, *probabilities) = self.target.decide_tree(
-            torch.cat([root, tokens], dim=1), shape, judge, *inputs
+            torch.cat([root, tokens], dim=1), shape, judge, *inputs.tensors
         )
         figures = PackedFigures(rows.agree(packed))
-        tree_figures = figures.read()
         return TreeTurn(
             step=step,
             limits=limits,
             lengths=shape.num_offered,
             next_tokens=figures.next_token,
-            read_figures=lambda: [row.as_chain() for row in tree_figures],
+            read_figures=figures.read,
             verdict=Verdict(figures.num_accepted, figures.next_token, *probabilities),
             shape=shape,
             nodes_in_order=torch.cat([torch.zeros_like(root), figures.nodes], dim=1),
-            tree_figures=tree_figures,
         )

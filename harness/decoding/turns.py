@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,21 @@ from harness.decoding.transfer import Arriving, added, to_device, to_host
 from harness.decoding.verify import Verdict
 
 
+class RowFigures(Protocol):
+    """The figures of one row, whatever was verified."""
+
+    @property
+    def num_accepted(self) -> int: ...
+
+    @property
+    def next_token(self) -> int: ...
+
+
+AnyFigures = TypeVar("AnyFigures", bound=RowFigures)
+
+
 @dataclass(frozen=True)
-class Turn:
+class Turn(Generic[AnyFigures]):
     """An iteration that is queued on the device, and what was decided, which the host may not have
     read.
 
@@ -37,11 +51,11 @@ class Turn:
     limits: Sequence[int]
     lengths: Sequence[int]
     next_tokens: Tensor
-    read_figures: Callable[[], list[Figures[int]]]
+    read_figures: Callable[[], list[AnyFigures]]
     verdict: Verdict | None = None
 
     @cached_property
-    def figures(self) -> list[Figures[int]]:
+    def figures(self) -> list[AnyFigures]:
         """The figures of each row. The first time, the host waits for the device."""
         return self.read_figures()
 
@@ -68,7 +82,19 @@ class Turn:
         return num_accepted, next_tokens
 
     def read(self, rows: Rows) -> Iteration:
-        """Wait for the device, and give the rows their tokens.
+        """Wait for the device, and give the rows their tokens."""
+        raise NotImplementedError
+
+
+# A turn of a chain or of trees.
+AnyTurn = Turn[Any]
+
+
+class ChainTurn(Turn[Figures[int]]):
+    """A turn in which chains of draft tokens were verified, or none."""
+
+    def read(self, rows: Rows) -> Iteration:
+        """See `Turn.read`.
 
         Rows that had ended when the turn was queued, which the host did not know, get none.
         """
@@ -112,10 +138,10 @@ class Turn:
                 raise NonFiniteError("model", position + figures.num_finite)
             if figures.num_finite_drafted < width:
                 raise NonFiniteError("draft", position + figures.num_finite_drafted)
-            rows.check_finite(figures.next_token, position + figures.num_accepted)
+            rows.check_exists(figures.next_token, position + figures.num_accepted)
 
 
-def regular_turn(target: Runner, rows: Rows, progress: Progress) -> Turn:
+def regular_turn(target: Runner, rows: Rows, progress: Progress) -> ChainTurn:
     """Queue one forward pass over the last token of each row, and draw the next ones."""
     next_tokens = progress.next_tokens
     uniforms = rows.uniforms_from(progress.num_generated, 1)[:, 0, Purpose.TARGET]
@@ -124,10 +150,19 @@ def regular_turn(target: Runner, rows: Rows, progress: Progress) -> Turn:
     drawn = rows.agree(drawn)
     read = to_host(drawn)
     none = [0] * len(next_tokens)
-    return Turn(step, none, none, drawn, lambda: [Figures(0, token, 0, 0, []) for token in read()])
+
+    def read_figures() -> list[Figures[int]]:
+        return [
+            Figures(0, token, num_finite=0, num_finite_drafted=0, draft_tokens=[])
+            for token in read()
+        ]
+
+    return ChainTurn(step, none, none, drawn, read_figures)
 
 
-def undrafted_turn(target: Runner, rows: Rows, limits: Sequence[int], progress: Progress) -> Turn:
+def undrafted_turn(
+    target: Runner, rows: Rows, limits: Sequence[int], progress: Progress
+) -> ChainTurn:
     """Queue a turn of a speculative loop in which no row is offered a draft token.
 
     It costs as much as a turn of regular decoding, and its verdict accepts nothing.
@@ -160,15 +195,15 @@ class Turns:
     def __init__(
         self,
         rows: Rows,
-        queue: Callable[[Progress], Turn],
-        settle: Callable[[Turn, Sequence[int], Sequence[int]], None],
+        queue: Callable[[Progress], AnyTurn],
+        settle: Callable[[AnyTurn, Sequence[int], Sequence[int]], None],
         num_tokens_ahead: int | None,
     ) -> None:
         self._rows = rows
         self._queue = queue
         self._settle = settle
         self._num_tokens_ahead = num_tokens_ahead
-        self._queued: Turn | None = None
+        self._queued: AnyTurn | None = None
 
     def take(self, may_work_ahead: bool) -> Iteration:
         """Finish a turn, which may have been queued already."""
@@ -183,7 +218,7 @@ class Turns:
         self._settle(turn, turn.num_accepted, rows.progress.next_tokens)
         return record
 
-    def _queue_behind(self, turn: Turn) -> Turn:
+    def _queue_behind(self, turn: AnyTurn) -> AnyTurn:
         num_accepted, next_tokens = turn.arriving(self._rows.vocabulary_size)
         self._settle(turn, num_accepted, next_tokens)
         before = self._rows.progress
