@@ -21,13 +21,14 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.reference import ModelReference, not_finite, open_reference
+from harness.menu.method import FOR_HUGGINGFACE
 from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
 
 
-def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) -> None:
+def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError for a pair with which `generate` does not do this, before weights
     load.
     """
@@ -35,7 +36,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) 
     name = None
     if draft_settings is not None:
         name = draft_settings.name
-        method_of(draft_settings).check_huggingface(planned, draft_settings, schedule)
+        _check_plan(planned, name)
     stateful = []
     hows = {}
     for checkpoint in planned.checkpoints:
@@ -62,6 +63,14 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings, schedule: str) 
             "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
         )
         require(planned.translation is None, "draft", rule, name)
+
+
+def _check_plan(planned: PlannedPair, draft: str) -> None:
+    """Raise a SettingError for a draft that its configuration tells to be no plain model."""
+    require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
+    plan = planned.draft_plan
+    rule = "drafts all tokens in one pass, which engine=huggingface cannot"
+    require(plan is None or plan.mask_token is None, "draft", rule, draft)
 
 
 class HuggingFaceEngine(Engine):

@@ -4,7 +4,6 @@ engines have.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import math
@@ -17,7 +16,7 @@ from typing import Any
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings, PlacementSettings, require
+from harness.config.settings import DecodingSettings, require
 from harness.config.synthetic import for_vllm, marginal_rates
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import nvml_gpus
@@ -311,29 +310,18 @@ def _check(settings: RunSettings, planned: PlannedPair) -> None:
         if not sketch.knows_cache and recurrent_kind(checkpoint.config) is None:
             rule = "cannot be used with engine=vllm: nothing tells the size of its KV cache"
             raise SettingError(sketch.role, rule, sketch.settings.name)
-    plain = dataclasses.replace(PlacementSettings(), reserve_gb=settings.placement.reserve_gb)
-    rule = "must be auto with engine=vllm: engine.tensor_parallel_size and engine.pipeline_parallel_size split a model"
-    require(settings.placement == plain, "placement", rule, settings.placement.strategy)
-    models = {"model": settings.model}
     draft = settings.draft
-    if draft is not None:
-        models["draft"] = draft
-        # It refuses what vLLM has no words for.
-        method_of(draft).vllm(planned, draft)
-        rule = "must have the model's tokenizer with engine=vllm"
-        require(planned.translation is None, "draft", rule, draft.name)
-        number = settings.decoding.num_draft_tokens
-        rule = "must be a number with engine=vllm"
-        require(isinstance(number, int), "decoding.num_draft_tokens", rule, number)
-        # As of vLLM 0.32, which starts, and fails at the first draft.
-        rule = "needs a GPU with engine=vllm: its CPU build accepts no tokens at given rates"
-        asked = settings.decoding.synthetic_acceptance
-        possible = asked is None or bool(planned.gpus)
-        require(possible, "decoding.synthetic_acceptance", rule, asked)
-    for role, model in models.items():
-        require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
-        rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
-        require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
+    if draft is None:
+        return
+    # It refuses heads that vLLM does not draft with.
+    method_of(draft).vllm(planned, draft)
+    rule = "must have the model's tokenizer with engine=vllm"
+    require(planned.translation is None, "draft", rule, draft.name)
+    # As of vLLM 0.32, which starts, and fails at the first draft.
+    rule = "needs a GPU with engine=vllm: its CPU build accepts no tokens at given rates"
+    asked = settings.decoding.synthetic_acceptance
+    possible = asked is None or bool(planned.gpus)
+    require(possible, "decoding.synthetic_acceptance", rule, asked)
 
 
 def _arguments(opening: Opening) -> dict[str, Any]:

@@ -86,8 +86,7 @@ class Evaluation(Experiment):
 
         A seed without an answer, because the run ended before, has no row.
         """
-        # A process that died left its answers in its file.
-        answers = self.answers or self._answered(session.directory / PROMPTS_FILE)
+        answers = self.answers or self._left_behind(session)
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
@@ -128,9 +127,15 @@ class Evaluation(Experiment):
             **_figures(answers),
         )
 
+    def _left_behind(self, session: Session) -> Answers:
+        """The answers that this run's process wrote to its directory before it died."""
+        rows = read_answers(session.directory / PROMPTS_FILE)
+        return self._complete([row for row in rows if row.run == session.run])
+
     def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
         """Take over the answers of earlier runs of the same measurement."""
-        self.answers = self._answered(store, measurement)
+        stored = [row for row in read_answers(store) if measurement.includes(row)]
+        self.answers = self._complete(stored)
         if not self.answers:
             return
         self.resumed = set(self.answers)
@@ -220,17 +225,11 @@ class Evaluation(Experiment):
                 server_started=session.measurement.server_started,
             )
 
-    def _answered(self, file: Path, measurement: Measurement | None = None) -> Answers:
-        """The answers in a file to these questions, where every arm has answered.
+    def _complete(self, rows: Sequence[AnswerRow]) -> Answers:
+        """The answers to these questions, where every arm has answered.
 
         Of two answers the later one counts.
-
-        Args:
-            measurement: that answers have to be of; None for any.
         """
-        rows = read_answers(file)
-        if measurement is not None:
-            rows = [row for row in rows if measurement.includes(row)]
         answers = _by_question(rows)
         arms = set(self.settings.arms)
         return {

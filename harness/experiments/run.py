@@ -23,11 +23,14 @@ def run_command(
     directory: Path,
     keeper: PairKeeper | None = None,
     finishing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    run_id: str | None = None,
 ) -> Sequence[RunRow]:
     """Run a command; its rows are written and printed however it ends.
 
     Args:
         finishing: a context in which rows are made and written.
+        run_id: that the rows carry; None for a new one.
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
@@ -36,7 +39,7 @@ def run_command(
     """
     if settings.results.file:
         check_appendable(settings.results.file)
-    experiment, session = _begin(command, settings, directory, keeper)
+    experiment, session = _begin(command, settings, directory, keeper, run_id)
     try:
         with session.watch():
             experiment.measure(session)
@@ -56,10 +59,15 @@ def run_command(
 
 
 def record_failure(
-    command: str, settings: RunSettings, directory: Path, reason: str
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    reason: str,
+    *,
+    run_id: str | None = None,
 ) -> Sequence[RunRow]:
-    """Write the rows of a run whose process ended before it could."""
-    experiment, session = _begin(command, settings, directory, None)
+    """Write the rows of a run whose process ended before it could; see `run_command`."""
+    experiment, session = _begin(command, settings, directory, None, run_id)
     session.status = "failed"
     session.error = reason
     rows = experiment.rows(session)
@@ -68,7 +76,11 @@ def record_failure(
 
 
 def _begin(
-    command: str, settings: RunSettings, directory: Path, keeper: PairKeeper | None
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    keeper: PairKeeper | None,
+    run_id: str | None,
 ) -> tuple[Experiment, Session]:
     experiment: Experiment = COMMANDS[command].begin(settings)
-    return experiment, Session(experiment.settings, settings, directory, keeper)
+    return experiment, Session(experiment.settings, settings, directory, keeper, run_id)

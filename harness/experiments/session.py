@@ -62,6 +62,7 @@ class Session:
     Args:
         asked: the settings as they were given, without the command's own changes.
         keeper: holds the pair where several runs follow each other.
+        run_id: of the run; None for a new one.
 
     Attributes:
         run: the id that all its rows carry.
@@ -75,11 +76,12 @@ class Session:
         asked: RunSettings,
         directory: Path,
         keeper: PairKeeper | None = None,
+        run_id: str | None = None,
     ) -> None:
         self.settings = settings
         self.asked = asked
         self.directory = directory
-        self.run = new_run_id()
+        self.run = run_id or new_run_id()
         self.status = "ok"
         self.error: str | None = None
         self.placed: PlacedPair | None = None

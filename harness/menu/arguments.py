@@ -9,7 +9,8 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from harness.config.errors import SettingError
+from harness.config.errors import SettingError, nearest
+from harness.config.settings import require
 from harness.menu import names
 from harness.menu.overrides import in_quotes
 
@@ -25,8 +26,13 @@ _OPTIONS = {
 _PRINTED = ("job", "hydra", "all")
 _TOLD = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _CHOICES = {"--cfg": _PRINTED, "-c": _PRINTED, "--info": _TOLD, "-i": _TOLD}
+_PACKAGE = ("--package", "-p")
+# Groups with keys that are no settings of the command.
+_OPEN_GROUPS = ("hydra", "_global_", "command", "draft", "engine")
 # They choose a preset, which null is not.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# They name a place.
+_DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # What Hydra reads as a number, a truth or a list, where a name is asked for.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 
@@ -46,12 +52,14 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
         if is_value:
             is_value = False
         elif argument.startswith("-"):
-            option, equals, _ = argument.partition("=")
+            option, equals, value = argument.partition("=")
             if option not in _OPTIONS and not re.fullmatch("-[hmr]+", argument):
                 raise SettingError(argument, _instead_of_option(argument, following, command))
-            is_value = _OPTIONS.get(option, False) and not equals
-            if is_value:
-                _check_option(option, *following[:1])
+            takes_value = _OPTIONS.get(option, False)
+            is_value = takes_value and not equals
+            if takes_value:
+                values = [value] if equals else following[:1]
+                _check_option(option, known, *values)
         elif "=" not in argument and not argument.startswith("~"):
             _check_word(argument, following, known)
         else:
@@ -67,7 +75,7 @@ def _instead_of_option(argument: str, following: Sequence[str], command: str) ->
     return f"settings are typed without dashes: {setting}={value}"
 
 
-def _check_option(option: str, value: str | None = None) -> None:
+def _check_option(option: str, known: Collection[str], value: str | None = None) -> None:
     """Check the value that follows an option; `--info` alone is `--info all`."""
     choices = _CHOICES.get(option, ())
     if value is None and option not in ("--info", "-i"):
@@ -75,6 +83,18 @@ def _check_option(option: str, value: str | None = None) -> None:
         raise SettingError(option, f"is followed by a value{examples}")
     if choices and value not in (None, *choices):
         raise SettingError(option, f"must be followed by one of {', '.join(choices)}", value)
+    if option in _PACKAGE and value is not None and not _is_part(value, known):
+        rule = f"must be followed by a setting or a group of settings{nearest(value, known)}"
+        raise SettingError(option, rule, value)
+
+
+def _is_part(name: str, known: Collection[str]) -> bool:
+    """Whether a configuration can have a setting, a group or a key of this name."""
+    if name in known or name.partition(".")[0] in _OPEN_GROUPS:
+        return True
+    groups = {setting.rpartition(".")[0] for setting in known}
+    # The value of a setting may be a mapping, which has keys.
+    return any(name.startswith(f"{setting}.") for setting in known if setting not in groups)
 
 
 def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> None:
@@ -89,6 +109,8 @@ def _check_group(argument: str) -> None:
     group, _, value = argument.partition("=")
     if group.lstrip("+~") == "command":
         raise SettingError("command", "is the first word: python -m harness COMMAND")
+    if group.lstrip("+") in _DIRECTORIES:
+        require(value != "null", group, "must name a directory", value)
     if group not in _GROUPS or not _NO_NAME.fullmatch(value):
         return
     rule = "must be a preset"

@@ -18,8 +18,9 @@ from harness.menu.registry import Record
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.config.settings import DecodingSettings, Fault
+    from harness.config.settings import DecodingSettings, DraftSettings, Fault
     from harness.engines.protocol import Engine
+    from harness.menu.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,14 @@ class EngineRecord(Record, Abilities):
             "(huggingface has its own way: engine.schedule=adaptive)"
         )
         require(number != "auto", "decoding.num_draft_tokens", rule, number)
+
+    def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
+        """Raise a SettingError for a way to draft that this engine does not have, as far as the
+        settings tell.
+
+        Args:
+            settings: the engine's, of the class `settings`.
+        """
 
     def place(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.

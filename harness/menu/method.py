@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from harness.models.loading import LoadedModel
     from harness.models.sketch import Sketch
 
+# The rule about `draft` with transformers' own generation.
+FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 # Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
@@ -189,10 +191,15 @@ class Method(Record):
         """Return the entries of vLLM's `speculative_config`.
 
         Raises:
-            SettingError: vLLM has no such method, or not with these settings.
+            SettingError: vLLM cannot draft with this checkpoint.
         """
+        raise NotImplementedError
+
+    def check_vllm(self, settings: Any) -> None:
+        """Raise a SettingError if vLLM cannot draft in this way, as far as the settings tell."""
+        has_words = type(self).vllm is not Method.vllm
         rule = "must be a model, a head, lookup, suffix or mtp with engine=vllm"
-        raise SettingError("draft", rule, settings.name)
+        require(has_words, "draft", rule, settings.name)
 
     def huggingface(
         self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
@@ -200,10 +207,11 @@ class Method(Record):
         """Return the arguments of transformers' `generate` that make it draft in this way."""
         return {}
 
-    def check_huggingface(self, planned: DraftedPair, settings: Any, schedule: str) -> None:
-        """Raise a SettingError unless `generate` can draft in this way."""
-        rule = "must be a model, lookup or early_exit with engine=huggingface"
-        raise SettingError("draft", rule, settings.name)
+    def check_huggingface(self, settings: Any, schedule: str) -> None:
+        """Raise a SettingError if `generate` cannot draft in this way, as far as the settings
+        tell.
+        """
+        raise SettingError("draft", FOR_HUGGINGFACE, settings.name)
 
 
 class TextMethod(Method):

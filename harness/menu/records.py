@@ -207,4 +207,5 @@ def checked(settings: RunSettings) -> RunSettings:
         learns = method.trains or not settings.TRAINS
         require(learns, "draft", "has no weights to train", settings.draft.name)
         method.check(settings)
+        engine.check_draft(method, settings.draft, settings.engine)
     return settings

@@ -150,6 +150,11 @@ def read_latency_prompts(directory: Path | None, run: str | None) -> list[Latenc
     return [row for row in rows if isinstance(row, LatencyPromptRow) and row.run == run]
 
 
+def read_run(path: Path, kind: type[AnyRow], run: str) -> list[AnyRow]:
+    """The rows of one run, by its id, in a shared CSV file and its numbered siblings."""
+    return [row for row in read_rows(path, kind) if row.run == run]
+
+
 def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
     """One CSV file, as far as its rows are whole.
 

@@ -191,17 +191,9 @@ def measured_rows(
     if not measurement.reusable:
         return []
     same = [row for row in read_rows(path, kind) if row.measurement == measurement.digest]
-    return _newest([row for row in same if row.status == "ok" and measurement.includes(row)])
-
-
-def newest_run(path: str | Path, kind: type[AnyRunRow]) -> list[AnyRunRow]:
-    """The rows of the newest run; [] where there is no file."""
-    return _newest(read_rows(path, kind))
-
-
-def _newest(rows: list[AnyRunRow]) -> list[AnyRunRow]:
-    latest = max((row.run or "" for row in rows), default=None)
-    return [row for row in rows if (row.run or "") == latest]
+    complete = [row for row in same if row.status == "ok" and measurement.includes(row)]
+    latest = max((row.run or "" for row in complete), default=None)
+    return [row for row in complete if (row.run or "") == latest]
 
 
 def _weights(model: ModelSettings) -> object:

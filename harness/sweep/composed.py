@@ -20,7 +20,7 @@ from harness.config.run import RunSettings
 from harness.menu import conversion, records
 from harness.menu.records import COMMANDS
 from harness.sweep import ranks, signals
-from harness.sweep.manifest import Manifest
+from harness.sweep.manifest import Manifest, collects_in
 
 if TYPE_CHECKING:
     from harness.sweep.jobs import Job
@@ -42,6 +42,7 @@ def run(config: Any) -> Sequence[Any]:
         raise SettingError("command", f"must be one of {', '.join(known)}", name)
     hydra = HydraConfig.get()
     sweep = _sweep_directory(hydra)
+    _refuse_shared_file(name, OmegaConf.select(config, "results.file"), hydra, sweep)
     settings = _settings(name, plain, sweep)
     if sweep is None:
         _announce(settings)
@@ -69,6 +70,21 @@ def _sweep_directory(hydra: HydraConf) -> Path | None:
         return None
     depth = len(Path(hydra.sweep.subdir).parts)
     return Path(hydra.runtime.output_dir).parents[depth - 1]
+
+
+def _refuse_shared_file(
+    command: str, collecting_file: object, hydra: HydraConf, sweep: Path | None
+) -> None:
+    """Raise a SettingError where the run's or sweep's own rows would go to the file of all runs."""
+    kind = COMMANDS[command].row
+    directory = sweep or Path(hydra.runtime.output_dir)
+    if kind is None or not collects_in(directory, kind, collecting_file):
+        return
+    setting, typed = "hydra.run.dir", hydra.run.dir
+    if sweep is not None:
+        setting, typed = "hydra.sweep.dir", hydra.sweep.dir
+    rule = f"must be another directory than that of results.file={collecting_file}, which collects all runs"
+    raise SettingError(setting, rule, typed)
 
 
 def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSettings:

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from harness.config.errors import RunError
 
@@ -71,6 +71,12 @@ class SweepCallback(Callback):
         from harness.sweep import saturation
 
         directory = Path(config.hydra.sweep.dir)
+        kind = COMMANDS[config.command].row
+        if kind is not None and collects_in(
+            directory, kind, OmegaConf.select(config, "results.file")
+        ):
+            # An exception would become a warning of Hydra's: the first job raises it.
+            return
         sweeps = _swept_overrides(config)
         # An optimiser says how many jobs it runs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
@@ -83,7 +89,6 @@ class SweepCallback(Callback):
             methods=_drafting_methods(sweeps),
             engines=sorted(set(_choices(sweeps, "engine"))),
         )
-        kind = COMMANDS[config.command].row
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
             if kind is not None:
@@ -96,6 +101,13 @@ class SweepCallback(Callback):
         SweepCallback.directory = directory
         jobs = "job" if num_jobs == 1 else "jobs"
         print(f"{num_jobs} {jobs} in {directory}", file=sys.stderr)
+
+
+def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) -> bool:
+    """Whether a directory's own file of rows is the file that collects those of all runs."""
+    if not isinstance(collecting_file, str):
+        return False
+    return (directory / f"{kind.kind}.csv").resolve() == Path(collecting_file).resolve()
 
 
 def _swept_overrides(config: DictConfig) -> list[Override]:

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,8 +36,8 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, engine_of
-from harness.results.files import write_nothing
-from harness.results.measurement import newest_run
+from harness.results.environment import new_run_id
+from harness.results.files import read_run, write_nothing
 from harness.results.schema import RunRow
 from harness.sweep import signals
 
@@ -58,6 +58,8 @@ class Job:
             its `log.txt`.
         number: among the sweep's jobs, from 0.
         overrides: the job's settings, as typed.
+        run_id: that its rows carry, by which they are told from those of an earlier run in the
+            same directory.
     """
 
     command: str
@@ -66,6 +68,7 @@ class Job:
     sweep: Path | None = None
     number: int = 0
     overrides: Sequence[str] = ()
+    run_id: str = field(default_factory=new_run_id)
 
     @property
     def file(self) -> Path:
@@ -80,13 +83,18 @@ class Job:
         """
         signals.load(COMMANDS[self.command].module)
         rows: Sequence[RunRow] = _runner().run_command(
-            self.command, self.settings, directory or self.directory, keeper, signals.finishing
+            self.command,
+            self.settings,
+            directory or self.directory,
+            keeper,
+            signals.finishing,
+            run_id=self.run_id,
         )
         return rows
 
     def rows(self) -> Sequence[RunRow]:
         """The rows that the run has written, if any."""
-        return newest_run(self.file, row_kind(self.command))
+        return read_run(self.file, row_kind(self.command), self.run_id)
 
     def ensure_rows(self, reason: str) -> Sequence[RunRow]:
         """Return the run's rows; if it wrote none, first write rows that state this reason.
@@ -97,7 +105,7 @@ class Job:
         if rows:
             return rows
         failed_rows: Sequence[RunRow] = _runner().record_failure(
-            self.command, self.settings, self.directory, reason
+            self.command, self.settings, self.directory, reason, run_id=self.run_id
         )
         return failed_rows
 

@@ -243,8 +243,10 @@ def test_a_process_that_died_has_rows_with_its_answers(
     died = tmp_path / "died"
     died.mkdir()
     prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
-    prompts[:24].to_csv(died / "eval_prompts.csv", index=False)
-    record_failure("eval", from_config(EvalSettings, configuration), died, "killed by signal 9")
+    earlier = prompts[24:].assign(run="an earlier run in this directory")
+    pd.concat([earlier, prompts[:24]]).to_csv(died / "eval_prompts.csv", index=False)
+    settings = from_config(EvalSettings, configuration)
+    record_failure("eval", settings, died, "killed by signal 9", run_id=prompts["run"][0])
     arms = pd.read_csv(died / "eval.csv")
     assert list(arms["num_prompts"]) == [12] * 4
     assert set(arms["error"]) == {"killed by signal 9"}

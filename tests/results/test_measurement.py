@@ -29,7 +29,6 @@ from harness.results.measurement import (
     identify,
     measured_rows,
     measurement_digest,
-    newest_run,
 )
 from harness.results.schema import LatencyRow
 from harness.results.servers import told_by
@@ -117,8 +116,6 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
     assert (tmp_path / "latency-2.csv").exists()
     assert [found.num_tokens for found in measured_rows(file, LatencyRow, Measurement("a"))] == [3]
     assert measured_rows(file, LatencyRow, Measurement("c")) == []
-    assert [found.num_tokens for found in newest_run(file, LatencyRow)] == [5]
-    assert newest_run(tmp_path / "absent.csv", LatencyRow) == []
 
 
 def test_the_version_of_the_engine_counts(

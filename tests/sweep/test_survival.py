@@ -101,6 +101,21 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_job_that_dies_in_a_used_directory_has_no_figures_of_an_earlier_run(
+    pairs: Path, tmp_path: Path
+) -> None:
+    sweep = command(pairs, f"model={pairs}/kill", "seed=0", "hydra.sweep.dir=s")
+    run(*sweep, "decoding.num_draft_tokens=2", cwd=tmp_path)
+    run(*sweep, f"decoding.num_draft_tokens={FATAL}", cwd=tmp_path, code=1)
+    for file in ("s/latency.csv", "s/0/latency.csv"):
+        rows = pd.read_csv(tmp_path / file)
+        died = rows[rows["num_draft_tokens"] == FATAL]
+        assert died["error"].str.contains(REASONS["kill"]).all(), file
+        assert died["ms_per_token"].isna().all()
+        assert len(died) == 1
+
+
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path: Path) -> None:
     # On a machine that is slow enough the limit ends the second job too.
     arguments = command(
@@ -185,6 +200,17 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
 def test_a_sweep_into_a_device_is_refused(tmp_path: Path) -> None:
     done = run("plan", "-m", "seed=1,2", "results.file=/dev/full", cwd=tmp_path, code=2)
     assert "results.file=/dev/full: cannot be written: it is not a regular file" in done.stderr
+
+
+def test_a_sweep_into_the_directory_of_all_runs_is_refused_and_removes_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    collected = tmp_path / "results" / "latency.csv"
+    append_rows(collected, [LatencyRow(job="0"), LatencyRow()])
+    refused = harness("latency", "-m", "seed=1,2", "hydra.sweep.dir=results", code=2)
+    rule = "hydra.sweep.dir=results: must be another directory than that of results.file="
+    assert refused.complaint.startswith(rule)
+    assert len(read_rows(collected, LatencyRow)) == 2
 
 
 def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(

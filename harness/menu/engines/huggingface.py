@@ -11,7 +11,9 @@ from harness.menu.engine import EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
+    from harness.menu.method import Method
 
 Schedule = Literal["constant", "adaptive"]
 
@@ -44,12 +46,17 @@ class HuggingFace(EngineRecord):
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(run.batch_size == 1, "batch_size", rule, run.batch_size)
 
+    def check_draft(
+        self, method: Method, draft: DraftSettings, settings: HuggingFaceSettings
+    ) -> None:
+        method.check_huggingface(draft, settings.schedule)
+
     def open(self, opening: Opening) -> Engine:
         from harness.engines.huggingface import HuggingFaceEngine, check_pair
 
         settings = opening.settings.engine
         assert isinstance(settings, HuggingFaceSettings)
-        check_pair(opening.planned, opening.decoding, settings.schedule)
+        check_pair(opening.planned, opening.decoding)
         return HuggingFaceEngine(
             opening.load(),
             opening.decoding,

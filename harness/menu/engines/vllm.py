@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from harness.config.engines import EngineSettings
-from harness.config.settings import require_at_least
+from harness.config.settings import PlacementSettings, require, require_at_least
 from harness.menu.engine import EngineRecord, Opening
 
 if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings, ModelSettings
     from harness.engines.protocol import Engine
+    from harness.menu.method import Method
 
 Backend = Literal["mp", "ray"]
 
@@ -52,10 +55,33 @@ class Vllm(EngineRecord):
     # Python's filters: the level is all that can be chosen.
     environment: ClassVar[Mapping[str, str]] = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
+    def check(self, run: RunSettings) -> None:
+        """Refuse what vLLM has nothing for, as far as the settings tell."""
+        super().check(run)
+        plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
+        rule = (
+            "must be auto with engine=vllm: engine.tensor_parallel_size and "
+            "engine.pipeline_parallel_size split a model"
+        )
+        require(run.placement == plain, "placement", rule, run.placement.strategy)
+        for role, model in (("model", run.model), ("draft", run.draft)):
+            if model is not None:
+                _check_weights(role, model)
+
+    def check_draft(self, method: Method, draft: DraftSettings, settings: VllmSettings) -> None:
+        method.check_vllm(draft)
+
     def open(self, opening: Opening) -> Engine:
         from harness.engines.vllm import VllmEngine
 
         return VllmEngine(opening)
+
+
+def _check_weights(role: str, model: ModelSettings) -> None:
+    """Raise a SettingError for weights in a form that vLLM does not load."""
+    require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
+    rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
+    require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
 
 
 RECORD = Vllm()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.settings import DecodingSettings, require
-from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.menu.method import LoadedPair, MakeDrafter, Method
 from harness.menu.methods.model import SampledDraftSettings
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ class EarlyExit(Method):
     ) -> dict[str, Any]:
         return {"assistant_early_exit": settings.num_layers}
 
-    def check_huggingface(
-        self, planned: DraftedPair, settings: EarlyExitSettings, schedule: str
-    ) -> None:
+    def check_huggingface(self, settings: EarlyExitSettings, schedule: str) -> None:
         """Refuse nothing: `generate` can exit early with every schedule."""
 
 

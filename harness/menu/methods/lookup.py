@@ -109,9 +109,7 @@ class Lookup(TextMethod):
     ) -> dict[str, Any]:
         return {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
 
-    def check_huggingface(
-        self, planned: DraftedPair, settings: LookupSettings, schedule: str
-    ) -> None:
+    def check_huggingface(self, settings: LookupSettings, schedule: str) -> None:
         """Refuse a schedule: prompt lookup always drafts as many tokens."""
         rule = "must be constant: prompt lookup has no other"
         require(schedule == "constant", "engine.schedule", rule, schedule)

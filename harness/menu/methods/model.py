@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config.errors import SettingError
+from harness.config.model_names import is_head
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
 from harness.config.synthetic import rank_rates_of_profile
-from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.menu.method import FOR_HUGGINGFACE, DraftedPair, LoadedPair, MakeDrafter, Method
 from harness.menu.trees import check_tree_models, plan_of
 
 if TYPE_CHECKING:
@@ -208,14 +209,6 @@ class ModelDraft(Method):
         """Return the entries for a draft model, or for a head of its kind."""
         from harness.models.checkpoints import source
 
-        require(
-            settings.layers is None,
-            "draft.layers",
-            "must be null with engine=vllm, which reads the head's",
-            settings.layers,
-        )
-        rule = "is for suffix with engine=vllm"
-        require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
         in_one_pass = planned.draft_plan is not None and planned.draft_plan.mask_token is not None
         words = {"method": "draft_model", "parallel_drafting": in_one_pass}
         if planned.head is not None:
@@ -226,6 +219,13 @@ class ModelDraft(Method):
             "revision": settings.revision,
             "quantization": VLLM_QUANTIZATIONS.get(settings.quantization),
         }
+
+    def check_vllm(self, settings: ModelDraftSettings) -> None:
+        """Refuse what only our own drafters of heads have."""
+        rule = "must be null with engine=vllm, which reads the head's"
+        require(settings.layers is None, "draft.layers", rule, settings.layers)
+        rule = "is for suffix with engine=vllm"
+        require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
 
     def huggingface(
         self, pair: LoadedPair, settings: ModelDraftSettings, decoding: DecodingSettings
@@ -242,15 +242,10 @@ class ModelDraft(Method):
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
 
-    def check_huggingface(
-        self, planned: DraftedPair, settings: ModelDraftSettings, schedule: str
-    ) -> None:
-        """Refuse heads, and drafts that propose all tokens in one pass."""
-        if planned.head is not None:
-            super().check_huggingface(planned, settings, schedule)
-        plan = planned.draft_plan
-        rule = "drafts all tokens in one pass, which engine=huggingface cannot"
-        require(plan is None or plan.mask_token is None, "draft", rule, settings.name)
+    def check_huggingface(self, settings: ModelDraftSettings, schedule: str) -> None:
+        """Refuse heads, as far as a preset or a directory tells that they are some."""
+        is_model = not is_head(settings.repository, settings.architecture)
+        require(is_model, "draft", FOR_HUGGINGFACE, settings.name)
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
