@@ -28,6 +28,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
+from harness.drafting.block_formats import (
+    LeftOut,
+    block_fields,
+    has_causal_head,
+    has_selector,
+    is_deepspec,
+    is_speculators,
+)
 from harness.drafting.blocks import HeadConfig, LayeredHead
 from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
@@ -311,71 +319,17 @@ class DFlash(HeadKind):
     drafts_trees = True
     trains = True
 
-    # The rank of a Markov head where a configuration does not say it; 0 for no such head.
-    usual_rank = 0
-    # Likewise, in the format of speculators alone.
-    usually_from_anchor = False
-    usually_causal_windows = True
+    left_out = LeftOut()
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if "speculators_model_type" in raw:
-            return raw["speculators_model_type"] == "dflash"
-        if "dflash_config" in raw:
-            return not has_selector(raw) and not has_causal_head(raw)
-        return has_blocks(raw) and not raw.get("markov_rank")
+        if is_speculators(raw):
+            return raw["speculators_model_type"] == self.name
+        if is_deepspec(raw):
+            return not raw.get("markov_rank")
+        return "dflash_config" in raw and not has_selector(raw) and not has_causal_head(raw)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
-        return BlockConfig(**self.fields(stored, shapes))
-
-    def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
-        """Fields of the configuration."""
-        raw = stored.raw
-        complete = "target_layer_ids" in raw
-        layered = stored.layered(shapes, ["embed_tokens", "lm_head"] if complete else [])
-        _settle_windows(stored, layered["transformer"])
-        nested = raw.get("dflash_config") or {}
-        size = raw.get("block_size") or nested.get("block_size")
-        if not isinstance(size, int) or size < 2:
-            raise stored.refused(f"names no block_size above 1 ({size})")
-        is_speculators = "speculators_model_type" in raw
-        rank = 0 if "dflash_config" in raw else raw.get("markov_rank", self.usual_rank)
-        if rank and raw.get("markov_head_type", "vanilla") != "vanilla":
-            kind = raw["markov_head_type"]
-            raise stored.refused(f"has a Markov head of type {kind}; vanilla is supported")
-        # DeepSpec trains DFlash from the anchor too.
-        from_anchor = self.usually_from_anchor if is_speculators else not nested
-        usually_confident = self.usually_from_anchor and is_speculators
-        confidence = bool(raw.get("enable_confidence_head", usually_confident))
-        reads_token = bool(raw.get("confidence_head_with_markov", True)) and rank > 0
-        mask = raw.get("mask_token_id", nested.get("mask_token_id"))
-        return (
-            layered
-            | self._attention(raw)
-            | {
-                "block_size": size,
-                "mask_token_id": stored.token("mask_token_id", mask),
-                "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
-                "markov_rank": rank,
-                "confidence": confidence,
-                "confidence_markov": confidence and reads_token,
-            }
-        )
-
-    def _attention(self, raw: Mapping[str, Any]) -> dict[str, bool]:
-        """The fields that say which queries and keys see each other, as in the format's own code."""
-        if "speculators_model_type" in raw:
-            non_causal = raw.get("sliding_window_non_causal", not self.usually_causal_windows)
-            return {"causal_windows": not non_causal}
-        if "dflash_config" not in raw:
-            return {}
-        causal = raw.get("is_causal")
-        if causal is None:
-            causal = _first_known(raw["dflash_config"], "causal", "causal_head")
-        return {
-            "causal": bool(causal),
-            "causal_windows": causal is None,
-            "windows_follow": True,
-        }
+        return BlockConfig(**block_fields(stored, shapes, self.left_out))
 
     def build(self, config: Any) -> BlockHead:
         return BlockHead(config)
@@ -392,51 +346,6 @@ class DFlash(HeadKind):
             "aux_hidden_state_layer_ids": layers_read,
         }
         return raw, {}
-
-
-def _settle_windows(stored: StoredHead, transformer: Any) -> None:
-    """Read the windows of attention that transformers does not know; raise a SettingError for what
-    is not drafted here.
-
-    z-lab's format may name the window beside the layers (`swa_window_size`, MiMo's heads), because
-    transformers forgets Qwen3's own. DeepSpec trains all layers of its heads without windows.
-    """
-    raw = stored.raw
-    nested = raw.get("dflash_config") or {}
-    if raw.get("attention_sink_bias") or nested.get("attention_sink_bias"):
-        raise stored.refused("has attention sinks (attention_sink_bias), which are not supported")
-    layer_types = getattr(transformer, "layer_types", None) or []
-    has_windows = any(kind.startswith("sliding") for kind in layer_types)
-    if nested.get("use_swa") and not has_windows:
-        raise stored.refused("has use_swa=true, and no sliding_attention among its layer_types")
-    is_of_deepspec = "target_layer_ids" in raw and not nested
-    if has_windows and is_of_deepspec:
-        raise stored.refused("has sliding windows, which heads of DeepSpec's format do not have")
-    if has_windows and transformer.sliding_window is None:
-        transformer.sliding_window = nested.get("swa_window_size")
-
-
-def _first_known(settings: Mapping[str, Any], *keys: str) -> Any:
-    """The value of the first key that is set; None where none is."""
-    values = (settings.get(key) for key in keys)
-    return next((value for value in values if value is not None), None)
-
-
-def has_blocks(raw: Mapping[str, Any]) -> bool:
-    """Whether a flat configuration is of a head that drafts blocks."""
-    return "target_layer_ids" in raw and "block_size" in raw
-
-
-def has_selector(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration in z-lab's format is of a DFlash 2 head."""
-    nested = raw.get("dflash_config")
-    return isinstance(nested, Mapping) and "selector_rank" in nested
-
-
-def has_causal_head(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration in z-lab's format is of a JetSpec head."""
-    nested = raw.get("dflash_config")
-    return isinstance(nested, Mapping) and bool(nested.get("causal_head"))
 
 
 RECORD = DFlash()

@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 
 from harness.decoding.protocols import TreeDrafter
 from harness.decoding.warp import AnyWarp
+from harness.drafting.block_formats import LeftOut, block_fields, has_selector, is_speculators
 from harness.drafting.head_drafter import Draft, Unread, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, TokenPredictor
-from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash, has_selector
+from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
 from harness.drafting.training_batch import TrainingBatch, soft_loss
 from harness.drafting.tree_growth import Predictor, TreePlan
 from harness.menu.head_kind import HeadKind
@@ -226,15 +227,15 @@ class DFlash2(DFlash):
     """DFlash 2, as speculators and z-lab store it."""
 
     name = "dflash2"
-    usually_causal_windows = False
+    left_out = LeftOut(causal_windows=False)
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if "speculators_model_type" in raw:
+        if is_speculators(raw):
             return raw["speculators_model_type"] == self.name
         return has_selector(raw)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SelectorConfig:
-        fields = self.fields(stored, shapes)
+        fields = block_fields(stored, shapes, self.left_out)
         settings = _settings(stored.raw)
         num_candidates = settings.get("selector_top_k") or _NUM_CANDIDATES
         config = SelectorConfig(

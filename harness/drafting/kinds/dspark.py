@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.drafting.kinds.dflash import DFlash, has_blocks
+from harness.drafting.block_formats import LeftOut, is_deepspec, is_speculators
+from harness.drafting.kinds.dflash import DFlash
 
 
 class DSpark(DFlash):
@@ -13,14 +14,12 @@ class DSpark(DFlash):
 
     name = "dspark"
     trains = False
-    usual_rank = 256
-    usually_from_anchor = True
+    left_out = LeftOut(markov_rank=256, from_anchor=True)
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if "speculators_model_type" in raw:
-            return raw["speculators_model_type"] == "dspark"
-        is_flat = has_blocks(raw) and "dflash_config" not in raw
-        return is_flat and bool(raw.get("markov_rank"))
+        if is_speculators(raw):
+            return raw["speculators_model_type"] == self.name
+        return is_deepspec(raw) and bool(raw.get("markov_rank"))
 
 
 RECORD = DSpark()

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.config.errors import SettingError
+from harness.drafting.block_formats import has_causal_head, is_speculators
 from harness.drafting.head_formats import Shapes
-from harness.drafting.kinds.dflash import DFlash, has_causal_head
+from harness.drafting.kinds.dflash import DFlash
 
 
 class JetSpec(DFlash):
@@ -19,7 +20,7 @@ class JetSpec(DFlash):
     name = "jetspec"
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        return "speculators_model_type" not in raw and has_causal_head(raw)
+        return not is_speculators(raw) and has_causal_head(raw)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """See `HeadKind.new`: as a DFlash head, in z-lab's format."""
