@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from harness.decoding.protocols import Drafter, TreeDrafter
 from harness.decoding.warp import AnyWarp
 from harness.drafting.training_batch import TrainingBatch
-from harness.drafting.tree_growth import TreePlan
+from harness.drafting.tree_plan import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.decoding.transfer import most, to_device
 from harness.drafting.head_drafter import Unread
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.tree_growth import Predictor
+from harness.runners.regions import end_part
 
 
 class EagleTrees(HeadTrees):
@@ -17,8 +17,13 @@ class EagleTrees(HeadTrees):
     Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
     """
 
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """See `HeadDrafter.num_ahead`: a chain's tokens, or the nodes of all levels but the last."""
+        num_expanded = self.plan.most_expanded(num_draft_tokens)
+        return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
+
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        return _EaglePredictor(self, self.read(unread))
+        return _EaglePredictor(self, self.read(unread), unread.starts + unread.counts)
 
     def logits_of(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [B, n, V] after entries with these states [B, n, width], and the states that
@@ -28,53 +33,50 @@ class EagleTrees(HeadTrees):
         logits = self.over_vocabulary(self._logits(normed))
         return logits, normed if self.head.config.norm_output else states
 
-    def entries(
-        self, tokens: Tensor, states: Tensor, num_before: int, level: int, visible: Tensor
-    ) -> Tensor:
-        """Append entries of nodes [B, n] to the cache -> their states.
+    def states_of(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Append entries of nodes [B, n], which `cache` has placed -> their states.
 
         Args:
             states: [B, n, width], which the head reads beside the tokens.
-            num_before: number of nodes that have entries already.
-            level: the level of these nodes in the tree, from 1.
-            visible: [B, n, num_before + n], whether each of these nodes sees each node up to now.
         """
-        first_slots = to_device(self._num_cached, self.device)
-        positions = (first_slots + level - 1).unsqueeze(1)
-        self.cache.place_tree(
-            positions.expand(-1, tokens.shape[1]),
-            first_slots,
-            largest_first=most(self._num_cached),
-            num_before=num_before,
-            visible=visible,
-        )
         return self.head(self._embed(tokens), states, self.cache)
 
 
 class _EaglePredictor(Predictor):
-    """The levels of one iteration."""
+    """The levels of one iteration.
 
-    def __init__(self, drafter: EagleTrees, states: Tensor) -> None:
+    Every level but the first computes the same with other numbers, so that all share their compiled
+    code.
+
+    Args:
+        states: [B, 1, width], of the last entry of the text.
+        first_slots: [B], behind the text.
+    """
+
+    def __init__(self, drafter: EagleTrees, states: Tensor, first_slots: Tensor) -> None:
         self._drafter = drafter
         self._logits, self._states = drafter.logits_of(states)
-        num_rows = len(states)
-        self._visible = torch.empty(num_rows, 1, 0, dtype=torch.bool, device=states.device)
-        self._level = 0
+        # The position of the next level, the slot of its first node, and the slots that are seen
+        # from the nodes above it: the text's from the root.
+        self._position = first_slots.unsqueeze(1)
+        self._next_slot = self._position
+        slots = torch.arange(drafter.cache.num_slots, device=states.device)
+        self._visible = (slots < self._position).unsqueeze(1)
 
     def root(self) -> Tensor:
         return self._logits
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        self._level += 1
-        num_before = self._visible.shape[2]
         count = tokens.shape[1]
         rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-        itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        states = self._states[rows, parents]
         above = self._visible[rows, parents]
-        visible = torch.cat([above, itself.expand(len(tokens), -1, -1)], dim=2)
-        states = self._drafter.entries(
-            tokens, self._states[rows, parents], num_before, self._level, visible
-        )
-        self._visible = visible
-        logits, self._states = self._drafter.logits_of(states)
+        end_part()
+        slots = self._next_slot + torch.arange(count, device=tokens.device)
+        self._visible = above.scatter(2, slots.unsqueeze(2), True)
+        self._drafter.cache.place_tree(self._position, slots, self._visible)
+        entries = self._drafter.states_of(tokens, states)
+        self._position = self._position + 1
+        self._next_slot = self._next_slot + count
+        logits, self._states = self._drafter.logits_of(entries)
         return logits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -77,11 +77,13 @@ class PreparedDrafts(Protocol):
 
     cache: SlotCache
 
-    def width(self, drafter: HeadDrafter, num_draft_tokens: int) -> int | None:
-        """The most unread features of a row that a prepared proposal reads; None where there is none for this K."""
+    def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
+        """Return the number of draft tokens of the prepared proposal that replaces one of `number`
+        tokens; None where there is none.
+        """
 
-    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """Draft for as many tokens as there are uniforms."""
+    def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of the prepared proposal of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -187,26 +189,59 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        uniforms = uniforms.to(self.device)
-        width = None if self.prepared is None else self.prepared.width(self, num_draft_tokens)
-        if width is not None and most(self._num_unread) > width:
-            self._read_early()
-        unread = self._unread()
-        if self.prepared is None or width is None or not self._has_room(unread, width):
-            drafted = self._draft_eagerly(unread, uniforms)
-        else:
-            drafted = self.prepared(unread, uniforms)
-        self._count_as_read(self.num_reread)
+        return self._chain(num_draft_tokens, uniforms, self.prepared)
+
+    def _chain(
+        self, num_draft_tokens: int, uniforms: Tensor, prepared: PreparedDrafts | None
+    ) -> Proposal:
+        outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
+        drafted = Draft(*outputs).first_tokens(num_draft_tokens)
         self._proposed = drafted.tokens
         lengths = None if drafted.lengths is None else drafted.lengths.tolist()
         tokens = drafted.tokens.to(self._home)
         return Proposal(tokens, drafted.probabilities.to(self._home), lengths)
 
-    def _draft_eagerly(self, unread: Unread, uniforms: Tensor) -> Draft:
-        num_ahead = self.num_ahead(uniforms.shape[1])
+    def _run(
+        self,
+        call: Callable[..., tuple[Any, ...]],
+        number: int,
+        inputs: Sequence[Tensor],
+        prepared: PreparedDrafts | None,
+    ) -> tuple[Any, ...]:
+        """Read the unread features and return the outputs of a proposal, prepared where it can be.
+
+        Args:
+            call: takes `Unread` and the inputs.
+            number: of draft tokens, or levels of a tree.
+        """
+        prepared_number = None if prepared is None else prepared.number_for(self, number)
+        if prepared_number is not None and most(self._num_unread) > self.most_unread(
+            prepared_number
+        ):
+            self._read_early()
+        unread = self._unread()
+        if (
+            prepared is None
+            or prepared_number is None
+            or not self._has_room(prepared, prepared_number)
+        ):
+            outputs = self._run_eagerly(call, number, unread, *inputs)
+        else:
+            outputs = prepared(prepared_number, unread, *inputs)
+        self._count_as_read(self.num_reread)
+        return outputs
+
+    def _run_eagerly(
+        self, call: Callable[..., tuple[Any, ...]], number: int, unread: Unread, *inputs: Tensor
+    ) -> tuple[Any, ...]:
+        num_ahead = self.num_ahead(number)
         self.cache.num_slots = most(self._num_cached) + unread.features.shape[1] + num_ahead
         with without_plans():
-            return self.draft(unread, uniforms)
+            return call(unread, *inputs)
+
+    def most_unread(self, number: int) -> int:
+        """Return the most features that a row has not read after a verdict over `number` tokens."""
+        return self.num_reread + number + 1
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
         """See `FollowingDrafter.replace`. Features do not depend on who proposed a token."""
@@ -266,8 +301,12 @@ class HeadDrafter(Drafter):
         """Read the features into the cache, where the head has one."""
 
     def num_ahead(self, num_draft_tokens: int) -> int:
-        """The most slots behind the unread features that `draft` writes."""
+        """The most slots behind the unread features that a proposal writes."""
         return num_draft_tokens
+
+    def num_drafted(self, number: int) -> int:
+        """Return how many of `number` tokens, or levels of a tree, the head can draft."""
+        return number
 
     def _read_early(self) -> None:
         """Read all features; of each row the last one is read again with those that follow."""
@@ -311,12 +350,11 @@ class HeadDrafter(Drafter):
         if num_again:
             self._chunks = [_Chunk(chunk.features, chunk.following, first, again)]
 
-    def _has_room(self, unread: Unread, width: int) -> bool:
+    def _has_room(self, prepared: PreparedDrafts, number: int) -> bool:
         """Whether the cache is the prepared one, with room for a prepared proposal."""
-        assert self.prepared is not None
-        prepared = self.prepared.cache
-        needed = most(self._num_cached) + width + self.num_ahead(width)
-        return needed <= prepared.num_slots and self.cache.shares(prepared)
+        cache = prepared.cache
+        needed = most(self._num_cached) + self.most_unread(number) + self.num_ahead(number)
+        return needed <= cache.num_slots and self.cache.shares(cache)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, by the head's matrix or the target's."""

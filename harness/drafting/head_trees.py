@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,26 +11,33 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_plans
-from harness.decoding.protocols import TreeDrafter
-from harness.decoding.transfer import most
+from harness.decoding.protocols import Proposal, TreeDrafter
 from harness.decoding.trees import TreeProposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.head_drafter import HeadDrafter, Unread
-from harness.drafting.text_branches import TextBranch
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.text_branches import TextBranch, first_tokens
+from harness.drafting.tree_growth import Draws, Grown, Growth, Predictor
+from harness.drafting.tree_plan import TreePlan
 
 
 class HeadTrees(HeadDrafter, TreeDrafter):
-    """Proposes trees, for the drafter of a head."""
+    """Proposes trees, for the drafter of a head. What is prepared are trees, and no chains.
+
+    Attributes:
+        plan: how the trees grow.
+    """
 
     def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> None:
         super().__init__(head, target, warp)
-        self._plan = plan
+        self.plan = plan
 
     @abstractmethod
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         """Read the features, and predict the tokens of a tree of at most `depth` levels."""
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        """See `Drafter.propose`."""
+        return self._chain(num_draft_tokens, uniforms, None)
 
     @torch.inference_mode()
     def propose_tree(
@@ -42,20 +50,27 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         """See `TreeDrafter.propose_tree`. The trees have the branches of the texts as well, see
         `text_branches`.
         """
-        uniforms = uniforms.to(self.device)
-        with without_plans():
-            unread = self._unread()
-            num_ahead = self.num_ahead(depth)
-            self.cache.num_slots = most(self._num_cached) + unread.features.shape[1] + num_ahead
-            predictor = self.predictor(unread, depth)
-            self._count_as_read(self.num_reread)
-            proposal = self._plan.propose(predictor, depth, self._warp, uniforms, branches)
+        depth = self.num_drafted(depth)
+        growth = self.growth(depth)
+        taken = first_tokens(branches, len(uniforms), self.device)
+        draws = Draws(uniforms.to(self.device), *taken)
+        call = functools.partial(self.grow, growth, depth)
+        grown = Grown(*self._run(call, depth, draws, self.prepared))
+        proposal = growth.trees(grown, branches)
         self._proposed = proposal.tokens
         probabilities = proposal.probabilities
         if probabilities is not None:
             probabilities = probabilities.to(self._home)
         certain = None if proposal.certain is None else proposal.certain.to(self._home)
         return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities, certain)
+
+    def growth(self, depth: int) -> Growth:
+        """Return how trees of so many levels grow, with the batch's warp."""
+        return self.plan.growth(depth, self.warp, self.device)
+
+    def grow(self, growth: Growth, depth: int, unread: Unread, *draws: Tensor) -> Grown:
+        """Read the features and grow trees with `Draws`: a function of tensors, as `draft` is."""
+        return growth.grow(self.predictor(unread, depth), Draws(*draws))
 
     def follow(self, path: Tensor) -> None:
         self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
@@ -82,8 +97,7 @@ class MarginalPredictor(Predictor):
     width = None
 
     def __init__(self, logits: Tensor) -> None:
-        self._levels = list(logits.split(1, dim=1))
-        self.num_levels = len(self._levels)
+        self._levels = logits.split(1, dim=1)
         self._level = 0
 
     def root(self) -> Tensor:
@@ -100,17 +114,13 @@ class TokenPredictor(Predictor):
 
     Args:
         last: [B], the token before the tree.
-        num_levels: that the head predicts.
         after: from a level and tokens [B, n] to logits [B, n, V] of what follows them there.
     """
 
-    def __init__(
-        self, last: Tensor, num_levels: int, after: Callable[[int, Tensor], Tensor]
-    ) -> None:
+    def __init__(self, last: Tensor, after: Callable[[int, Tensor], Tensor]) -> None:
         self._last = last.unsqueeze(1)
         self._after = after
         self._level = 0
-        self.num_levels = num_levels
 
     def root(self) -> Tensor:
         return self._after(0, self._last)

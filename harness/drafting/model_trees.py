@@ -11,7 +11,8 @@ from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import AnyWarp
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 
 
 class ModelTreeDrafter(TreeDrafter):

@@ -1,15 +1,16 @@
 """A head's whole proposals as prepared calls: compiled, captured as CUDA graphs, or both.
 
 A proposal reads the features of the tokens that the last verdict decided, and drafts K tokens with
-their draws. Fewer features are filled up to the prepared number, which the cache never shows.
+their draws, or a tree of K levels (`prepared_trees`). Fewer features are filled up to the prepared
+number, which the cache never shows.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +25,16 @@ from harness.runners.regions import compile_call
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up
 
+_NUM_UNREAD = len(Unread._fields)
+
 
 class _Shape(NamedTuple):
     num_rows: int
-    num_drafted: int
+    number: int
 
 
 class PreparedHead:
-    """Prepared proposals of a head, which its drafters share one after the other.
+    """Prepared chains of a head, which its drafters share one after the other.
 
     Args:
         drafter: one for the warp that tokens will be drawn with; no batch is begun with it.
@@ -61,6 +64,7 @@ class PreparedHead:
         self._sizes: list[int] = []
         self._numbers: list[int] = []
         self._calls: dict[_Shape, TensorCall] = {}
+        self._inputs: dict[_Shape, tuple[torch.Size, ...]] = {}
         self.cache = SlotCache(num_spare=0)
         self.setup_seconds = 0.0
 
@@ -79,7 +83,7 @@ class PreparedHead:
         """
         started = time.perf_counter()
         self._sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
-        self._numbers = sorted(set(numbers))
+        self._numbers = self.prepared_numbers(numbers)
         self._allocate(batch_size, num_slots)
         recorder: GraphRecorder | None = None
         if self._captured and self._drafter.device.type == "cuda":
@@ -89,77 +93,84 @@ class PreparedHead:
                 self._calls[_Shape(size, number)] = self._prepared(size, number, recorder)
         self.setup_seconds = time.perf_counter() - started
 
-    def width(self, drafter: HeadDrafter, num_draft_tokens: int) -> int | None:
-        """See `head_drafter.PreparedDrafts`."""
-        number = self._least(self._numbers, num_draft_tokens)
-        if number is None or drafter.warp != self._drafter.warp:
+    def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers of tokens of the proposals to prepare, ascending."""
+        return sorted(set(numbers))
+
+    def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
+        """See `head_drafter.PreparedDrafts`. A longer chain begins with the shorter one."""
+        if drafter.warp != self._drafter.warp:
             return None
-        return self._width(number)
+        return self._least(self._numbers, number)
 
     @torch.inference_mode()
-    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
+    def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
         """See `head_drafter.PreparedDrafts`."""
-        num_rows, num_drafted = uniforms.shape
+        num_rows = len(unread.counts)
         size = self._least(self._sizes, num_rows)
-        number = self._least(self._numbers, num_drafted)
         assert size is not None
-        assert number is not None
-        width = self._width(number)
-        outputs = self._calls[_Shape(size, number)](
-            filled_up(unread.features, size, width),
-            filled_up(unread.following, size, width),
-            filled_up(unread.counts, size),
-            filled_up(unread.starts, size),
-            filled_up(uniforms, size, number),
-        )
-        draft = Draft(*(first_rows(output, num_rows) for output in outputs))
-        return draft.first_tokens(num_drafted)
+        shape = _Shape(size, number)
+        filled = [
+            filled_up(tensor, *prepared_shape)
+            for tensor, prepared_shape in zip((*unread, *inputs), self._inputs[shape], strict=True)
+        ]
+        outputs = self._calls[shape](*filled)
+        return tuple(first_rows(output, num_rows) for output in outputs)
 
     def close(self) -> None:
         """Give back memory. The prepared calls refer to this object: without them it is freed at once."""
         self._calls.clear()
         self.cache = self._drafter.cache = SlotCache()
 
-    def _width(self, number: int) -> int:
-        """The most features that a row has not read after a verdict over `number` tokens."""
-        return self._drafter.num_reread + number + 1
-
     def _allocate(self, batch_size: int, num_slots: int) -> None:
         """Allocate the cache, by drafting once."""
         most = self._numbers[-1]
-        width = self._width(most)
-        self.cache.num_slots = round_up(num_slots + width + self._drafter.num_ahead(most))
+        num_behind = self._drafter.most_unread(most) + self._drafter.num_ahead(most)
+        self.cache.num_slots = round_up(num_slots + num_behind)
         self._drafter.cache = self.cache
-        self._draft(*self._example(batch_size, most))
+        self._eager(most)(*self._example(batch_size, most))
 
     def _prepared(self, size: int, number: int, recorder: GraphRecorder | None) -> TensorCall:
         """Prepare proposals of `number` tokens for `size` rows."""
         inputs = self._example(size, number)
-        call: TensorCall = self._draft
+        self._inputs[_Shape(size, number)] = tuple(tensor.shape for tensor in inputs)
+        call = self._eager(number)
         if self._compiled:
             compiler = functools.partial(compile_call, model=self._drafter.head)
             with refusing(CompilationError, "cannot be compiled"):
                 call = FixedCall(call, inputs, compiler=compiler)
             with refusing(CompilationError, "cannot be compiled"):
-                self._require_same(call, inputs, "compiled differ from the eager ones")
+                difference = "compiled differ from the eager ones"
+                self.require_same(call, number, inputs, difference)
         if self._captured:
             with refusing(UnsupportedModelError, "cannot be captured"):
                 call = FixedCall(call, inputs, recorder)
             with refusing(UnsupportedModelError, "cannot be captured"):
                 call.clear()
                 others = self._example(size, number, num_unread=1)
-                self._require_same(call, others, "captured differ from the eager ones")
+                difference = "captured differ from the eager ones"
+                self.require_same(call, number, others, difference)
         return call
 
-    def _draft(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        *unread, uniforms = inputs
-        drafted = self._drafter.draft(Unread(*unread), uniforms)
-        return tuple(output for output in drafted if output is not None)
+    def _eager(self, number: int) -> TensorCall:
+        """Return the head's own proposals, as a function of the features of `Unread` and others."""
+        call = self.proposal(number)
+
+        def propose(*inputs: Tensor) -> tuple[Tensor, ...]:
+            unread = Unread(*inputs[:_NUM_UNREAD])
+            outputs = call(unread, *inputs[_NUM_UNREAD:])
+            return tuple(output for output in outputs if output is not None)
+
+        return propose
+
+    def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        """Return the function of `Unread` and other tensors that is prepared."""
+        return self._drafter.draft
 
     def _example(self, size: int, number: int, num_unread: int | None = None) -> tuple[Tensor, ...]:
         """Return inputs of a proposal; `num_unread` of the features count, None for all."""
         device = self._drafter.device
-        width = self._width(number)
+        width = self._drafter.most_unread(number)
         config = self._drafter.head.config
         num_features = len(config.layers) * config.target_size
         index = torch.arange(size * width * num_features, device=device)
@@ -167,13 +178,18 @@ class PreparedHead:
         following = torch.arange(size * width, device=device).view(size, width) % 16
         counts = torch.full((size,), num_unread or width, device=device)
         starts = torch.zeros_like(counts)
-        uniforms = torch.full((size, number), 0.5, device=device)
-        return features, following, counts, starts, uniforms
+        return features, following, counts, starts, *self.example(size, number)
 
-    def _require_same(self, call: TensorCall, inputs: tuple[Tensor, ...], difference: str) -> None:
-        """Raise UnsupportedModelError unless a prepared call drafts what the head drafts."""
+    def example(self, size: int, number: int) -> tuple[Tensor, ...]:
+        """Return inputs of a proposal beside the features."""
+        return (torch.full((size, number), 0.5, device=self._drafter.device),)
+
+    def require_same(
+        self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
+    ) -> None:
+        """Raise UnsupportedModelError unless a prepared call proposes what the head proposes."""
         actual = Draft(*call(*inputs))
-        expected = Draft(*self._draft(*inputs))
+        expected = Draft(*self._eager(number)(*inputs))
         # Rounding may draw another token, behind which nothing is equal.
         are_same = (actual.tokens == expected.tokens).long().cumprod(1)
         may_compare = torch.nn.functional.pad(are_same[:, :-1], (1, 0), value=1).bool()

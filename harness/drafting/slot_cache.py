@@ -47,37 +47,17 @@ class SlotCache:
         self._slots = self.positions
         self._tree_mask = None
 
-    def place_tree(
-        self,
-        positions: Tensor,
-        first_slots: Tensor,
-        largest_first: int,
-        num_before: int,
-        visible: Tensor,
-    ) -> None:
+    def place_tree(self, positions: Tensor, slots: Tensor, visible: Tensor) -> None:
         """Make `update` write n nodes of a tree next, until `place` is called.
 
-        Nodes see the whole text, in the slots before `first_slots`, and of the tree what `visible`
-        says. A row with a text in slots 0 to 4 has node 1 in slot 5, node 2 in slot 6, and so on.
-
         Args:
-            positions: [B, n], the same for all nodes of a level.
-            first_slots: [B], the slot of the first node of each row's tree.
-            largest_first: the largest of `first_slots`, which the host knows.
-            num_before: number of nodes of the tree that were written before these.
-            visible: [B, n, num_before + n], whether each of these nodes sees each node up to now.
+            positions: [B, n or 1], the same for all nodes of a level.
+            slots: [B, n], behind the text.
+            visible: [B, n, S], which slots each of these nodes sees.
         """
-        count = positions.shape[1]
-        device = positions.device
-        first = first_slots.unsqueeze(1)
-        node_slots = first + torch.arange(num_before + count, device=device)
-        self.positions = positions
-        self.num_slots = largest_first + num_before + count
-        self._slots = node_slots[:, num_before:]
-        is_text = torch.arange(self.num_slots, device=device) < first
-        text_mask = is_text.unsqueeze(1).repeat(1, count, 1)
-        index = node_slots.unsqueeze(1).expand(-1, count, -1)
-        self._tree_mask = text_mask.scatter(2, index, visible).unsqueeze(1)
+        self.positions = positions.expand_as(slots)
+        self._slots = slots
+        self._tree_mask = visible.unsqueeze(1)
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any

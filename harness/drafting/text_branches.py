@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.decoding.transfer import to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape
 
 
@@ -151,8 +152,13 @@ def _num_of_text(values: Sequence[float], branch: TextBranch) -> int:
     return length
 
 
-def first_tokens(branches: Sequence[TextBranch], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first token of each branch [B], and whether there is one [B]."""
-    tokens = [branch.tokens[0] if branch.tokens else 0 for branch in branches]
-    are_there = [bool(branch.tokens) for branch in branches]
-    return torch.tensor(tokens, device=device), torch.tensor(are_there, device=device)
+def first_tokens(
+    branches: Sequence[TextBranch], num_rows: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the first token of each row's branch [B], and whether there is one [B]; there is none
+    without branches.
+    """
+    of_rows = branches or [TextBranch()] * num_rows
+    tokens = [branch.tokens[0] if branch.tokens else 0 for branch in of_rows]
+    are_there = [int(bool(branch.tokens)) for branch in of_rows]
+    return to_device(tokens, device), to_device(are_there, device) > 0

@@ -15,8 +15,10 @@ from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
 from harness.decoding.warp import Warp
+from harness.drafting.head_trees import HeadTrees
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
+from harness.drafting.prepared_trees import PreparedTrees
 from harness.menu.method import LoadedPair, MakeDrafter
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
@@ -131,9 +133,8 @@ def prepare_head(
         drafter = part_with_head(make_drafter(warp))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
-        if pair.draft_settings is not None and pair.draft_settings.most_nodes:
-            raise UnsupportedModelError("drafts trees, which are not prepared")
-        prepared = PreparedHead(drafter, model, vocabulary_size, **_preparation(chosen))
+        kind = PreparedTrees if isinstance(drafter, HeadTrees) else PreparedHead
+        prepared = kind(drafter, model, vocabulary_size, **_preparation(chosen))
         prepared.prepare(*shapes)
         return prepared
 

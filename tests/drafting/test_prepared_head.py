@@ -67,7 +67,7 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_prepared = 0
         self.num_eager = 0
-        prepared, eager = PreparedHead.__call__, HeadDrafter._draft_eagerly
+        prepared, eager = PreparedHead.__call__, HeadDrafter._run_eagerly
 
         def call(head: PreparedHead, *inputs: Any) -> Any:
             self.num_prepared += 1
@@ -78,7 +78,7 @@ class Counting:
             return eager(drafter, *inputs)
 
         monkeypatch.setattr(PreparedHead, "__call__", call)
-        monkeypatch.setattr(HeadDrafter, "_draft_eagerly", draft)
+        monkeypatch.setattr(HeadDrafter, "_run_eagerly", draft)
 
 
 def prepare(
@@ -216,7 +216,7 @@ def test_a_call_that_drafts_otherwise_is_refused() -> None:
     target, head = target_and_head("eagle3")
     prepared = prepare(head, target, GREEDY, (2,))
     inputs = prepared._example(3, 2)
-    right = prepared._draft(*inputs)
+    right = prepared._eager(2)(*inputs)
 
     def wrong_logits(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tokens, probabilities, logits = right
@@ -230,10 +230,10 @@ def test_a_call_that_drafts_otherwise_is_refused() -> None:
         tokens, probabilities, logits = right
         return tokens, probabilities, logits.masked_fill(logits < logits.median(), -torch.inf)
 
-    prepared._require_same(lambda *inputs: right, inputs, "differ")
+    prepared.require_same(lambda *inputs: right, 2, inputs, "differ")
     for wrong in (wrong_logits, wrong_tokens, other_candidates):
         with pytest.raises(UnsupportedModelError, match=r"differ|other tokens|other candidates"):
-            prepared._require_same(wrong, inputs, "differ")
+            prepared.require_same(wrong, 2, inputs, "differ")
 
 
 @pytest.mark.parametrize("kind", KINDS)

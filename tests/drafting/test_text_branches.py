@@ -7,7 +7,7 @@ import torch
 from harness.decoding.trees import TreeProposal, TreeShape
 from harness.drafting.hybrid_trees import _TextRecord
 from harness.drafting.text_branches import TextBranch, beside, merged
-from harness.drafting.tree_growth import best_shape, shape_values
+from harness.drafting.tree_plan import best_shape, shape_values
 
 
 def test_branches_share_the_nodes_where_they_agree() -> None:

@@ -23,21 +23,17 @@ from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversa
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import Warp
-from harness.drafting import tree_growth
+from harness.drafting import sequences
 from harness.drafting.blocks import Head
 from harness.drafting.head_trees import MarginalPredictor
 from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.model_trees import ModelTreeDrafter
-from harness.drafting.tree_growth import (
-    Predictor,
-    TreePlan,
-    _merge,
-    best_shape,
-    grow_dynamic,
-    grow_static,
-)
+from harness.drafting.sequences import _merge
+from harness.drafting.text_branches import first_tokens
+from harness.drafting.tree_growth import Draws, DynamicGrowth, Growth, Predictor, StaticGrowth
+from harness.drafting.tree_plan import TreePlan, best_shape
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS, Expected
@@ -83,6 +79,12 @@ def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
     return paths[1:]
 
 
+def grown(growth: Growth, predictor: Predictor, uniforms: Tensor) -> TreeProposal:
+    """Trees of the predictor alone."""
+    draws = Draws(uniforms, *first_tokens((), len(uniforms), uniforms.device))
+    return growth.trees(growth.grow(predictor, draws), ())
+
+
 def random_chain(size: int) -> Tensor:
     transitions = chain(3)[:size, :size]
     return transitions / transitions.sum(-1, keepdim=True)
@@ -95,7 +97,7 @@ def test_a_dynamic_tree_has_the_likeliest_paths(marginal: bool) -> None:
     predictor: Predictor = TablePredictor(table, [0, 0])
     if marginal:
         predictor = MarginalPredictor(table[:depth].log().expand(2, -1, -1))
-    proposal = grow_dynamic(predictor, depth, budget)
+    proposal = grown(DynamicGrowth(depth, budget), predictor, torch.zeros(2, budget))
     likelihoods = {}
     for length in range(1, depth + 1):
         for path in itertools.product(range(size), repeat=length):
@@ -154,8 +156,14 @@ def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
     transitions = chain(3)
     shape = best_shape(RATES, 3, 10)
     text = [0] * 50
-    drawn = grow_static(TablePredictor(transitions, text), shape, Warp(1.0), torch.rand(50, 10))
-    likeliest = grow_static(TablePredictor(transitions, text), shape, GREEDY, torch.rand(50, 10))
+    drawn, likeliest = (
+        grown(
+            StaticGrowth(shape, warp, torch.device("cpu")),
+            TablePredictor(transitions, text),
+            torch.rand(50, 10),
+        )
+        for warp in (Warp(1.0), None)
+    )
     assert drawn.probabilities is not None
     assert likeliest.probabilities is None
     for row in range(50):
@@ -241,7 +249,7 @@ def test_sequences_keep_the_target_s_distribution(
         order = tokens[:, :, 0].argsort(dim=1)
         return _merge(tokens[rows, order], distributions[rows, order])
 
-    monkeypatch.setattr(tree_growth, "_merge", merge_in_order_of_tokens)
+    monkeypatch.setattr(sequences, "_merge", merge_in_order_of_tokens)
     assert p_value() < FALSE_ALARM_RATE
 
 

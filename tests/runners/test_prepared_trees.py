@@ -17,7 +17,7 @@ from harness.decoding.tree_speculation import TreeJudge, speculative_trees
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import Warp
 from harness.drafting.model_trees import ModelTreeDrafter
-from harness.drafting.tree_growth import TreePlan
+from harness.drafting.tree_plan import TreePlan
 from harness.runners.compiled import PreparedRunner
 from harness.runners.static import StaticRunner
 from harness.runners.tree_checks import check_trees

@@ -43,7 +43,8 @@ from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredi
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 from harness.menu.head_kind import HeadKind
 
 # Blocks of one row that a head is trained on at a time.
@@ -260,6 +261,9 @@ class BlockDrafter(HeadDrafter):
         """See `HeadDrafter.num_ahead`: a block."""
         return self._config.block_size
 
+    def num_drafted(self, number: int) -> int:
+        return min(number, self._config.most_tokens)
+
     def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw one token after the other, each with a bias by the one before."""
         drawn: list[Draft] = []
@@ -309,7 +313,7 @@ class BlockTrees(HeadTrees, BlockDrafter):
         def after(level: int, tokens: Tensor) -> Tensor:
             return self.over_vocabulary(self.biased(levels[level], tokens))
 
-        return TokenPredictor(last, len(levels), after)
+        return TokenPredictor(last, after)
 
 
 class DFlash(HeadKind):

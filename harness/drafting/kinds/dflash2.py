@@ -25,7 +25,8 @@ from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, TokenPredictor
 from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
 from harness.drafting.training_batch import TrainingBatch, soft_loss
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 from harness.menu.head_kind import HeadKind
 
 # The settings of a new head, as of those that are published.
@@ -220,7 +221,7 @@ class SelectorTrees(HeadTrees, SelectorDrafter):
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         last, states = self.block(unread, depth)
-        return TokenPredictor(last, states.shape[1], self.choice(states).after)
+        return TokenPredictor(last, self.choice(states).after)
 
 
 class DFlash2(DFlash):

@@ -25,7 +25,8 @@ from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 from harness.menu.head_kind import HeadKind
 from harness.runners.regions import end_part
 

@@ -21,7 +21,8 @@ from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.new_layers import NUM_TOKENS
 from harness.drafting.training_batch import DECAY, TrainingBatch
-from harness.drafting.tree_growth import Predictor, TreePlan
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 from harness.menu.head_kind import HeadKind
 
 
@@ -106,6 +107,9 @@ class MedusaDrafter(HeadDrafter):
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         logits = self.logits(unread, uniforms.shape[1])
         return self.draw(logits, uniforms[:, : logits.shape[1]])
+
+    def num_drafted(self, number: int) -> int:
+        return min(number, self.head.config.num_heads)
 
     def logits(self, unread: Unread, count: int) -> Tensor:
         """Return the logits [B, n, V] of the first n heads: `count`, or all if there are fewer."""

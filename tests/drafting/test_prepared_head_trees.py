@@ -1,0 +1,225 @@
+"""Prepared trees of heads of every kind: tokens, shapes and distributions are those of the eager head."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chains import GREEDY
+from fakes import Scripted
+from harness.decoding.adaptive import DraftLength
+from harness.decoding.batch import Request
+from harness.decoding.randomness import uniforms
+from harness.decoding.tree_rules import verify_rounds
+from harness.decoding.tree_speculation import speculative_trees
+from harness.decoding.warp import Warp
+from harness.drafting.blocks import Head
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.hybrid_trees import HybridTreeDrafter
+from harness.drafting.prepared_trees import PreparedTrees
+from harness.drafting.tree_plan import TreePlan
+from harness.runners.slots import UnsupportedModelError
+from harness.runners.static import StaticRunner
+from head_references import PROMPTS
+from small_heads import (
+    block_head,
+    eagle_head,
+    layer_config,
+    medusa_head,
+    selector_head,
+    target_model,
+)
+from text_drafters import lookup_drafter
+
+HEADS: dict[str, Callable[[], Head]] = {
+    "eagle3": lambda: eagle_head(layer_config("llama")),
+    "eagle3, reduced": lambda: eagle_head(layer_config("llama"), reduced=True, norm_output=True),
+    "peagle": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96),
+    "medusa": lambda: medusa_head(own_outputs=True),
+    "dflash": lambda: block_head(window=True, causal_windows=True),
+    "jetspec": lambda: block_head(causal=True),
+    "dflash2": selector_head,
+    "dspark": lambda: block_head(from_anchor=True, markov_rank=6, reduced=True),
+}
+WARM = Warp(0.8)
+DEPTH, BUDGET = 3, 7
+LENGTH = 16
+DYNAMIC = TreePlan("dynamic", BUDGET)
+STATIC = TreePlan("static", BUDGET, (0.6, 0.3, 0.2))
+SEQUENCES = TreePlan("sequences", BUDGET)
+PLANS = {"dynamic": (DYNAMIC, GREEDY), "static": (STATIC, WARM), "sequences": (SEQUENCES, WARM)}
+
+WAYS = [
+    *[(kind, "dynamic") for kind in HEADS],
+    ("eagle3, reduced", "static"),
+    ("eagle3", "sequences"),
+    ("dspark", "static"),
+]
+CAPTURED = [
+    ("eagle3, reduced", "dynamic"),
+    ("eagle3", "static"),
+    ("eagle3", "sequences"),
+    ("medusa", "dynamic"),
+    ("dspark", "static"),
+    ("dflash2", "dynamic"),
+]
+
+
+class Eager:
+    """Counts the proposals that a head made eagerly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        run = HeadDrafter._run_eagerly
+
+        def counted(drafter: HeadDrafter, *arguments: Any) -> Any:
+            self.count += 1
+            return run(drafter, *arguments)
+
+        monkeypatch.setattr(HeadDrafter, "_run_eagerly", counted)
+
+
+def prepare(
+    head: Any,
+    target: PreTrainedModel,
+    plan: TreePlan,
+    warp: Warp,
+    numbers: tuple[int, ...] = (DEPTH,),
+    *,
+    compiled: bool = False,
+) -> PreparedTrees:
+    drafter = head.tree_drafter(target, warp, plan)
+    size = target.config.vocab_size
+    prepared = PreparedTrees(drafter, target, size, compiled=compiled, captured=not compiled)
+    prepared.prepare(3, 20 + LENGTH, numbers)
+    return prepared
+
+
+def question(prompts: list[list[int]], warp: Warp, device: str = "cpu") -> Request:
+    numbers = uniforms(0, range(len(prompts)), (LENGTH + 1) * (BUDGET + 1))
+    return Request(prompts, numbers.to(device), warp, LENGTH, frozenset(range(60, 63)))
+
+
+def decided(
+    head: Any,
+    target: PreTrainedModel,
+    prepared: PreparedTrees | None,
+    plan: TreePlan,
+    what: Request,
+    depth: int | DraftLength = DEPTH,
+    with_text: bool = False,
+) -> list[Any]:
+    drafter = head.tree_drafter(target, what.warp, plan)
+    drafter.prepared = prepared
+    if with_text:
+        drafter = HybridTreeDrafter(lookup_drafter(), drafter, least=2)
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    records = speculative_trees(runner, drafter, what, depth, BUDGET, verify_rounds)
+    return [(record.rows, record.tokens, record.proposed, record.branches) for record in records]
+
+
+@pytest.mark.parametrize(("kind", "way"), WAYS)
+def test_every_kind_grows_the_trees_that_it_grows_eagerly(
+    kind: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a ragged batch whose rows end at different times, and for one row in the same buffers."""
+    eager = Eager(monkeypatch)
+    plan, warp = PLANS[way]
+    target, head = target_model(), HEADS[kind]()
+    prepared = prepare(head, target, plan, warp)
+    for prompts in (PROMPTS, PROMPTS[:1]):
+        what = question(prompts, warp)
+        expected = decided(head, target, None, plan, what)
+        eager.count = 0
+        assert decided(head, target, prepared, plan, what) == expected
+        assert eager.count == 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_depths_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another depth than the prepared ones is eager: a deeper tree has other nodes."""
+    eager = Eager(monkeypatch)
+    target, head = target_model(), HEADS[kind]()
+    prepared = prepare(head, target, DYNAMIC, GREEDY, (1, 2, 4))
+    what = question(PROMPTS, GREEDY)
+    for depths, num_eager in [([4, 0, 0, 1, 2, 4, 1, 2], 0), ([3, 4, 3, 4], 1)]:
+        expected = decided(head, target, None, DYNAMIC, what, Scripted(depths))
+        eager.count = 0
+        assert decided(head, target, prepared, DYNAMIC, what, Scripted(depths)) == expected
+        assert (eager.count > 0) == (num_eager > 0)
+
+
+@pytest.mark.parametrize(("plan", "warp"), [(DYNAMIC, GREEDY), (STATIC, GREEDY), (STATIC, WARM)])
+def test_a_text_beside_the_head(
+    plan: TreePlan, warp: Warp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = Eager(monkeypatch)
+    target, head = target_model(), HEADS["eagle3"]()
+    prepared = prepare(head, target, plan, warp)
+    what = question([[5, 9, 5, 9, 5, 9], *PROMPTS[1:]], warp)
+    expected = decided(head, target, None, plan, what, with_text=True)
+    eager.count = 0
+    assert decided(head, target, prepared, plan, what, with_text=True) == expected
+    assert eager.count == 0
+
+
+@pytest.mark.slow
+def test_compiled_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = Eager(monkeypatch)
+    target, head = target_model(), HEADS["eagle3, reduced"]()
+    prepared = prepare(head, target, DYNAMIC, GREEDY, compiled=True)
+    what = question(PROMPTS, GREEDY)
+    expected = decided(head, target, None, DYNAMIC, what)
+    eager.count = 0
+    assert decided(head, target, prepared, DYNAMIC, what) == expected
+    assert eager.count == 0
+
+
+@pytest.mark.parametrize(("kind", "way"), CAPTURED)
+def test_captured_trees_do_not_wait(kind: str, way: str, gpus: Any) -> None:
+    """On a GPU, or a pretended one, where a capture that waits fails."""
+    plan, warp = PLANS[way]
+    target, head = target_model(), HEADS[kind]()
+    expected = decided(head, target, None, plan, question(PROMPTS, warp))
+    target, head = target.to("cuda:0"), head.to("cuda:0")
+    prepared = prepare(head, target, plan, warp)
+    what = question(PROMPTS, warp, "cuda:0")
+    assert decided(head, target, prepared, plan, what) == expected
+
+
+def test_closed_ones_keep_no_cache() -> None:
+    target, head = target_model(), HEADS["eagle3"]()
+    prepared = prepare(head, target, STATIC, WARM)
+    (keys, _) = prepared.cache._layers[0]
+    buffer = weakref.ref(keys)
+    del keys, _
+    prepared.close()
+    assert buffer() is None
+
+
+@pytest.mark.parametrize("way", PLANS)
+@torch.inference_mode()
+def test_a_call_that_grows_other_trees_is_refused(way: str) -> None:
+    plan, warp = PLANS[way]
+    target, head = target_model(), HEADS["eagle3"]()
+    prepared = prepare(head, target, plan, warp)
+    inputs = prepared._example(3, DEPTH)
+    tokens, chosen_by, *parents = prepared._eager(DEPTH)(*inputs)
+
+    def require_same(*outputs: Tensor) -> None:
+        prepared.require_same(lambda *inputs: outputs, DEPTH, inputs, "differ")
+
+    require_same(tokens, chosen_by, *parents)
+    with pytest.raises(UnsupportedModelError, match="other trees"):
+        require_same(tokens + 1, chosen_by, *parents)
+    with pytest.raises(UnsupportedModelError, match="differ"):
+        require_same(tokens, chosen_by.roll(1, dims=-1), *parents)
+    if parents:
+        with pytest.raises(UnsupportedModelError, match="other trees"):
+            require_same(tokens, chosen_by, torch.zeros_like(parents[0]))
