@@ -18,10 +18,19 @@ class AnswerError(RunError):
 
 
 class Drafts(NamedTuple):
-    """How many tokens were drafted and accepted, in all and in each iteration; no outcomes where that is not told."""
+    """How many tokens were drafted and accepted.
+
+    Attributes:
+        sums: over all iterations.
+        outcomes: (num_proposed, num_accepted) of each iteration; empty if the server does not
+            report them.
+        in_order: whether `outcomes` are in order of time. A histogram does not say which iteration
+            came first.
+    """
 
     sums: tuple[int, int]
     outcomes: list[tuple[int, int]]
+    in_order: bool
 
 
 class Shown(NamedTuple):
@@ -88,7 +97,7 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
         drafted = _counts(found, "per_step_drafted")
         accepted = _counts(found, "per_step_accepted")
         if drafted and accepted:
-            return Drafts(sums, _outcomes(drafted, accepted))
+            return Drafts(sums, _outcomes(drafted, accepted), in_order=True)
         histogram = _counts(found, "acceptance_histogram")
     elif found := _mapping(details.get("spec_tokens_details"), "sglext.spec_tokens_details"):
         sums = _sums(found, "spec_num_proposed_drafts", "spec_num_correct_drafts")
@@ -97,7 +106,7 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
         sums, histogram = _sums(timings, "draft_n", "draft_n_accepted"), []
     else:
         return None
-    return Drafts(sums, _outcomes_of_histogram(sums[0], histogram))
+    return Drafts(sums, _outcomes_of_histogram(sums[0], histogram), in_order=False)
 
 
 def _shown_by(event: Mapping[str, Any]) -> Shown:

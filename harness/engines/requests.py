@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.trees import Branch
-from harness.engines.chunks import Chunk, read_drafts
+from harness.engines.chunks import Chunk, Drafts, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
 
@@ -47,6 +47,8 @@ class RequestRecord:
         on_new_connection: whether a connection was opened for it.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
+        outcomes_in_order: whether these are in order of time; otherwise it is only known how many
+            there were of each.
         branches: of trees: at each node that was reached, how many children were offered, and which of them was
             accepted.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
@@ -69,6 +71,7 @@ class RequestRecord:
     on_new_connection: bool = False
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
+    outcomes_in_order: bool = True
     branches: list[Branch] = field(default_factory=list)
     num_cached: int | None = None
     sums: tuple[int, int] | None = None
@@ -133,21 +136,32 @@ class RequestRecord:
         if chunk.num_cached is not None:
             self.num_cached = chunk.num_cached
         if chunk.drafts is not None:
-            self.sums, self.outcomes = chunk.drafts
+            self._set_drafts(chunk.drafts)
 
     def read_drafts(self, event: Mapping[str, Any]) -> None:
         """Note the counts of drafts, if the event has them; see `chunks.read_drafts`."""
-        if (drafts := read_drafts(event)) is not None:
-            self.sums, self.outcomes = drafts
+        drafts = read_drafts(event)
+        if drafts is not None:
+            self._set_drafts(drafts)
+
+    def _set_drafts(self, drafts: Drafts) -> None:
+        self.sums = drafts.sums
+        self.outcomes = drafts.outcomes
+        self.outcomes_in_order = drafts.in_order
 
     def count_undrafted(self) -> None:
         """Add the iterations that drafted nothing to `outcomes`, from which vLLM leaves them out.
 
-        Each decided one token, as the first iteration did, which reads the prompt.
+        Each decided one token, as the first iteration did, which reads the prompt. Their places
+        among the others are unknown.
         """
-        if self.outcomes:
-            decided = 1 + sum(1 + num_accepted for _, num_accepted in self.outcomes)
-            self.outcomes += [(0, 0)] * max(0, self.num_tokens - decided)
+        if not self.outcomes:
+            return
+        num_decided = 1 + sum(1 + num_accepted for _, num_accepted in self.outcomes)
+        num_undrafted = max(0, self.num_tokens - num_decided)
+        if num_undrafted:
+            self.outcomes += [(0, 0)] * num_undrafted
+            self.outcomes_in_order = False
 
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""

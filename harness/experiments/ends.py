@@ -1,55 +1,78 @@
-"""Where texts would have ended: what a model writes after that is easier to draft, and no reader sees it."""
+"""Where texts would have ended: no reader sees what a model writes after that, and it may be easier
+or harder to draft.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance
 
-Outcomes = Sequence[tuple[int, int]]
+
+class _SplitOutcomes(NamedTuple):
+    """(num_proposed, num_accepted) of the iterations that began within the text, and of those that
+    began after its end.
+    """
+
+    within: Sequence[tuple[int, int]]
+    after: Sequence[tuple[int, int]]
 
 
 def end_columns(requests: Iterable[RequestRecord], end_tokens: Collection[int]) -> dict[str, Any]:
-    """The columns about tokens after the end of the text, of an arm's answers.
+    """The columns about the ends of an arm's texts: `share_after_end`, and the acceptance rates
+    before and after the end.
+
+    A rate is None without iterations that are known to have begun there.
 
     Args:
-        end_tokens: with which the model ends a text.
+        end_tokens: token ids that end a text; the first of them in an answer is the text's last token.
     """
-    before: list[tuple[int, int]] = []
+    within: list[tuple[int, int]] = []
     after: list[tuple[int, int]] = []
-    num_tokens = num_after = 0
+    num_tokens = 0
+    num_tokens_after = 0
     for request in requests:
-        length = _length_of_text(request.token_ids, end_tokens)
+        text_length = _text_length(request.token_ids, end_tokens)
         num_tokens += len(request.token_ids)
-        num_after += len(request.token_ids) - length
-        first, second = _divided(request, length)
-        before += first
-        after += second
+        num_tokens_after += len(request.token_ids) - text_length
+        split = _split_outcomes(request, text_length)
+        within += split.within
+        after += split.after
     return {
-        "share_after_end": num_after / num_tokens if num_tokens else None,
-        "acceptance_rate_before_end": Acceptance.of(before).acceptance_rate,
+        "share_after_end": num_tokens_after / num_tokens if num_tokens else None,
+        "acceptance_rate_before_end": Acceptance.of(within).acceptance_rate,
         "acceptance_rate_after_end": Acceptance.of(after).acceptance_rate,
     }
 
 
-def _length_of_text(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
-    """Tokens up to the first that ends the text, which is one of them; all where none does."""
-    for place, token in enumerate(token_ids):
+def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
+    """Number of tokens up to the first that ends the text, this one included; all without one."""
+    for position, token in enumerate(token_ids):
         if token in end_tokens:
-            return place + 1
+            return position + 1
     return len(token_ids)
 
 
-def _divided(request: RequestRecord, length: int) -> tuple[Outcomes, Outcomes]:
-    """The iterations that began within the text, and those that began after it; none where that is not told."""
-    # The first token belongs to no iteration. Of the last iteration the answer may have a part.
-    begins = [1]
+def _split_outcomes(request: RequestRecord, text_length: int) -> _SplitOutcomes:
+    """Split iterations at the end of the text, by the position of their first token.
+
+    Tokens 1 2 3 4 END 5 5 5 with outcomes (2, 2), (2, 0), (2, 2): the pass over the prompt gives
+    token 1, and the iterations start at positions 1, 4 and 5. The text has 5 tokens, so the first
+    two iterations are within it.
+
+    Both parts are empty where the order of the iterations is unknown, or they do not add up to the
+    answer.
+    """
+    starts = []
+    end = 1
     for _, num_accepted in request.outcomes:
-        begins.append(begins[-1] + num_accepted + 1)
-    total = len(request.token_ids)
-    if not request.outcomes or not begins[-2] < total <= begins[-1]:
-        return [], []
-    num_within = sum(begin < length for begin in begins[:-1])
-    return request.outcomes[:num_within], request.outcomes[num_within:]
+        starts.append(end)
+        end += num_accepted + 1
+    # The answer may have only a part of the last iteration.
+    adds_up = bool(starts) and starts[-1] < len(request.token_ids) <= end
+    if not (adds_up and request.outcomes_in_order):
+        return _SplitOutcomes([], [])
+    num_within = sum(start < text_length for start in starts)
+    return _SplitOutcomes(request.outcomes[:num_within], request.outcomes[num_within:])

@@ -63,7 +63,7 @@ def test_a_reported_failure_is_one() -> None:
 def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     # Two drafts per iteration on average, and three accepted in one of them.
     chunk = read_chunk(vllm(num_draft_tokens=8, acceptance_histogram=[3, 0, 0, 1]))
-    assert chunk.drafts == ((8, 4), [])
+    assert chunk.drafts == ((8, 4), [], False)
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:

@@ -50,6 +50,28 @@ def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
     assert end_columns([], {END})["share_after_end"] is None
 
 
+@pytest.mark.parametrize("per_step", [True, False])
+def test_iterations_without_a_known_order_are_not_divided(per_step: bool) -> None:
+    """A histogram has the rejections first, and its iterations would add up all the same."""
+    request = answer([1, 2, 3, 4, END, 5], [])
+    counts = {"num_draft_tokens": 6, "num_accepted_draft_tokens": 2}
+    histogram = {"acceptance_histogram": [2, 0, 1]}
+    steps = {"per_step_drafted": [2, 2, 2], "per_step_accepted": [2, 0, 0]}
+    reported = counts | (steps if per_step else histogram)
+    request.read_drafts({"metrics": {"speculative_decoding": reported}})
+    assert len(request.outcomes) == 3
+    rates = end_columns([request], {END})
+    assert rates["acceptance_rate_before_end"] == (0.5 if per_step else None)
+    assert rates["acceptance_rate_after_end"] == (0 if per_step else None)
+
+
+def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
+    request = answer([1, END, 3, 4, 5], [(2, 2)])
+    request.count_undrafted()
+    assert request.outcomes == [(2, 2), (0, 0)]
+    assert end_columns([request], {END})["acceptance_rate_after_end"] is None
+
+
 QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=48"]
 
 
