@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 from harness.engines.protocol import Engine, Question
 from harness.experiments.conversations import Conversations
+from harness.experiments.encoding import Encoded, chats_of
 from harness.experiments.laps import num_laps
-from harness.experiments.prompts import Asked, Prompt, PromptSet
+from harness.experiments.prompts import Asked, PromptSet
 from harness.experiments.repetition import Part, batches_to_ask, laps_to_ask, share_prompts
 from harness.experiments.session import Session
 from harness.menu.commands.latency import LatencySettings
@@ -28,7 +27,7 @@ class Asking:
     """The questions that both arms are asked.
 
     Args:
-        prompts: those that are measured, with their `token_ids`.
+        encoded: the prompts that are measured.
         conversations: ask for later turns.
 
     Attributes:
@@ -43,8 +42,7 @@ class Asking:
         session: Session,
         settings: LatencySettings,
         prompt_set: PromptSet,
-        prompts: Sequence[Prompt],
-        token_ids: Sequence[Sequence[int]],
+        encoded: Encoded,
         conversations: Conversations,
     ) -> None:
         self.questions: list[Question] = []
@@ -55,8 +53,7 @@ class Asking:
         self._session = session
         self._settings = settings
         self._prompt_set = prompt_set
-        self._prompts = prompts
-        self._token_ids = token_ids
+        self._encoded = encoded
         self._again = asks_again(settings, prompt_set)
 
     def plan(self, engine: Engine) -> None:
@@ -78,26 +75,32 @@ class Asking:
         too few, the tokens of measured prompts in reverse.
         """
         size = self._settings.batch_size
-        longest = max(map(len, self._token_ids))
-        measured = {prompt.index for prompt in self._prompts}
+        measured = set(self._encoded.indices)
         others = [prompt for prompt in self._prompt_set.prompts if prompt.index not in measured]
-        encoded = self._session.tokens_of(others[: _MOST_WARMUP * size])
-        pairs = [
-            (prompt.index, ids)
-            for prompt, ids in zip(others, encoded, strict=False)
-            if len(ids) <= longest
-        ][:size]
-        if len(pairs) < size:
-            reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in self._token_ids]
-            unused = self._prompt_set.first_unused(self._settings.num_prompts)
-            pairs = list(enumerate(itertools.islice(itertools.cycle(reversed_ids), size), unused))
-        indices, prompts = zip(*pairs, strict=True)
-        return self._session.ask(prompts, indices)
+        others = others[: _MOST_WARMUP * size]
+        encoded = self._session.encode_unchecked(others)
+        places = [place for place, ids in enumerate(encoded) if len(ids) <= self._encoded.longest]
+        if len(places) < size:
+            return self._reversed_prompts()
+        warmups = [others[place] for place in places[:size]]
+        return self._session.ask(
+            [encoded[place] for place in places[:size]],
+            [prompt.index for prompt in warmups],
+            chats=chats_of(warmups),
+        )
+
+    def _reversed_prompts(self) -> Question:
+        """One batch of measured prompts whose tokens after the first are in reverse."""
+        size = self._settings.batch_size
+        reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in self._encoded.token_ids]
+        unused = self._prompt_set.first_unused(self._settings.num_prompts)
+        token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
+        return self._session.ask(token_ids, range(unused, unused + size))
 
     def _parts(self, engine: Engine) -> list[Part]:
         """The prompts as batches or laps."""
         settings = self._settings
-        number = len(self._prompts)
+        number = len(self._encoded.prompts)
         num_asked = settings.num_prompts if self._again else number
         if engine.queues:
             laps = functools.partial(self._num_laps, engine)
@@ -116,12 +119,13 @@ class Asking:
 
     def _first_question(self, part: Part) -> Question:
         """The question of a batch or lap, about first turns."""
-        places = [self._prompts[place].index for place in part.places]
-        pairs = zip(places, part.repeats, strict=True)
+        encoded = self._encoded.part(part.places)
+        pairs = zip(encoded.indices, part.repeats, strict=True)
         indices = [self._prompt_set.index(Asked(place, 0, repeat)) for place, repeat in pairs]
-        options: dict[str, Any] = {}
-        if self._again:
-            self._session.note_chats([self._prompt_set.at(index) for index in indices])
-            options["repeats"] = part.repeats
-        token_ids = [self._token_ids[place] for place in part.places]
-        return self._session.ask(token_ids, indices, seed=self._settings.seed_of_run, **options)
+        return self._session.ask(
+            encoded.token_ids,
+            indices,
+            chats=encoded.chats,
+            seed=self._settings.seed_of_run,
+            repeats=part.repeats if self._again else (),
+        )

@@ -134,7 +134,8 @@ class Compare(Experiment):
 
     def _race(self, session: Session, prompt: str) -> None:
         """Run one prompt through every arm, show it, and write its row, however it ends."""
-        [token_ids] = session.encode([Prompt(prompt)], "prompt")
+        typed = Prompt(prompt)
+        [token_ids] = session.encode([typed], "prompt")
         settings: Any = session.settings
         if not settings.json and not self._interactive:
             self._say(f"> {prompt}", "bold")
@@ -151,7 +152,8 @@ class Compare(Experiment):
             with session.watch():
                 engine = self._engine(session)
                 # The warm-up's random numbers were those of index 0.
-                question = session.ask([token_ids], [self._num_races + 1])
+                index = self._num_races + 1
+                question = session.ask([token_ids], [index], chats=[typed.chat()])
                 for arm in engine.arms:
                     laps[arm.name] = self._lap(session, engine, arm, question)
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
@@ -212,10 +214,12 @@ class Compare(Experiment):
     def _warm_up(self, session: Session) -> None:
         """Run every arm for a few tokens and discard them."""
         decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
-        token_ids = session.encode(self._examples[:1], new_tokens=_WARMUP_TOKENS)
+        example = self._examples[0]
+        token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
         engine = self._engine(session)
+        question = session.ask(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
-            generate(engine, arm, session.ask(token_ids, [0], decoding))
+            generate(engine, arm, question)
 
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)

@@ -64,7 +64,7 @@ class Conversations:
             return question
         prompts = [self._so_far(index, arm) for index in question.indices]
         token_ids = []
-        for ids in self._session.tokens_of(prompts):
+        for ids in self._session.encode_unchecked(prompts):
             token_ids.append(ids[-self.longest :])
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)

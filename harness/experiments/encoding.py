@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +16,55 @@ from harness.experiments.progress import say
 from harness.experiments.prompt_files import fetched_commit
 from harness.experiments.prompts import Prompt, PromptSet, listed
 from harness.models.tokenizers import encode_prompts
+
+Chat = list[dict[str, str]]
+
+
+class Encoded(NamedTuple):
+    """Prompts as they are asked.
+
+    Attributes:
+        token_ids: of each prompt.
+        chats: the messages of each prompt, for servers that apply the template themselves; none
+            where any prompt was cut, of which the messages would say more than the token ids.
+        num_skipped, num_truncated: prompts of the set that were too long.
+    """
+
+    prompts: tuple[Prompt, ...]
+    token_ids: list[list[int]]
+    chats: list[Chat]
+    num_skipped: int = 0
+    num_truncated: int = 0
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices of the prompts in their set."""
+        return [prompt.index for prompt in self.prompts]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.token_ids))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of tokens of a prompt."""
+        return statistics.fmean(map(len, self.token_ids))
+
+    def part(self, places: Sequence[int]) -> Encoded:
+        """Some of the prompts, by their places here."""
+        return Encoded(
+            tuple(self.prompts[place] for place in places),
+            [self.token_ids[place] for place in places],
+            [self.chats[place] for place in places] if self.chats else [],
+        )
+
+
+def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
+    """The messages of prompts; none where a prompt is only the beginning of its text."""
+    if any(prompt.num_tokens is not None for prompt in prompts):
+        return []
+    return [prompt.chat() for prompt in prompts]
 
 
 def encode(
@@ -59,8 +110,9 @@ def encode_set(
     prompt_set: PromptSet,
     prompts: tuple[Prompt, ...],
     new_tokens: int,
-) -> tuple[tuple[Prompt, ...], list[list[int]], dict[str, int]]:
-    """The prompts that are measured, their token ids, and how many were skipped or truncated, by column.
+) -> Encoded:
+    """Encode prompts; those that are too long are refused, skipped or truncated as
+    `prompts.too_long` says.
 
     Raises:
         SettingError: a prompt that does not fit into a model's context with the `new_tokens` that follow it, where
@@ -68,7 +120,8 @@ def encode_set(
     """
     too_long = settings.prompts.too_long
     template = settings.chat_template
-    counts = {"num_skipped": 0, "num_truncated": 0}
+    num_skipped = 0
+    num_truncated = 0
     token_ids = encode(planned.tokenizer, prompts, template)
     room = planned.room(new_tokens)
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
@@ -80,12 +133,12 @@ def encode_set(
         kept = [place for place in range(len(prompts)) if place not in long]
         prompts = tuple(prompts[place] for place in kept)
         token_ids = [token_ids[place] for place in kept]
-        counts["num_skipped"] = len(long)
+        num_skipped = len(long)
     elif too_long == "truncate" and long and room is not None and room > 1:
         say(f"{problem}: their last {room} tokens are read")
         for place in long:
             token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
-        counts["num_truncated"] = len(long)
+        num_truncated = len(long)
     else:
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
         advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
@@ -96,7 +149,8 @@ def encode_set(
     num_chats = sum(len(prompt.chat()) > 1 for prompt in prompts)
     if template == "never" and num_chats:
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
-    return prompts, token_ids, counts
+    chats = [] if num_truncated else chats_of(prompts)
+    return Encoded(prompts, token_ids, chats, num_skipped, num_truncated)
 
 
 def _last(tokens: list[int], count: int, first: int | None) -> list[int]:

@@ -174,18 +174,24 @@ class Evaluation(Experiment):
         """The questions without an answer, in batches. A batch has one seed, because its random numbers have."""
         ends = self.task.ends
         stop_tokens = tokens_with(session.tokenizer, ends) if ends else frozenset()
-        prompts = {
-            problem.key: prompt for problem, prompt in zip(self.problems, token_ids, strict=True)
-        }
+        pending = [
+            (problem, ids)
+            for problem, ids in zip(self.problems, token_ids, strict=True)
+            if problem.key not in self.answers
+        ]
         questions = []
         for seed in self.settings.seeds:
-            pending = [key for key in prompts if key[0] == seed and key not in self.answers]
-            for keys in in_batches(pending, self.settings.batch_size):
-                batch = [prompts[key] for key in keys]
-                indices = [index for _, index in keys]
-                questions.append(
-                    session.ask(batch, indices, seed=seed, stop_tokens=stop_tokens, ends=ends)
+            of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
+            for batch in in_batches(of_seed, self.settings.batch_size):
+                question = session.ask(
+                    [ids for _, ids in batch],
+                    [problem.index for problem, _ in batch],
+                    chats=[Prompt(problem.prompt).chat() for problem, _ in batch],
+                    seed=seed,
+                    stop_tokens=stop_tokens,
+                    ends=ends,
                 )
+                questions.append(question)
         return questions
 
     def _accuracies(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
 from harness.experiments.asking import Asking, asks_again
 from harness.experiments.conversations import Conversations
+from harness.experiments.encoding import Encoded
 from harness.experiments.experts import experts_read
 from harness.experiments.laps import Twin
 from harness.experiments.latency_columns import LatencyFigures
@@ -67,22 +67,22 @@ class Latency(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = self.settings = self.figures.settings = session.settled(self.settings)
-        token_ids = self._encode(session)
+        encoded = self._encode(session)
         conversations = Conversations(session, self.prompt_set)
-        indices = [prompt.index for prompt in self.prompts]
-        conversations.follow_ups(Question(token_ids, settings.decoding, settings.seed, indices))
-        lengths = [len(ids) for ids in token_ids]
-        longest = max(*lengths, conversations.longest)
+        conversations.follow_ups(
+            Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
+        )
+        longest = max(encoded.longest, conversations.longest)
         batch_size = settings.batch_size
         if not asks_again(settings, self.prompt_set):
             # No more than are measured, where some were skipped.
-            batch_size = min(batch_size, len(token_ids))
+            batch_size = min(batch_size, len(encoded.prompts))
 
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
         if settings.weights == "stored":
             self.figures.end_tokens = session.end_tokens()
-        asking = Asking(session, settings, self.prompt_set, self.prompts, token_ids, conversations)
+        asking = Asking(session, settings, self.prompt_set, encoded, conversations)
         self._plan(asking, engine)
         if settings.engine.aa:
             self._compare_identical(session, engine, asking)
@@ -96,24 +96,25 @@ class Latency(Experiment):
         self.figures.pass_ms = engine.pass_ms(example)
         if placed is not None:
             # On average half of the new tokens are there.
-            context = statistics.fmean(lengths) + settings.decoding.max_new_tokens / 2
+            context = encoded.mean_length + settings.decoding.max_new_tokens / 2
             self.figures.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
 
-    def _encode(self, session: Session) -> list[list[int]]:
-        """Token ids of the prompts that are measured; says what else is not as it was asked for."""
+    def _encode(self, session: Session) -> Encoded:
+        """Encode the prompts that are measured; a line says what the settings do not show."""
         settings = self.settings
-        self.prompts, token_ids = session.encode_set(
+        encoded = session.encode_set(
             self.prompt_set, self.prompts, settings.decoding.max_new_tokens
         )
+        self.prompts = encoded.prompts
         self._check_batch()
         if self.overridden:
             say(self.overridden)
         if asks_again(settings, self.prompt_set):
             again = f"the {len(self.prompts)} prompts of {self.prompt_set.name} are asked again"
             say(f"num_prompts={settings.num_prompts}: {again}, in another order each time")
-        return token_ids
+        return encoded
 
     def _plan(self, asking: Asking, engine: Engine) -> None:
         asking.plan(engine)

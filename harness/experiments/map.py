@@ -15,11 +15,12 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
 from harness.engines.timing import Generation
+from harness.experiments.encoding import Encoded
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
 from harness.experiments.progress import say
-from harness.experiments.prompts import Prompt, PromptSet, load_prompts
-from harness.experiments.session import Session
+from harness.experiments.prompts import PromptSet, load_prompts
+from harness.experiments.session import Session, in_batches
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
 from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
 from harness.menu.experiment import Experiment
@@ -39,22 +40,6 @@ _ONE_AT_A_TIME = (
 )
 # Columns about acceptance that a server may tell though it tells no iterations.
 _TOLD = ("acceptance_rate", "mean_acceptance_length")
-
-
-@dataclass
-class Encoded:
-    """The prompts of one context, and their token ids."""
-
-    prompts: tuple[Prompt, ...]
-    token_ids: list[list[int]]
-
-    @property
-    def mean_length(self) -> int:
-        return round(statistics.fmean(map(len, self.token_ids)))
-
-    @property
-    def longest(self) -> int:
-        return max(map(len, self.token_ids))
 
 
 @dataclass
@@ -107,7 +92,7 @@ class Map(Experiment):
         new_tokens = settings.decoding.max_new_tokens
         for prompt_set in self.prompt_sets:
             taken = prompt_set.take(self._num_prompts(len(prompt_set.prompts)))
-            self.encoded.append(Encoded(*session.encode_set(prompt_set, taken, new_tokens)))
+            self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
         longest = max(encoded.longest for encoded in self.encoded)
         session.place(settings.batch_sizes[-1], longest)
         most_cells = math.floor(settings.share * math.prod(self.shape))
@@ -153,18 +138,18 @@ class Map(Experiment):
         k = self.numbers[cell[2]]
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
-        say(f"batch {batch_size}, context {encoded.mean_length}{named}")
+        say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
         engine = self._open(session, batch_size, encoded.longest, decoding)
         # Every cell asks the same prompts: a new engine has a salt of its own.
         repeats = () if engine.salts is None else [0] * batch_size
         number = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size) * batch_size
-        firsts = range(0, number, batch_size)
-        indices = [prompt.index for prompt in encoded.prompts]
-        parts = [slice(first, first + batch_size) for first in firsts]
-        questions = [
-            session.ask(encoded.token_ids[part], indices[part], decoding, repeats=repeats)
-            for part in parts
-        ]
+        questions = []
+        for places in in_batches(range(number), batch_size):
+            part = encoded.part(places)
+            question = session.ask(
+                part.token_ids, part.indices, decoding, chats=part.chats, repeats=repeats
+            )
+            questions.append(question)
         answers: dict[str, list[Generation]] = {"regular": [], "speculative": []}
 
         def note(question: Any, generations: Mapping[str, Generation]) -> None:
@@ -235,7 +220,7 @@ class Map(Experiment):
         measured = self.measured.get(cell)
         figures: dict[str, Any] = {
             "batch_size": self.settings.batch_sizes[cell[0]],
-            "context": self.encoded[cell[1]].mean_length,
+            "context": round(self.encoded[cell[1]].mean_length),
             "num_draft_tokens": self._number(cell),
             "measured": measured is not None,
             "speedup": ends["estimate"],

@@ -13,6 +13,7 @@ from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
+from harness.experiments.encoding import Encoded
 from harness.experiments.load import LoadTest
 from harness.experiments.lossless import (
     MIN_EXPECTED,
@@ -83,8 +84,9 @@ class Recovery(Experiment):
     def _measure_under_load(self, session: Session) -> None:
         # A second turn reads a first answer, and has another.
         new_tokens = 2 * self.settings.decoding.max_new_tokens + FOLLOW_UP + 1
-        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
-        test = LoadTest(session, self.settings, token_ids)
+        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        self.prompts = encoded.prompts
+        test = LoadTest(session, self.settings, encoded.token_ids)
         self.checks = test.checks
         test.run()
 
@@ -93,11 +95,12 @@ class Recovery(Experiment):
         decoding = self.settings.decoding
         num_counted = num_counted_tokens(decoding.num_draft_tokens)
         new_tokens = max(decoding.max_new_tokens, num_counted)
-        self.prompts, token_ids = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        self.prompts = encoded.prompts
         # Rows, prompt and new tokens: of the greedy texts, and of the sampled ones.
         greedy = (
-            min(settings.batch_size, len(token_ids)),
-            max(map(len, token_ids)),
+            min(settings.batch_size, len(self.prompts)),
+            encoded.longest,
             decoding.max_new_tokens,
         )
         shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][
@@ -108,9 +111,9 @@ class Recovery(Experiment):
         if settings.draft is None:
             session.open(*greedy[:2])
         else:
-            self._compare_greedy_texts(session, token_ids, *greedy[:2])
+            self._compare_greedy_texts(session, encoded, *greedy[:2])
         if decoding.temperature > 0:
-            self._compare_draws(session, token_ids)
+            self._compare_draws(session, encoded.token_ids)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
@@ -129,7 +132,7 @@ class Recovery(Experiment):
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
 
     def _compare_greedy_texts(
-        self, session: Session, token_ids: Sequence[Sequence[int]], num_rows: int, longest: int
+        self, session: Session, encoded: Encoded, num_rows: int, longest: int
     ) -> None:
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
         arms = self.settings.arms
@@ -144,10 +147,13 @@ class Recovery(Experiment):
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
                 divergences.append(self._divergence(session, prompt, *pair))
 
-        batches = in_batches(token_ids, self.settings.batch_size)
-        session.race([session.ask(batch, range(len(batch)), decoding) for batch in batches], note)
+        questions = []
+        for places in in_batches(range(len(encoded.prompts)), self.settings.batch_size):
+            part = encoded.part(places)
+            questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
+        session.race(questions, note)
         # No text ends before its last token.
-        num_tokens = len(token_ids) * decoding.max_new_tokens
+        num_tokens = len(encoded.prompts) * decoding.max_new_tokens
         self.checks.append(greedy_columns(divergences, num_tokens))
 
     def _divergence(

@@ -26,7 +26,7 @@ from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair
 from harness.engines.protocol import Arm, Engine, Question, Reference
 from harness.engines.reference import open_reference
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.encoding import encode, encode_set, origin
+from harness.experiments.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.experiments.pace import pace
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import Prompt, PromptSet
@@ -90,7 +90,6 @@ class Session:
         self._measurement: Measurement | None = None
         self._counts = {"num_skipped": 0, "num_truncated": 0}
         self._origin_said = False
-        self._chats: dict[int, list[dict[str, str]]] = {}
         self._keeper = keeper or PairKeeper()
 
     @contextmanager
@@ -157,9 +156,12 @@ class Session:
         """Token ids of each prompt, through the chat template where setting and tokenizer agree on
         it.
 
-        Raises a SettingError, of the `setting` that the prompts come from, for one that does not
-        fit into a model's context with the `new_tokens` that follow it; None for those of the
-        settings.
+        Args:
+            setting: where the prompts come from.
+            new_tokens: that follow each prompt; `decoding.max_new_tokens` by default.
+
+        Raises:
+            SettingError: a prompt does not fit into a model's context with its new tokens.
         """
         planned = self._keeper.plan(self.settings)
         token_ids = encode(planned.tokenizer, prompts, self.settings.chat_template)
@@ -168,17 +170,15 @@ class Session:
         )
         return token_ids
 
-    def tokens_of(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Encode prompts without a look at the context; see `encode`."""
-        self.note_chats(prompts)
+    def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of prompts that may be too long for the models; otherwise see `encode`."""
         return encode(self.tokenizer, prompts, self.settings.chat_template)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
-    ) -> tuple[tuple[Prompt, ...], list[list[int]]]:
-        """Encode prompts of a set: those that are measured, and their token ids.
-
-        Of prompts that are too long becomes what `prompts.too_long` says, and rows count them.
+    ) -> Encoded:
+        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
+        `prompts.too_long` says, and rows count them.
         """
         planned = self._keeper.plan(self.settings)
         settings: Any = self.settings
@@ -187,15 +187,11 @@ class Session:
             say(about)
         self._origin_said = True
         encoded = encode_set(planned, settings, prompt_set, prompts, new_tokens)
-        kept, token_ids, self._counts = encoded
-        if not self._counts["num_truncated"]:
-            self.note_chats(kept)
-        return kept, token_ids
-
-    def note_chats(self, prompts: Sequence[Prompt]) -> None:
-        """Keep the messages of prompts that are read whole, for `ask`."""
-        whole = [prompt for prompt in prompts if prompt.num_tokens is None]
-        self._chats |= {prompt.index: prompt.chat() for prompt in whole}
+        self._counts = {
+            "num_skipped": encoded.num_skipped,
+            "num_truncated": encoded.num_truncated,
+        }
+        return encoded
 
     def place(
         self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None
@@ -326,6 +322,7 @@ class Session:
         indices: Sequence[int],
         decoding: DecodingSettings | None = None,
         *,
+        chats: Sequence[Chat] = (),
         seed: int | None = None,
         stop_tokens: frozenset[int] = frozenset(),
         repeats: Sequence[int] = (),
@@ -336,7 +333,7 @@ class Session:
         Args:
             indices: of the prompts; with the seed they determine the random numbers.
             stop_tokens: that end a row besides those at which the target ends a text.
-            repeats, ends: see `Question`.
+            chats, repeats, ends: see `Question`.
         """
         if decoding is None:
             decoding = self.settings.decoding
@@ -344,9 +341,6 @@ class Session:
             seed = self.settings.seed
         if not decoding.ignore_eos:
             stop_tokens = stop_tokens | self.end_tokens()
-        chats: list[list[dict[str, str]]] = []
-        if all(index in self._chats for index in indices):
-            chats = [self._chats[index] for index in indices]
         return Question(token_ids, decoding, seed, indices, stop_tokens, chats, repeats, ends)
 
     def race(

@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> PromptSettings:
 def fake_session(asked: list[list[str]]) -> Any:
     """A session whose tokens are the numbers of words, and which notes the chats that it encodes."""
 
-    def tokens_of(prompts: list[Prompt], **_: Any) -> list[list[int]]:
+    def encode(prompts: list[Prompt], **_: Any) -> list[list[int]]:
         chats = [prompt.chat() for prompt in prompts]
         asked.extend([message["content"] for message in chat] for chat in chats)
         return [[len(message["content"].split()) for message in chat] for chat in chats]
@@ -44,7 +44,7 @@ def fake_session(asked: list[list[str]]) -> Any:
         return "yes " * len(tokens)
 
     tokenizer = SimpleNamespace(decode=decode)
-    return SimpleNamespace(tokens_of=tokens_of, encode=tokens_of, tokenizer=tokenizer)
+    return SimpleNamespace(encode_unchecked=encode, encode=encode, tokenizer=tokenizer)
 
 
 def answered(question: Question, length: int) -> Any:

@@ -69,7 +69,7 @@ def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
     request = answer([1, END, 3, 4, 5], [(2, 2)])
     request.count_undrafted()
     assert request.outcomes == [(2, 2), (0, 0)]
-    assert end_columns([request], {END})["acceptance_rate_after_end"] is None
+    assert end_columns([request], {END})["acceptance_rate_before_end"] is None
 
 
 QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=48"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
+from harness.config.settings import ModelSettings
 from harness.report.caveats import caveats
 from harness.results.schema import LatencyRow
 from in_process import Harness, only, results
+from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
 QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=500"]
@@ -123,6 +127,44 @@ def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
     assert "and was:" in said(0.75, num_tokens=20)
     assert mentions(said(4.5, mean_proposed=3.0), "and was not", "3 tokens")
     assert "it does not tell" in said(0.9, mean_proposed=None)
+
+
+def asked_texts(server: EchoServer) -> list[str]:
+    """The text of each chat that a server got."""
+    return [body["messages"][-1]["content"] for body in server.bodies]
+
+
+def test_recovery_asks_every_chat_of_every_batch(harness: Harness, tmp_path: Path) -> None:
+    texts = ["one", "two", "three"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    servers = EchoServer(), EchoServer()
+    settings = ["engine=server", "engine.chat=true", "decoding=greedy", "decoding.max_new_tokens=4"]
+    settings += ["prompts=./texts.txt", "num_prompts=3", "batch_size=2"]
+    with ExitStack() as stack:
+        harness("recovery", *settings, *addresses(stack, *servers), code=None)
+    for server in servers:
+        assert sorted(asked_texts(server)[-3:]) == sorted(texts)
+
+
+@pytest.mark.parametrize("command", ["eval", "compare"])
+def test_the_server_alone_makes_chats_of_prompts(
+    harness: Harness, save_model: Callable[..., ModelSettings], command: str
+) -> None:
+    template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
+    model = save_model("llama", "chat", tokenizer=make_tokenizer(chat_template=template))
+    server = EchoServer()
+    settings = [f"model={model.name}", "draft=none", "engine=server", "engine.chat=true"]
+    settings += ["decoding.max_new_tokens=4", "chat_template=always"]
+    if command == "compare":
+        settings.append("prompt=Hello")
+    else:
+        settings += ["task=addition", "num_prompts=2", "seeds=[0]"]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        harness(command, *settings, f"engine.url={url}")
+    texts = asked_texts(server)[1:]
+    assert texts
+    assert not any("user:" in text for text in texts)
 
 
 def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
