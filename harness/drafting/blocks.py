@@ -39,6 +39,8 @@ class HeadConfig:
         draft_vocabulary_size: of the head's output; where it is smaller, `d2t` says which tokens these are.
         own_embedding: whether the head has an embedding; otherwise the target's is used.
         own_output: whether it has an output matrix; likewise. A smaller vocabulary needs one.
+        transformer: of the head's own layers; None for Medusa, which has none.
+        confidence: whether it estimates the chance that a token is accepted, as DSpark does.
     """
 
     layers: tuple[int, ...]
@@ -47,6 +49,16 @@ class HeadConfig:
     draft_vocabulary_size: int
     own_embedding: bool = False
     own_output: bool = False
+    transformer: PreTrainedConfig | None = None
+    confidence: bool = False
+
+    @property
+    def cache_numbers_per_token(self) -> int:
+        """Numbers in the keys and values of a token, over all of its layers."""
+        own = self.transformer
+        if own is None:
+            return 0
+        return 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim
 
     @property
     def borrowed_outputs(self) -> int:
@@ -71,7 +83,8 @@ class Head(nn.Module):
             if config.own_output
             else None
         )
-        # Added to a token of the head it gives the target's.
+        # From draft tokens to the target's: draft token i is the target's token i + d2t[i], so that
+        # d2t = [0, 0, 3] maps the draft tokens 0, 1, 2 to the target's 0, 1, 5.
         reduced = config.draft_vocabulary_size != config.vocabulary_size
         offsets = torch.zeros(config.draft_vocabulary_size, dtype=torch.long) if reduced else None
         self.register_buffer("d2t", offsets)

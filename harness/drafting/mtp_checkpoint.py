@@ -20,13 +20,14 @@ from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings
-from harness.drafting.heads import HeadCheckpoint, fetch, read_weight_map
+from harness.drafting.head_files import fetch, read_weight_map
+from harness.drafting.heads import HeadCheckpoint
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.mtp import MtpHead
 from harness.drafting.slot_cache import SPARE_SLOTS, SlotCache
 from harness.menu.head_kind import HeadKind
 from harness.models.checkpoints import Checkpoint
-from harness.models.failures import explain
+from harness.models.failures import explained
 from harness.models.meta import bare_model, own_tensors, sketch_tensor
 from harness.models.quantization import stored_quantization
 from harness.models.random_weights import RandomTensor
@@ -98,7 +99,7 @@ class MtpCheckpoint(HeadCheckpoint):
             try:
                 model = MtpModel.from_pretrained(lender, device_map={"": device})
             except Exception as exception:
-                raise explain(exception, "draft", self.target.settings) or exception from exception
+                raise explained(exception, "draft", self.target.settings) from exception
             return MtpHead(self.config, model).to(device).eval().requires_grad_(False)
         with torch.device("meta"):
             model = MtpModel(lender, len(self.numbers))
@@ -191,7 +192,7 @@ def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
             with safe_open(file, framework="pt") as stored:
                 return file, list(stored.keys())
     except Exception as exception:
-        raise explain(exception, "model", settings) or exception from exception
+        raise explained(exception, "model", settings) from exception
     raise SettingError(
         "draft", f"needs weights as safetensors, and model={settings.name} has none", "mtp"
     )

@@ -137,6 +137,11 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
     return RunError(f"{role}: {explained}")
 
 
+def explained(exception: Exception, role: str, settings: ModelSettings) -> Exception:
+    """What to raise instead of an exception: its explanation, or itself if it has none."""
+    return explain(exception, role, settings) or exception
+
+
 def _wrong_setting(signs: str, role: str, settings: ModelSettings) -> SettingError | None:
     """The setting to blame, if there is one; `signs` are names of exceptions and their message."""
     name = settings.repository

@@ -18,7 +18,7 @@ from harness.config.settings import ModelSettings
 from harness.models.boundaries import cross_once
 from harness.models.case import Placement
 from harness.models.checkpoints import Checkpoint, source, source_arguments
-from harness.models.failures import explain
+from harness.models.failures import explained
 from harness.models.quantization import bitsandbytes_config
 from harness.models.random_weights import random_state
 from harness.models.ranks import compute_on_plain_parts, split_arguments
@@ -116,7 +116,7 @@ class PlacedModel:
                 **arguments,
             )
         except Exception as exception:
-            raise explain(exception, checkpoint.role, settings) or exception from exception
+            raise explained(exception, checkpoint.role, settings) from exception
         if "offload_folder" in arguments:
             weakref.finalize(model, shutil.rmtree, arguments["offload_folder"], ignore_errors=True)
         missing = sorted(report["missing_keys"])

@@ -13,7 +13,7 @@ from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
 from harness.models.checkpoints import Checkpoint, source, source_arguments
-from harness.models.failures import explain, first_line
+from harness.models.failures import explained, first_line
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
@@ -51,12 +51,12 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     except Exception as exception:
         is_directory = Path(source(place)).is_dir() and place.gguf_file is None
         if is_directory and "trust_remote_code" in str(exception):
-            raise explain(exception, role, place) or exception from exception
+            raise explained(exception, role, place) from exception
         if is_directory:
             rule = "must name a directory or a repository with a tokenizer"
             cause = f"{place.repository} holds none that loads ({first_line(exception)})"
             raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
-        raise explain(exception, setting, place) or exception from exception
+        raise explained(exception, setting, place) from exception
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:

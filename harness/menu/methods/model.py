@@ -143,7 +143,7 @@ class ModelDraft(Method):
                 checkpoint = read_checkpoint("draft", settings)
                 mask = checked_mask(settings.name, checkpoint.config)
                 plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
-        if settings.threshold is not None and not (plan.head and plan.head.has_confidence):
+        if settings.threshold is not None and not (plan.head and plan.head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
         if settings.tree != "chain":
