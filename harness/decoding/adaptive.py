@@ -28,7 +28,9 @@ _PRIOR = 0.8
 # drafts nothing and one at least twice as much as seems best; more often at the beginning.
 _ROUND = 128
 
-# The draft tokens of the first iterations, after which there is an estimate of every cost.
+# The draft tokens of the first iterations, after which there is an estimate of every cost: 1 and 4 are
+# two points of the line of costs, and 0 comes twice because the very first iteration may have to
+# prepare something (see `_FadingLine.add`).
 _FIRST = (0, 1, 0, 4)
 
 # The pace of the machine is the median over this many iterations.
@@ -65,8 +67,8 @@ class Constant(DraftLength):
 class Adaptive(DraftLength):
     """Chooses the number that yields the most tokens per second, by measured acceptance and costs.
 
-    It never reads tokens, and of an offer no more than was accepted; so the output keeps the
-    target's distribution.
+    It looks at how many tokens were accepted, never at which tokens were proposed. So K does not
+    depend on the tokens that it decides about, and the output keeps the target's distribution.
 
     Args:
         choices: the numbers to choose from, ascending, beginning with 0.
@@ -79,14 +81,15 @@ class Adaptive(DraftLength):
         self._choices = list(choices)
         self._clock = clock
         self.most = self._choices[-1]
-        self._accepted = _Chain(self.most)
-        self._costs: dict[int, _Costs] = {}
-        self._now = _Costs()
+        self._accepted = _AcceptanceByPlace(self.most)
+        self._costs: dict[int, _IterationCosts] = {}
+        self._now = _IterationCosts()
         self._began = 0.0
 
     def choose(self, num_rows: int) -> int:
-        # Rows end at different times, and an iteration over a few of them costs less.
-        self._now = self._costs.setdefault(num_rows.bit_length(), _Costs())
+        # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or 3,
+        # 4 to 7 and so on have costs of their own.
+        self._now = self._costs.setdefault(num_rows.bit_length(), _IterationCosts())
         wanted = self._wanted(self._now.num_seen)
         self._began = self._clock()
         return max(choice for choice in self._choices if choice <= wanted)
@@ -96,6 +99,10 @@ class Adaptive(DraftLength):
         self._accepted.observe(limits, num_accepted)
 
     def _wanted(self, turn: int) -> int:
+        """Return the best number, or one to be tried: turns 0 to 3 take `_FIRST`, every multiple of
+        128 takes 0, and turns 4, 8, 16, 32 and 64, and 64 more than each multiple of 128, take at
+        least twice the best.
+        """
         if turn < len(_FIRST):
             return _FIRST[turn]
         if turn % _ROUND == 0:
@@ -126,7 +133,7 @@ class Adaptive(DraftLength):
         return best
 
 
-class _Chain:
+class _AcceptanceByPlace:
     """Estimates how often the draft token at each place is accepted, if those before it are.
 
     A token that is not offered is not accepted.
@@ -164,17 +171,18 @@ class _Chain:
         return yields
 
 
-class _Costs:
+class _IterationCosts:
     """Estimates the seconds of an iteration at the machine's usual pace, for a number of rows."""
 
     def __init__(self) -> None:
         self.num_seen = 0
-        self._step = _Line()  # of iterations without draft tokens
-        self._drafted = _Line()  # of the others, by the number of tokens asked for
+        self._step = _FadingLine()  # of iterations without draft tokens
+        self._drafted = _FadingLine()  # of the others, by the number of tokens asked for
         self._paces = deque([1.0] * _PACE_WINDOW, _PACE_WINDOW)
 
     def observe(self, asked: int, seconds: float) -> None:
         if self.num_seen >= len(_FIRST):
+            # 1.3 while another program makes everything take 1.3 times as long.
             self._paces.append(seconds / self.at(asked))
             seconds /= statistics.median(self._paces)
         self.num_seen += 1
@@ -191,7 +199,7 @@ class _Costs:
         return [self._step.at(0), *line.values(numbers[1:])]
 
 
-class _Line:
+class _FadingLine:
     """Fits a straight line to noisy points, of which the latest count most."""
 
     def __init__(self) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RBFInterpolator
 
+# Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the smallest
+# batch, the third context and the second K.
 Cell = tuple[int, ...]
 Floats = NDArray[np.float64]
 
-# A cell is worth measuring if it is far from measured cells, and near the break-even line. Log
-# speed-ups smaller than this count as equally near.
+# Log speed-ups below this count as equally near the break-even line: 3 %.
 _NEAR_THE_LINE = 0.03
 
 
@@ -48,8 +49,8 @@ def interpolated(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Floats:
 
 
 def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | None:
-    """The cell to measure next: a corner of the grid, else where the sign is least certain; None if
-    all are known.
+    """The cell to measure next: a corner of the grid, else the one whose interpolated value has the
+    least certain sign; None if all are known.
 
     Args:
         known: logarithms of speed-ups by cell.
@@ -59,12 +60,13 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
         return None
     corners = [cell for cell in unknown if _is_corner(shape, cell)]
     if corners:
-        # By the last side, which is K: some engines start again for another one.
+        # Corners of equal K, the last side, one after the other: some engines restart for another K.
         return min(corners, key=lambda cell: cell[::-1])
     values = interpolated(shape, known)
     places = _coordinates(shape, list(known))
 
     def doubt(cell: Cell) -> float:
+        """Large far from measured cells and near the break-even line."""
         distances = np.linalg.norm(places - _coordinates(shape, [cell]), axis=1)
         return float(distances.min() / (abs(values[cell]) + _NEAR_THE_LINE))
 

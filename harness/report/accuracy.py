@@ -126,7 +126,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
     with_seeds = len({line.row.seed for line in lines}) > 1
     columns = [
         Column("pair", text=True, of="name.cell", optional=True, once=True),
-        Column("K", of="row.num_draft_tokens", optional=True, names=True),
+        Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
         ARM[0].at("row"),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
@@ -139,7 +139,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
     ]
     if with_seeds:
-        columns.insert(3, Column("seed", of="row.seed", names=True))
+        columns.insert(3, Column("seed", of="row.seed", identifies_row=True))
     notes = []
     if any(line.row.accuracy in (0, 1) for line in lines):
         notes.append(_NO_WIDTH)

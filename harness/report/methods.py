@@ -36,7 +36,7 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
     row = group[0].row
     columns = (
         Column("method", text=True, of="method"),
-        Column("K", of="name.num_draft_tokens", names=True),
+        Column("K", of="name.num_draft_tokens", identifies_row=True),
         SPEEDUP.at("row"),
         BOUNDS.at("row"),
         Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),

@@ -27,7 +27,7 @@ from harness.results.schema import LatencyRow
 from harness.results.work import why_no_verdict
 
 PAIR = Column("pair", text=True, of="name.cell", once=True)
-K = Column("K", of="name.num_draft_tokens", names=True, optional=True)
+K = Column("K", of="name.num_draft_tokens", identifies_row=True, optional=True)
 
 
 def latency_tables(pairs: Sequence[MeasuredPair]) -> Document:
@@ -214,7 +214,7 @@ def _arms(pairs: Sequence[MeasuredPair]) -> Table:
     )
     columns = (
         PAIR.at("pair"),
-        Column("K", of="num_draft_tokens", names=True, optional=True),
+        Column("K", of="num_draft_tokens", identifies_row=True, optional=True),
         *(column.at("row") for column in of_rows),
     )
     return Table.of(

@@ -16,7 +16,7 @@ from harness.results.schema import PlanRow
 _BAR = 40
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
-_K = Column("K", of="row.num_draft_tokens", optional=True, names=True)
+_K = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
 # A mark for each part of a bar.
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 

@@ -15,31 +15,35 @@ _LEAST_END = 8
 
 
 def predicted_curve(series: Sequence[MeasuredPair]) -> list[tuple[int, float]]:
-    """Predicted speed-up for each K up to a little past the largest measured: (K, speed-up).
+    """Predicted speed-up for each K from 1 to two past the largest measured, and at least to 8.
 
     (1 − α^{K+1}) / ((1 − α)(K c + v)) of Leviathan et al. 2023 with what the runs measured: α and
-    c are means over the runs; the cost v of verifying K + 1 tokens, in target steps, is
-    interpolated linearly between the measured ones and 1 at K = 0, and extrapolated beyond them.
-    Empty where no run has these figures.
+    c are means over the runs; the cost v of verifying K + 1 tokens, in target steps, is the mean
+    over the runs of that K, interpolated linearly between the measured ones and 1 at K = 0, and
+    extrapolated beyond them.
+
+    Returns:
+        (K, speed-up) pairs; none where no run has these figures.
     """
     acceptances = []
     draft_costs = []
-    verify_costs = {0: 1.0}
+    verify_costs = {0: [1.0]}
     for pair in series:
-        k = pair.name.num_draft_tokens
+        num_draft_tokens = pair.name.num_draft_tokens
         acceptance = pair.row.conditional_acceptance_rate
         costs = costs_in_steps(pair.regular, pair.row)
-        if isinstance(k, int) and acceptance is not None and costs is not None:
+        if isinstance(num_draft_tokens, int) and acceptance is not None and costs is not None:
             acceptances.append(acceptance)
             draft_costs.append(costs.draft)
-            verify_costs[k] = costs.verify
+            verify_costs.setdefault(num_draft_tokens, []).append(costs.verify)
     if not acceptances:
         return []
     alpha = min(float(np.mean(acceptances)), 1 - 1e-9)
     draft = float(np.mean(draft_costs))
-    measured_ks = sorted(verify_costs)
-    verify = make_interp_spline(measured_ks, [verify_costs[k] for k in measured_ks], k=1)
-    ks = np.arange(1, max(measured_ks[-1] + 2, _LEAST_END) + 1)
-    tokens = (1 - alpha ** (ks + 1)) / (1 - alpha)
-    speedups = tokens / (ks * draft + verify(ks))
-    return list(zip(ks.tolist(), speedups.tolist(), strict=True))
+    measured = sorted(verify_costs)
+    mean_costs = [float(np.mean(verify_costs[number])) for number in measured]
+    verify = make_interp_spline(measured, mean_costs, k=1)  # k is the spline's degree
+    numbers = np.arange(1, max(measured[-1] + 2, _LEAST_END) + 1)
+    tokens = (1 - alpha ** (numbers + 1)) / (1 - alpha)
+    speedups = tokens / (numbers * draft + verify(numbers))
+    return list(zip(numbers.tolist(), speedups.tolist(), strict=True))

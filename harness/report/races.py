@@ -28,12 +28,16 @@ from harness.results.work import why_no_verdict_of_race
 def verdict(row: CompareRow) -> Document:
     """Speed-up or why there is none, acceptance, and whether the texts are the same.
 
-    No more than labels after a race of one arm.
+    After a race of one arm only warnings about random weights and synthetic acceptance.
     """
-    made_up = [f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)]
+    # "random weights: ...", "synthetic 0.8: ..."
+    not_real = [
+        f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
+    ]
     no_verdict = why_no_verdict_of_race(row)
-    if row.speedup is None and no_verdict is None:
-        return sentences("warning", *made_up)
+    is_one_arm = row.speedup is None and no_verdict is None
+    if is_one_arm:
+        return sentences("warning", *not_real)
     accepted = "nothing was drafted"
     if is_elsewhere(row.engine):
         accepted = "the server does not tell how many draft tokens it accepted"
@@ -45,7 +49,7 @@ def verdict(row: CompareRow) -> Document:
     lines = [
         Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
         Line(_identity(row), "dim"),
-        *sentences("warning", lossy_warning(row), *made_up),
+        *sentences("warning", lossy_warning(row), *not_real),
     ]
     if no_verdict is not None and not row.ignore_eos:
         lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
@@ -87,9 +91,9 @@ def rejections(found: Sequence[Rejection] | None) -> Document:
         Column("replaced by", _quoted, text=True),
     )
     note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
-    return [
-        Table("rejections", "", columns, tuple(map(TableRow, found)), notes=(note,), look="plain")
-    ]
+    # The fields of a rejection are the columns, in the same order.
+    rows = tuple(TableRow(rejection) for rejection in found)
+    return [Table("rejections", "", columns, rows, notes=(note,), look="plain")]
 
 
 def races_table(rows: Sequence[CompareRow]) -> Table:
@@ -109,7 +113,7 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
         lines.append(TableRow((pair, k, len(races), median, spread, accepted)))
     columns = (
         Column("pair", text=True),
-        Column("K", names=True),
+        Column("K", identifies_row=True),
         Column("prompts"),
         Column("median speed-up", times),
         Column("least to most"),

@@ -216,7 +216,7 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         return dataclasses.replace(_checks(run.rows), title=_TITLE, about=about, notes=(verdict,))
     columns = (
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens", names=True),
+        Column("K", of="name.num_draft_tokens", identifies_row=True),
         Column("verdict", text=True, of=lambda named: _in_words(named.run)),
         Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
         Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
@@ -272,7 +272,7 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
     """One row per check; of single prompts and sampling settings only those that are lossy."""
     columns = (
         Column("check", text=True, of=_check),
-        Column("K", of="num_draft_tokens", names=True),
+        Column("K", of="num_draft_tokens", identifies_row=True),
         Column("tokens", of=_tokens),
         Column("draws", "{:,}".format, "num_draws"),
         Column("accepted", "{:.0%}".format, "acceptance_rate"),

@@ -26,7 +26,8 @@ class Column:
         text: left-aligned; numbers are right-aligned and never broken.
         optional: left out where all its cells are empty.
         once: a cell that is equal to the one above is empty.
-        names: with the text columns at the left it says what a row is, also where a table is printed in parts.
+        identifies_row: with the text columns at the left it says what a row is, also where a table is printed in
+            parts.
     """
 
     heading: str
@@ -35,7 +36,7 @@ class Column:
     text: bool = False
     optional: bool = False
     once: bool = False
-    names: bool = False
+    identifies_row: bool = False
 
     def at(self, path: Of) -> Column:
         """The same of what items have at a path."""

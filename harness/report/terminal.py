@@ -168,7 +168,7 @@ def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
     """Columns that fit side by side, by place, each time behind those that say what a row is."""
     widths = [width + _FRAME for width in least]
-    naming = takewhile(lambda column: column.text or column.names, columns)
+    naming = takewhile(lambda column: column.text or column.identifies_row, columns)
     names = [place for place, _ in enumerate(naming)]
     # Long names leave as much room for something to be said about them.
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:

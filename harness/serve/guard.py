@@ -16,9 +16,14 @@ _OPEN = ("/", "/health")  # they tell nothing, so they need no key
 
 
 class Guard:
-    """Middleware. `key` is what requests must bring, None for nothing; `max_bytes` may be in a body.
+    """Middleware that refuses requests.
 
-    If `local`, only requests for loopback are answered, so that a web page whose name points here cannot use it.
+    Args:
+        local: answer only requests for loopback, so that a web page whose name points here cannot
+            use the service (DNS rebinding).
+        key: what requests must bring; None for nothing.
+        max_bytes: the longest body.
+        registry: gets the count of requests.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 499
+        status = 499  # nginx's code for a client that left before an answer began
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -86,6 +91,6 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     """An error as OpenAI shapes it."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # A name that the user gave may hold half characters.
+    # A name that the user gave may hold lone surrogates.
     text = message.encode(errors="backslashreplace").decode()[:500]
     return {"error": {"message": text, "type": kind, "param": None, "code": status}}

@@ -94,10 +94,10 @@ class Scheduler:
     the order in which they were asked for: one for the other arm waits until the batch has ended,
     and those behind it wait too.
 
-    `find_arm` gives an arm by its name; `before_turn` is called in the thread before every
-    iteration.
+    `find_arm` gives an arm by its name.
 
     Attributes:
+        before_turn: called in the thread before every iteration.
         stopped: set once answers that still run have been failed; long work should then end.
     """
 
@@ -106,11 +106,10 @@ class Scheduler:
         find_arm: Callable[[str], LocalArm],
         max_rows: int,
         max_waiting: int,
-        before_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_rows = max_rows
         self._max_waiting = max_waiting
-        self._before_turn = before_turn
+        self.before_turn: Callable[[], None] = lambda: None
         self._batch = _Batch(find_arm)
         self._waiting: list[Answer] = []
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -187,7 +186,7 @@ class Scheduler:
 
     def _turn(self) -> None:
         """One iteration."""
-        self._before_turn()
+        self.before_turn()
         self._batch.drop_cancelled()
         if not self.num_running:
             with self._changed:

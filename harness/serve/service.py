@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from starlette.exceptions import HTTPException
@@ -27,7 +27,20 @@ from harness.serve.bodies import GenerationBody, Race, Sampling
 from harness.serve.scheduler import Scheduler
 from harness.serve.threads import ThreadChoice
 
+# How long other programs' use of the CPU is watched before the first choice of threads.
 _FIRST_SAMPLE_S = 0.3
+
+
+class _Opened(NamedTuple):
+    """An engine that is ready for requests.
+
+    Attributes:
+        choose_threads: to be called before every iteration; None where there is nothing to choose.
+    """
+
+    engine: Engine
+    arms: dict[str, LocalArm]
+    choose_threads: Callable[[], None] | None
 
 
 class Service:
@@ -56,18 +69,19 @@ class Service:
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
         )
         self._context = min(filter(None, contexts), default=None)
-        self._arms: dict[str, LocalArm] = {}  # filled by _open
-        # _open may replace it, hence the lambda below.
-        self._choose_threads: Callable[[], None] = lambda: None
+        self._arms: dict[str, LocalArm] = {}
         self.scheduler = Scheduler(
-            find_arm=self._arms.__getitem__,
+            find_arm=lambda name: self._arms[name],
             max_rows=settings.batch_size,
             max_waiting=settings.max_waiting,
-            before_turn=lambda: self._choose_threads(),
         )
         # In the scheduler's thread, which will use the models. Because this one waits for it, the
         # first request finds everything ready.
-        self._engine = self.scheduler.alone(self._open).result()
+        opened = self.scheduler.alone(self._open).result()
+        self._engine = opened.engine
+        self._arms = opened.arms
+        if opened.choose_threads is not None:
+            self.scheduler.before_turn = opened.choose_threads
 
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat.
@@ -123,9 +137,9 @@ class Service:
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         answers = []
-        for choice, prompt in enumerate(prompts):
-            question = self._question(prompt, body, seed, body.index + choice)
-            answers.append(Answer(arm, question, self.tokenizer, put, choice, body.stop))
+        for answer_index, prompt in enumerate(prompts):
+            question = self._question(prompt, body, seed, body.index + answer_index)
+            answers.append(Answer(arm, question, self.tokenizer, put, answer_index, body.stop))
         self.scheduler.submit(answers)
         return answers
 
@@ -177,42 +191,44 @@ class Service:
             raise HTTPException(
                 400, f"max_tokens: {asked} after a prompt of {num_prompt} tokens; at most {most}"
             )
-        given = {}
+        overrides = {}
         for name in ("temperature", "top_p", "top_k"):
             value = getattr(body, name)
             if value is not None:
                 # Of these only top_k can be negative: -1 means 0, keep all.
-                given[name] = max(0, value)
-        decoding = dataclasses.replace(default, max_new_tokens=asked, **given)
+                overrides[name] = max(0, value)
+        decoding = dataclasses.replace(default, max_new_tokens=asked, **overrides)
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
             stop_tokens |= self._pair.stop_tokens()
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
-    def _open(self) -> Engine:
-        """Open the engine, warm up its arms, and set `_arms` and `_choose_threads`."""
+    def _open(self) -> _Opened:
+        """Open the engine, and warm up its arms."""
         settings = self.settings
         # First, because on a busy machine even checks and warm-up would take minutes.
-        choice = self._first_threads()
+        choose_threads = self._first_threads()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
         engine = self._keeper.open(
             settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
         )
-        # Compiled code has its number of threads in it, so that the first choice stays.
-        if choice is not None and "compiled" not in str(engine.runner):
-            self._choose_threads = choice
+        is_compiled = "compiled" in (engine.runner or "").split("+")
+        if is_compiled:
+            # Compiled code has its number of threads in it, so that the first choice stays.
+            choose_threads = None
         few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
+        arms: dict[str, LocalArm] = {}
         for arm in engine.arms:
             assert isinstance(arm, LocalArm)
             generate(engine, arm, Question([[0, 0]], few, 0, [0]))
-            self._arms[arm.name] = arm
-        return engine
+            arms[arm.name] = arm
+        return _Opened(engine, arms, choose_threads)
 
-    def _first_threads(self) -> ThreadChoice | None:
-        """Choose the threads to begin with; None where there is nothing to choose."""
+    def _first_threads(self) -> Callable[[], None] | None:
+        """Choose the threads to begin with -> the later choices; None without any choice."""
         if any(device.type != "cpu" for device in self._pair.devices) or threads_are_set():
             return None
-        choice = ThreadChoice(self._say, torch.get_num_threads())
+        thread_choice = ThreadChoice(self._say, torch.get_num_threads())
         time.sleep(_FIRST_SAMPLE_S)
-        choice.choose()
-        return choice
+        thread_choice.choose()
+        return thread_choice.choose_if_due

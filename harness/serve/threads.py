@@ -35,9 +35,13 @@ def read_usage() -> Usage:
 
 
 class ThreadChoice:
-    """Sets torch's threads; to be called in the thread that computes, before every iteration.
+    """Sets torch's threads, in the thread that computes.
 
-    `most` is the number used while no other program computes, and never exceeded.
+    Args:
+        most: the number used while no other program computes, and never exceeded.
+        num_cores: of the machine.
+        read, apply: the machine's use, and the setting of torch; others in tests.
+        period_s: seconds from one choice to the next.
     """
 
     def __init__(
@@ -59,8 +63,8 @@ class ThreadChoice:
         self._due = time.monotonic() + period_s
         self._warned_at = -_QUIET_S
 
-    def __call__(self) -> None:
-        """Choose, if the last choice is `period_s` old."""
+    def choose_if_due(self) -> None:
+        """Choose, if the last choice is `period_s` old. To be called before every iteration."""
         if time.monotonic() >= self._due:
             self.choose()
 

@@ -23,7 +23,7 @@ CELLS = ["105.21 ± 10.30", "47.85", "2.24×", "2.14 to 2.36", "2.39×", "83.7%"
 
 
 def printed(width: int, *pairs: str) -> str:
-    columns = (Column("pair", text=True), Column("K", names=True), *map(Column, HEADINGS))
+    columns = (Column("pair", text=True), Column("K", identifies_row=True), *map(Column, HEADINGS))
     items = [(pair, k) for pair in pairs for k in (2, 4)]
     table = Table.of(
         "pairs", "Speed-up", items, [_of(column, place) for place, column in enumerate(columns)]
@@ -35,7 +35,10 @@ def printed(width: int, *pairs: str) -> str:
 
 def _of(column: Column, place: int) -> Column:
     return Column(
-        column.heading, of=lambda item: (*item, *CELLS)[place], text=column.text, names=column.names
+        column.heading,
+        of=lambda item: (*item, *CELLS)[place],
+        text=column.text,
+        identifies_row=column.identifies_row,
     )
 
 

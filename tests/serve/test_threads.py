@@ -14,9 +14,9 @@ def test_threads_follow_the_free_cores() -> None:
         readings.append(Usage(clock + 10, machine + 10 * (others + own), used + 10 * own))
     applied = [4]
     lines: list[str] = []
-    choose = ThreadChoice(lines.append, 4, 4, iter(readings).__next__, applied.append, 0.0)
+    choice = ThreadChoice(lines.append, 4, 4, iter(readings).__next__, applied.append, 0.0)
     for _, _, expected in steps:
-        choose()
+        choice.choose_if_due()
         assert applied[-1] == expected
     [line] = lines
     assert line.startswith("Other programs use 1.0 of 4 cores")
@@ -26,8 +26,8 @@ def test_threads_follow_the_free_cores() -> None:
 def test_a_choice_holds_for_a_while() -> None:
     applied: list[int] = []
     readings = iter([Usage(0.0, 0.0, 0.0), Usage(1.0, 4.0, 0.0)])
-    choose = ThreadChoice(print, 4, 4, readings.__next__, applied.append, period_s=1e9)
-    choose()
+    choice = ThreadChoice(print, 4, 4, readings.__next__, applied.append, period_s=1e9)
+    choice.choose_if_due()
     assert applied == []
     assert next(readings).machine == 4.0, "nothing was read"
 
