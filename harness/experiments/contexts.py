@@ -19,7 +19,7 @@ from harness.engines.protocol import Reference
 from harness.experiments.session import REFERENCE_BATCH, in_batches
 from harness.models.ranks import of_rank_0
 
-# With more, each has too few draws to see differences several tokens deep.
+# More contexts would leave each with too few draws to show differences in later tokens.
 NUM_CONTEXTS = 5
 # Only so many tokens before the cut are read: any text is a prompt, and every draw has its own cache, which would take
 # most of the time.
@@ -40,30 +40,35 @@ class Context(NamedTuple):
 def choose_contexts(
     reference: Reference, prompts: Sequence[Sequence[int]], decoding: DecodingSettings
 ) -> list[Context]:
-    """The contexts that leave most open, the most open one first, each from another prompt."""
-    places = [
-        [
-            Context(index, end, tuple(prompt[max(0, end - CONTEXT_TOKENS) : end]))
-            for end in range(max(1, len(prompt) - _NUM_PLACES + 1), len(prompt) + 1)
-        ]
-        for index, prompt in enumerate(prompts)
-    ]
-    openness = dict.fromkeys(
-        (context.token_ids for contexts in places for context in contexts), 0.0
-    )
-    for batch in in_batches(list(openness), REFERENCE_BATCH):
+    """The contexts with the largest `recovered_entropy`, the largest first, each from another prompt."""
+    contexts_by_prompt = [_contexts_in(index, prompt) for index, prompt in enumerate(prompts)]
+    entropy: dict[tuple[int, ...], float] = {}
+    for contexts in contexts_by_prompt:
+        entropy |= dict.fromkeys((context.token_ids for context in contexts), 0.0)
+    for batch in in_batches(list(entropy), REFERENCE_BATCH):
         # Ranks may round differently, and must not read different contexts.
-        openness |= zip(
-            batch, of_rank_0(recovered_entropy(reference, batch, decoding)).tolist(), strict=True
-        )
+        entropies = of_rank_0(recovered_entropy(reference, batch, decoding)).tolist()
+        entropy.update(zip(batch, entropies, strict=True))
+
+    def entropy_of(context: Context) -> float:
+        return entropy[context.token_ids]
+
     chosen: dict[tuple[int, ...], Context] = {}
-    for contexts in places:
+    for contexts in contexts_by_prompt:
         # Prompts that begin alike have contexts in common; only one of them draws from each.
-        if left := [context for context in contexts if context.token_ids not in chosen]:
-            best = max(left, key=lambda context: openness[context.token_ids])
+        left = [context for context in contexts if context.token_ids not in chosen]
+        if left:
+            best = max(left, key=entropy_of)
             chosen[best.token_ids] = best
-    return sorted(chosen.values(), key=lambda context: openness[context.token_ids], reverse=True)[
-        :NUM_CONTEXTS
+    return sorted(chosen.values(), key=entropy_of, reverse=True)[:NUM_CONTEXTS]
+
+
+def _contexts_in(prompt_index: int, prompt: Sequence[int]) -> list[Context]:
+    """The contexts that end at each of the last places of a prompt."""
+    first_end = max(1, len(prompt) - _NUM_PLACES + 1)
+    return [
+        Context(prompt_index, end, tuple(prompt[max(0, end - CONTEXT_TOKENS) : end]))
+        for end in range(first_end, len(prompt) + 1)
     ]
 
 
@@ -79,10 +84,12 @@ def last_contexts(prompts: Sequence[Sequence[int]]) -> list[Context]:
 def recovered_entropy(
     reference: Reference, contexts: Sequence[Sequence[int]], decoding: DecodingSettings
 ) -> Tensor:
-    """How much is left to the recovered token after each context: [B], in nats.
+    """How much the recovered token decides after each context: [B], in nats.
 
-    The chance that the likeliest first token is drawn and the proposal behind it rejected, times the entropy of what a
-    recovered token is then drawn from. A draft that does not draw counts as rejected always.
+    For example: after `Once upon a` the likeliest first token is `time`, with 0.9; the draft's
+    proposal behind it is rejected with 0.4; the residual distribution, from which the recovered
+    token is then drawn, has an entropy of 1.2 nats. That makes 0.9 * 0.4 * 1.2. A deterministic
+    draft counts as always rejected, and its residual is the target's whole distribution.
     """
     warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
     first = warp(reference.logits(contexts)).max(-1)

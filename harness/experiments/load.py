@@ -23,8 +23,8 @@ from harness.experiments.lossless import (
     REQUIRED_POWER,
     SampledCheck,
     SampledTest,
-    check_told,
     greedy_columns,
+    require_told,
     sampled_columns,
     together,
 )
@@ -150,7 +150,7 @@ class LoadTest:
             for one, answer in zip([*asked, *second], answers, strict=True)
             if one.is_compared and answer.token_ids
         ]
-        check_told([answer for _, answer in read])
+        require_told([answer for _, answer in read])
         compared = [(one, answer.token_ids) for one, answer in read]
         batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
         scores = _Scores(reference, batch_size, self._settings.seed)

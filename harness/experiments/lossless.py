@@ -90,7 +90,7 @@ def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) ->
     }
 
 
-def check_told(requests: Sequence[RequestRecord]) -> None:
+def require_told(requests: Sequence[RequestRecord]) -> None:
     """Raises RunError where a server that tells token ids left some out: those of a text may be others."""
     num_incomplete = sum(request.from_text for request in requests)
     if num_incomplete:

@@ -1,4 +1,10 @@
-"""`recovery`: is this pair, with these settings, on this machine, lossless?"""
+"""`recovery`: is this pair, with these settings, on this machine, lossless?
+
+First the greedy texts of both arms are compared. Then, above temperature 0, the speculative arm
+continues a few contexts, beginnings that are cut from the prompts (`contexts`), many times each: its
+draws. A test looks at the draws at one K, 1 or the run's own. A check is its result after one
+context, or after all of them together (`lossless`), and becomes a row.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +26,8 @@ from harness.experiments.lossless import (
     REQUIRED_POWER,
     SampledCheck,
     SampledTest,
-    check_told,
     greedy_columns,
+    require_told,
     sampled_columns,
     together,
 )
@@ -36,32 +42,54 @@ from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
 from harness.results.schema import RecoveryRow
 
-# By how much more draws than there were: each has further continuations to look up.
+# Multiples of the number of draws that are tried. Each costs another computation of the exact
+# outcomes, because with more draws rarer continuations count.
 _FACTORS = (2, 4, 8, 16, 32, 64)
 # Draws of `num_draws=auto` over all tests, where so few are enough.
 _FEWEST_DRAWS = 60_000
 
 
-class _NumberTest(NamedTuple):
-    """The test of draws with one number of draft tokens."""
+class _TestOfK(NamedTuple):
+    """The test of the draws at one K: 1, or the run's own."""
 
     num_draft_tokens: NumDraftTokens
     test: SampledTest
 
 
 class _DrawPlan(NamedTuple):
-    """The draws: the number of continuations after each context, for each test."""
+    """The draws that `recovery` takes.
+
+    Attributes:
+        num_draws: after each context, for each test.
+    """
 
     decoding: DecodingSettings
     contexts: Sequence[Context]
-    tests: Sequence[_NumberTest]
+    tests: Sequence[_TestOfK]
     num_draws: int
 
+    def streams_of(self, place: int) -> list[range]:
+        """The streams of random numbers of a test's draws: one range for each context.
+
+        With 2 contexts, 2 tests and 3 draws, test 0 has 0-2 and 6-8, and test 1 has 3-5 and 9-11.
+        """
+        streams: list[range] = []
+        for context_place in range(len(self.contexts)):
+            first = (context_place * len(self.tests) + place) * self.num_draws
+            streams.append(range(first, first + self.num_draws))
+        return streams
+
+
+class _Need(NamedTuple):
+    """What an engine must have room for; the names are those of `Session.place`."""
+
+    num_rows: int
+    prompt_length: int
+    new_tokens: int
+
     @property
-    def streams(self) -> Sequence[Sequence[int]]:
-        """The streams of random numbers: every draw has its own."""
-        num_parts = len(self.contexts) * len(self.tests)
-        return in_batches(range(self.num_draws * num_parts), self.num_draws)
+    def num_slots(self) -> int:
+        return self.num_rows * (self.prompt_length + self.new_tokens)
 
 
 class Recovery(Experiment):
@@ -87,6 +115,7 @@ class Recovery(Experiment):
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
         test = LoadTest(session, self.settings, encoded.token_ids)
+        # Shared, so that an interrupted test keeps the rows of its finished checks.
         self.checks = test.checks
         test.run()
 
@@ -97,21 +126,20 @@ class Recovery(Experiment):
         new_tokens = max(decoding.max_new_tokens, num_counted)
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
-        # Rows, prompt and new tokens: of the greedy texts, and of the sampled ones.
-        greedy = (
-            min(settings.batch_size, len(self.prompts)),
+        greedy = _Need(
+            min(settings.batch_size, len(encoded.prompts)),
             encoded.longest,
             decoding.max_new_tokens,
         )
-        shapes = [greedy, (settings.batch_size, CONTEXT_TOKENS, num_counted)][
-            : 2 if decoding.temperature > 0 else 1
-        ]
-        session.place(*max(shapes, key=lambda shape: shape[0] * sum(shape[1:])))
+        needs = [greedy]
+        if decoding.temperature > 0:
+            needs.append(_Need(settings.batch_size, CONTEXT_TOKENS, num_counted))
+        session.place(*max(needs, key=lambda need: need.num_slots))
 
         if settings.draft is None:
-            session.open(*greedy[:2])
+            session.open(greedy.num_rows, greedy.prompt_length)
         else:
-            self._compare_greedy_texts(session, encoded, *greedy[:2])
+            self._compare_greedy_texts(session, encoded, greedy)
         if decoding.temperature > 0:
             self._compare_draws(session, encoded.token_ids)
 
@@ -131,18 +159,18 @@ class Recovery(Experiment):
         if summary.verdict != "lossless":
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
 
-    def _compare_greedy_texts(
-        self, session: Session, encoded: Encoded, num_rows: int, longest: int
-    ) -> None:
+    def _compare_greedy_texts(self, session: Session, encoded: Encoded, need: _Need) -> None:
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
         arms = self.settings.arms
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
-        engine = session.open(num_rows, longest, decoding, fault=self.settings.fault)
+        engine = session.open(
+            need.num_rows, need.prompt_length, decoding, fault=self.settings.fault
+        )
         divergences: list[Divergence | None] = []
 
         def note(question: Question, generations: dict[str, Generation]) -> None:
             if engine.tells_tokens:
-                check_told([each for name in arms for each in generations[name].requests])
+                require_told([each for name in arms for each in generations[name].requests])
             answers = [generations[name].requests for name in arms]
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
                 divergences.append(self._divergence(session, prompt, *pair))
@@ -164,13 +192,16 @@ class Recovery(Experiment):
         speculative: RequestRecord,
     ) -> Divergence | None:
         """Where greedy texts of both arms part; of one without token ids, where it leaves the reference's."""
-        texts = regular.token_ids, speculative.token_ids
-        if texts[0] == texts[1]:
+        if regular.token_ids == speculative.token_ids:
             return None
         if not speculative.from_text:
-            return first_divergence(session.reference(), prompt, *texts)
+            # The ids are those that were decided, so the reference can tell the margin between them.
+            return first_divergence(
+                session.reference(), prompt, regular.token_ids, speculative.token_ids
+            )
         if session.text_reference() is None:
-            return first_divergence(None, prompt, *texts)
+            # Ids of a text, which may have been decided as others: the position alone is known.
+            return first_divergence(None, prompt, regular.token_ids, speculative.token_ids)
         most = self.settings.decoding.max_new_tokens
         return session.text_divergence(prompt, speculative.text, most)
 
@@ -178,8 +209,8 @@ class Recovery(Experiment):
         """Test after a few contexts with each number of draft tokens, and finally all contexts together.
 
         With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
-        token already. With the run's own number the whole first proposal and its bonus token are generated. Both are
-        counted as deep as the draws reach.
+        token already. With the run's own number the whole first proposal and its bonus token are generated. Each test
+        counts as many tokens as it draws.
         """
         plan = self._plan_draws(session, token_ids)
         batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
@@ -193,17 +224,23 @@ class Recovery(Experiment):
             exact = self._exact_outcomes(session, plan)
             for place in range(len(plan.tests)):
                 checks.append(self._draw_and_check(session, plan, place, exact, advance))
-        for test, found in zip(plan.tests, checks, strict=True):
-            check = together(found)
-            needed = None
-            reference = session.reference()
-            if check.verdict == "undecided" and reference is not None:
-                say("working out how many draws would be enough")
-                enough = draws_needed(
-                    reference, plan.contexts, plan.decoding, test.test, plan.num_draws
-                )
-                needed = enough and enough * len(plan.contexts) * len(plan.tests)
-            self._add_sampled(test.num_draft_tokens, check, num_draws_needed=needed)
+        for test, of_contexts in zip(plan.tests, checks, strict=True):
+            check = together(of_contexts)
+            num_needed = None
+            if check.verdict == "undecided":
+                num_needed = self._total_draws_needed(session, plan, test.test)
+            self._add_sampled(test.num_draft_tokens, check, num_draws_needed=num_needed)
+
+    def _total_draws_needed(
+        self, session: Session, plan: _DrawPlan, test: SampledTest
+    ) -> int | None:
+        """The setting `num_draws` that would be enough for a test; None if that is not known."""
+        reference = session.reference()
+        if reference is None:
+            return None
+        say("working out how many draws would be enough")
+        each = draws_needed(reference, plan.contexts, plan.decoding, test, plan.num_draws)
+        return None if each is None else each * len(plan.contexts) * len(plan.tests)
 
     def _plan_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> _DrawPlan:
         settings = self.settings
@@ -222,7 +259,7 @@ class Recovery(Experiment):
         # The tests of all contexts together count as well.
         level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
         tests = [
-            _NumberTest(number, SampledTest(num_counted_tokens(number), level, settings.shift))
+            _TestOfK(number, SampledTest(num_counted_tokens(number), level, settings.shift))
             for number in numbers
         ]
         sampled = [test.test for test in tests]
@@ -234,12 +271,12 @@ class Recovery(Experiment):
         reference = session.reference()
         if reference is None:
             return [None] * len(plan.contexts)
-        num_counted = num_counted_tokens(plan.decoding.num_draft_tokens)
-        rare = MIN_EXPECTED / plan.num_draws
-        return [
-            exact_outcomes(reference, context.token_ids, plan.decoding, num_counted, rare)
-            for context in plan.contexts
-        ]
+        # For the longest test; `SampledTest.check` cuts them to the tokens that it counts.
+        num_tokens = num_counted_tokens(plan.decoding.num_draft_tokens)
+        outcomes = outcomes_after(
+            reference, plan.contexts, plan.decoding, num_tokens, plan.num_draws
+        )
+        return list(outcomes)
 
     def _draw_and_check(
         self,
@@ -263,17 +300,17 @@ class Recovery(Experiment):
                 generation = generate(engine, arm, question)
                 # The tokens of a text are not those that were drawn, nor as many.
                 if engine.tells_tokens:
-                    check_told(generation.requests)
-                    check_lengths(generation, asked.max_new_tokens)
+                    require_told(generation.requests)
+                    require_lengths(generation, asked.max_new_tokens)
                 yield generation
                 advance(None)
 
         checks = []
-        streams = plan.streams[place :: len(plan.tests)]
-        for context, outcomes, drawn in zip(plan.contexts, exact, streams, strict=True):
-            draws = draw(engine.arms[-1], context, drawn)
+        per_context = zip(plan.contexts, exact, plan.streams_of(place), strict=True)
+        for context, outcomes, streams in per_context:
+            draws = draw(engine.arms[-1], context, streams)
             if outcomes is None:
-                check = test.compare(list(draw(engine.arms[0], context, drawn)), list(draws))
+                check = test.compare(list(draw(engine.arms[0], context, streams)), list(draws))
             else:
                 check = test.check(draws, outcomes)
             checks.append(check)
@@ -288,7 +325,7 @@ class Recovery(Experiment):
         decoding: DecodingSettings,
         tests: Sequence[SampledTest],
     ) -> int:
-        """Draws after each context for each test. Known before the first one, as is the bar's end."""
+        """Draws after each context for each test, computed before drawing, so that the bar has an end."""
         asked = self.settings.num_draws
         parts = len(contexts) * len(tests)
         if asked != "auto":
@@ -297,12 +334,16 @@ class Recovery(Experiment):
         if reference is None:
             return fewest
         say("working out how many draws are enough")
-        # Where no number is enough, more draws would change nothing.
-        found = [
-            draws_needed(reference, contexts, decoding, test, fewest, (1, *_FACTORS))
-            for test in tests
-        ]
-        return max(number or fewest for number in found)
+        numbers: list[int] = []
+        for test in tests:
+            outcomes = outcomes_after(reference, contexts, decoding, test.num_tokens, fewest)
+            if has_power(test, outcomes, fewest):
+                numbers.append(fewest)
+            else:
+                # If even 64 times as many are not enough, draw the fewest: the verdict stays open.
+                needed = draws_needed(reference, contexts, decoding, test, fewest)
+                numbers.append(needed or fewest)
+        return max(numbers)
 
     def _add_sampled(
         self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
@@ -316,44 +357,54 @@ class Recovery(Experiment):
 EXPERIMENT = Recovery
 
 
+def outcomes_after(
+    reference: Reference,
+    contexts: Sequence[Context],
+    decoding: DecodingSettings,
+    num_tokens: int,
+    num_draws: int,
+) -> list[Outcomes]:
+    """The exact distribution after each context, as finely as so many draws can test it."""
+    rare = MIN_EXPECTED / num_draws
+    return [
+        exact_outcomes(reference, context.token_ids, decoding, num_tokens, rare)
+        for context in contexts
+    ]
+
+
+def has_power(test: SampledTest, outcomes: Sequence[Outcomes], num_draws: int) -> bool:
+    """Whether so many draws after each context are enough for a verdict.
+
+    Args:
+        outcomes: after each context.
+    """
+    expected = together([test.expected(each, num_draws) for each in outcomes])
+    return expected.power >= REQUIRED_POWER
+
+
 def draws_needed(
     reference: Reference,
     contexts: Sequence[Context],
     decoding: DecodingSettings,
     test: SampledTest,
     num_draws: int,
-    factors: Sequence[int] = _FACTORS,
 ) -> int | None:
-    """How many draws after each context would be enough for a verdict.
+    """How many draws after each context are enough for a verdict, if `num_draws` are not.
 
-    From the power that they would have. None where even the most that are looked at would not do.
-
-    Args:
-        num_draws: that were not enough, or with 1 among the `factors` may be.
+    With num_draws=1000 it tries 2000, 4000, ..., 64000. If 4000 are enough and 2000 are not, it
+    returns the smallest of 2100, 2200, ..., 4000 that is. None if 64000 are not enough.
     """
-    for draws in (num_draws * factor for factor in factors):
-        rare = MIN_EXPECTED / draws
-        known = [
-            exact_outcomes(reference, one.token_ids, decoding, test.num_tokens, rare)
-            for one in contexts
-        ]
-
-        def decides(number: int, known: Sequence[Outcomes] = known) -> bool:
-            return (
-                together([test.expected(outcomes, number) for outcomes in known]).power
-                >= REQUIRED_POWER
-            )
-
-        if decides(draws):
-            if draws == num_draws:
-                return draws
-            # Twentieths of the last step are exact enough.
-            candidates = (round(draws * (0.5 + step / 40)) for step in range(1, 21))
-            return next(number for number in candidates if number >= draws or decides(number))
+    for factor in _FACTORS:
+        most = factor * num_draws
+        outcomes = outcomes_after(reference, contexts, decoding, test.num_tokens, most)
+        if has_power(test, outcomes, most):
+            # Twentieths of the last step.
+            fewer = [round(most * (0.5 + step / 40)) for step in range(1, 20)]
+            return next((number for number in fewer if has_power(test, outcomes, number)), most)
     return None
 
 
-def check_lengths(generation: Generation, num_tokens: int) -> None:
+def require_lengths(generation: Generation, num_tokens: int) -> None:
     """Raises RunError where an answer ended early: its missing tokens would look like a loss."""
     shortest = min(map(len, generation.tokens))
     if shortest < num_tokens:
