@@ -23,6 +23,9 @@ from harness.menu import conversion, documentation, names, overrides
 from harness.menu.names import CONF
 from harness.menu.records import COMMANDS, METHODS, commands, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
+from remembered_configs import remember
+
+remember()
 
 # model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
 CHOICES = [

@@ -29,6 +29,9 @@ import torch
 from harness import cli
 from harness.sweep import signals, worker
 from processes import TIMEOUT_S, wait_for
+from remembered_configs import remember
+
+remember()
 
 # What most commands import, here once instead of in every process that is forked.
 for _name in (

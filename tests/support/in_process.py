@@ -5,22 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
-from hydra._internal.hydra import Hydra
 
 from harness import cli
+from remembered_configs import remember
 
-_composed_mode = Hydra.get_mode
-
-
-def _get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """The mode of a run. For it Hydra composes the whole configuration once more, although few presets set one."""
-    if any(re.match(r"\+|hydra", override) for override in overrides):
-        return _composed_mode(hydra, config_name, overrides)
-    return None
+remember()
 
 
 class Outcome(NamedTuple):
@@ -40,7 +33,6 @@ class Harness:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
-        monkeypatch.setattr(Hydra, "get_mode", _get_mode)
 
     def __call__(self, *arguments: str, code: int | None = 0) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["harness", *arguments])

@@ -1,0 +1,79 @@
+"""Hydra's work on `conf/`, done once in a process: it takes most of the time of a command that refuses its settings.
+
+What Hydra reads and merges before it applies the settings of a command line is the same in every command with the same
+presets. Only what comes from `conf/` and from Hydra itself is remembered: never a user's presets, and never code in files.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.hydra import Hydra
+
+_load_config = ConfigRepository.load_config
+_merge = ConfigLoaderImpl._compose_config_from_defaults_list
+_get_mode = Hydra.get_mode
+
+# Pickled, because a copy out of them is faster than `deepcopy`, and no command can change another one's.
+_remembered: dict[Hashable, bytes] = {}
+# Our names, `conf/`, Hydra's own configurations, and its classes.
+_OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}
+
+
+def remember() -> None:
+    """Remember from now on."""
+    ConfigRepository.load_config = _load_once
+    ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once
+    # Each composition copies it in depth, and then replaces its list of sources at most.
+    ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
+    Hydra.get_mode = _mode_of_a_run
+
+
+def _load_once(repository: ConfigRepository, config_path: str) -> Any:
+    sources = _own_sources(repository, [config_path])
+    if sources is None:
+        return _load_config(repository, config_path)
+    key = ("load", sources, config_path)
+    return _copy_of(key, lambda: _load_config(repository, config_path))
+
+
+def _merge_once(loader: ConfigLoaderImpl, defaults: Sequence[Any], repo: IConfigRepository) -> Any:
+    sources = _own_sources(repo, [default.config_path for default in defaults])
+    if sources is None:
+        return _merge(loader, defaults, repo)
+    key = ("merge", sources, tuple(map(dataclasses.astuple, defaults)))
+    return _copy_of(key, lambda: _merge(loader, defaults, repo))
+
+
+def _own_sources(repository: IConfigRepository, names: Iterable[str]) -> Hashable | None:
+    """The places where the configurations are looked up; None if one of them may be a user's."""
+    sources = repository.get_sources()
+    if not {source.provider for source in sources} <= _OWN_PROVIDERS:
+        return None
+    # A colon is in the name of a class in a file.
+    if any(":" in name for name in names):
+        return None
+    return tuple(source.path for source in sources)
+
+
+def _copy_of(key: Hashable, make: Callable[[], Any]) -> Any:
+    if key not in _remembered:
+        made = make()
+        if made is None:
+            return None
+        _remembered[key] = pickle.dumps(made)
+    return pickle.loads(_remembered[key])
+
+
+def _mode_of_a_run(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """The mode of a run. For it Hydra composes the whole configuration once more, although few presets set one."""
+    if any(re.match(r"\+|hydra", override) for override in overrides):
+        return _get_mode(hydra, config_name, overrides)
+    return None
