@@ -133,8 +133,8 @@ def test_only_latency_compares_identical_arms(harness: Harness) -> None:
 
 
 def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:
-    """Two tokens at a time, and thirty times as fast where nothing else slows the answers."""
-    servers = EchoServer(delay_s=0.03), EchoServer(num_draft_tokens=2)
+    """Two tokens at a time, and many times as fast where nothing else slows the answers."""
+    servers = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2)
     shown = " ".join(harness(*QUICK, *serve(*servers), "num_prompts=9").stdout.split())
     row = results().iloc[-1]
     is_impossible = row["speedup_low"] > 1.02 * row["mean_acceptance_length"]

@@ -74,10 +74,9 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
 
 
 def test_a_coin_that_always_falls_right_accepts_everything(harness: Harness) -> None:
+    plain = [*PAIR, "draft.quantization=none", *QUICK, "decoding=greedy"]
     for bias, accepted in (("1", 1.0), ("0", 0.0)):
-        outcome = harness(
-            "latency", *PAIR, *QUICK, f"decoding.synthetic_acceptance={bias}", "decoding=greedy"
-        )
+        outcome = harness("latency", *plain, f"decoding.synthetic_acceptance={bias}")
         row = results().iloc[-1]
         assert row["acceptance_rate"] == accepted
         assert pd.isna(row["identical_prompts"]), (

@@ -151,7 +151,7 @@ new MutationObserver(() => {
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_race_in_a_browser(url: str, page: Page) -> None:
     page.run_before(WATCH)
-    page.open(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=200&temperature=0&seed=1", 400)
+    page.open(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=60&temperature=0&seed=1", 400)
     html = page.wait_for("document.getElementById('outcome')?.hidden === false")
     assert page.evaluate("window.shownEarly"), "text is shown before the race is over"
     assert re.search(r'id="verdict">Speculative decoding was', html)

@@ -286,7 +286,7 @@ def test_too_many_requests_are_refused(service: tuple[str, subprocess.Popen[str]
     """All of them have arrived when the service, which was stopped meanwhile, looks."""
     url, process = service
     address = httpx.URL(url)
-    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True})
+    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 60, "ignore_eos": True})
     head = ["POST /v1/completions HTTP/1.1", f"Host: {address.host}", "Connection: close"]
     head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     request = "\r\n".join([*head, "", body]).encode()
@@ -391,7 +391,7 @@ def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
-    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 80, "ignore_eos": True}
     with httpx.stream(
         "POST", f"{url}/race", json={**body, "stream": True}, timeout=TIMEOUT_S
     ) as stream:
@@ -405,7 +405,7 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
         counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
         assert counts == sorted(counts)
         assert counts[0] == 1
-    assert {arm["num_tokens"] for arm in race["arms"]} == {200}
+    assert {arm["num_tokens"] for arm in race["arms"]} == {80}
     refused = post(url, "/race", {**body, "stop": "a"})
     assert (refused.status_code, "stop: " in refused.text) == (422, True)
 

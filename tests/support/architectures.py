@@ -49,7 +49,10 @@ _TWO_KINDS = ["linear_attention", "full_attention", "linear_attention"]
 _LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8
 }  # fmt: skip
+# A chunk shorter than the sequences, too. Every sequence is filled up to whole chunks, which are 256 long by default.
+_CHUNK = 8
 _MAMBA = {
+    "mamba_chunk_size": _CHUNK,
     "mamba_d_state": 8,
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
@@ -62,7 +65,7 @@ _ATTENTION = {**_LLAMA_SHAPED, "head_dim": 8, "tie_word_embeddings": False}
 RECURRENT: dict[str, dict[str, object]] = {
     "mamba2": {
         "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8, "num_heads": 8,
-        "head_dim": 8, "n_groups": 1,
+        "head_dim": 8, "n_groups": 1, "chunk_size": _CHUNK,
     },
     "lfm2": {"model_type": "lfm2", **_ATTENTION, "layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_next": {
@@ -74,6 +77,7 @@ RECURRENT: dict[str, dict[str, object]] = {
     "nemotron_h": {
         "model_type": "nemotron_h", **_ATTENTION, "layers_block_type": ["mamba", "attention", "mamba"],
         "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "expand": 2,
+        "chunk_size": _CHUNK,
     },
     "granitemoehybrid": {
         "model_type": "granitemoehybrid", **_ATTENTION, **_MAMBA, "layer_types": ["mamba", "attention", "mamba"],

@@ -1,7 +1,7 @@
 """Hydra's work on `conf/`, done once in a process: it takes most of the time of a command that refuses its settings.
 
 What Hydra reads and merges before it applies the settings of a command line is the same in every command with the same
-presets. Only what comes from `conf/` and from Hydra itself is remembered: never a user's presets, and never code in files.
+presets. Only what comes from `conf/` and Hydra is remembered: never a user's own presets, and never code in files.
 """
 
 from __future__ import annotations
