@@ -162,18 +162,25 @@ class Rows:
             for token in self.agree(drawn).tolist():
                 self.check_exists(token, 0)
                 _, ended = request.cut([token], 0)
-                begun.append(Row(self.num_joined + len(begun), request, token, ended))
+                begun.append(
+                    Row(
+                        number=self.num_joined + len(begun),
+                        request=request,
+                        last_token=token,
+                        ended=ended,
+                    )
+                )
         self._append_uniforms([request.uniforms for request in joining])
         self.members = [*self.members, *begun]
         self.num_joined += len(begun)
         self._set_warps()
         num_rows = len(begun)
         return Iteration(
-            [row.number for row in begun],
-            [[row.last_token] for row in begun],
-            [[Origin.TARGET]] * num_rows,
-            [[]] * num_rows,
-            [0] * num_rows,
+            rows=[row.number for row in begun],
+            tokens=[[row.last_token] for row in begun],
+            origins=[[Origin.TARGET]] * num_rows,
+            proposed=[[]] * num_rows,
+            num_accepted=[0] * num_rows,
         )
 
     def check_exists(self, token: int, position: int) -> None:

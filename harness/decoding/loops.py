@@ -75,7 +75,9 @@ def speculative(
         draft_length = Constant(draft_length)
     works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
     num_tokens_ahead = 2 * draft_length.most + 1 if works_ahead else None
-    steps = Speculation(target, drafter, rows, lenience, verification, redraw, draft_length.most)
+    steps = Speculation(
+        target, drafter, rows, lenience, verification, redraw, most_draft_tokens=draft_length.most
+    )
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
     def draft_and_verify(progress: Progress) -> AnyTurn:
@@ -93,5 +95,5 @@ def speculative(
             drafter.observe(num_accepted, next_tokens, turn.step)
         draft_length.observe(turn.limits, num_accepted)
 
-    turns = Turns(rows, draft_and_verify, roll_back, num_tokens_ahead)
+    turns = Turns(rows, queue=draft_and_verify, settle=roll_back, num_tokens_ahead=num_tokens_ahead)
     yield from decode_batch(request, rows, turns, target, drafter)

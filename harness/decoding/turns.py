@@ -116,7 +116,14 @@ class ChainTurn(Turn[Figures[int]]):
             origins.append([*from_draft, _last_origin(len(accepted), length)][: len(tokens)])
             proposed.append(figures.draft_tokens[:length])
         num_accepted = [self.figures[place].num_accepted for place in places]
-        return Iteration(numbers, taken, origins, proposed, num_accepted, self._verdict_of(places))
+        return Iteration(
+            rows=numbers,
+            tokens=taken,
+            origins=origins,
+            proposed=proposed,
+            num_accepted=num_accepted,
+            verdict=self._verdict_of(places),
+        )
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
         """The verdict over the rows at these places."""
@@ -157,7 +164,7 @@ def regular_turn(target: Runner, rows: Rows, progress: Progress) -> ChainTurn:
             for token in read()
         ]
 
-    return ChainTurn(step, none, none, drawn, read_figures)
+    return ChainTurn(step, limits=none, lengths=none, next_tokens=drawn, read_figures=read_figures)
 
 
 def undrafted_turn(
@@ -171,7 +178,13 @@ def undrafted_turn(
     drawn = turn.next_tokens
     none = torch.zeros_like(drawn)
     empty = torch.empty(len(drawn), 0, device=drawn.device)
-    return replace(turn, limits=limits, verdict=Verdict(none, drawn, empty, empty))
+    return replace(
+        turn,
+        limits=limits,
+        verdict=Verdict(
+            num_accepted=none, next_token=drawn, target_probability=empty, draft_probability=empty
+        ),
+    )
 
 
 def _last_origin(num_accepted: int, num_offered: int) -> Origin:

@@ -81,10 +81,10 @@ class Verdict:
     def select(self, rows: Tensor, width: int) -> Verdict:
         """Return the verdict over these rows [n], and the first `width` draft tokens of each."""
         return Verdict(
-            self.num_accepted[rows],
-            self.next_token[rows],
-            self.target_probability[rows, :width],
-            self.draft_probability[rows, :width],
+            num_accepted=self.num_accepted[rows],
+            next_token=self.next_token[rows],
+            target_probability=self.target_probability[rows, :width],
+            draft_probability=self.draft_probability[rows, :width],
         )
 
 

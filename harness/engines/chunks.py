@@ -80,7 +80,7 @@ def read_chunk(event: Any) -> Chunk:
     counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
     usage = None if counted is None else _count(counted, "usage.completion_tokens")
     drafts, num_cached = read_drafts(event), _cached(event)
-    return Chunk(text, token_ids, finished, usage, drafts, num_cached, _shown_by(event))
+    return Chunk(text, token_ids, finished, usage, drafts, num_cached, shown=_shown_by(event))
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:

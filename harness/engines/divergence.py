@@ -62,7 +62,13 @@ def first_divergence(
                 return Divergence(position, wanted, got)
             check_known([*expected[: position + 1], got], reference.vocabulary_size)
             margin = reference.margin([*prompt, *expected[:position]], wanted, got)
-            return Divergence(position, wanted, got, margin.value, margin.tolerance)
+            return Divergence(
+                position,
+                expected=wanted,
+                actual=got,
+                logit_margin=margin.value,
+                logit_tolerance=margin.tolerance,
+            )
     return None
 
 
@@ -123,7 +129,13 @@ def text_divergence(
         if other == -1 or not special.isdisjoint(written.tokens):
             return Divergence(position, likeliest, other)
         margin = reference.margin(before, likeliest, other)
-        return Divergence(position, likeliest, other, margin.value, margin.tolerance)
+        return Divergence(
+            position,
+            expected=likeliest,
+            actual=other,
+            logit_margin=margin.value,
+            logit_tolerance=margin.tolerance,
+        )
     return None
 
 

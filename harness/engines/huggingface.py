@@ -234,7 +234,15 @@ class _Recorder(BaseStreamer):
         else:
             last = Origin.BONUS
         origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
-        self.queue.put(Iteration([0], [tokens], [origins], [proposed], [num_accepted]))
+        self.queue.put(
+            Iteration(
+                rows=[0],
+                tokens=[tokens],
+                origins=[origins],
+                proposed=[proposed],
+                num_accepted=[num_accepted],
+            )
+        )
 
     def end(self) -> None:
         """Required of a streamer; the queue ends when `generate` returns."""

@@ -110,7 +110,7 @@ class LocalArm(Arm):
         return self.phases.watch("drafting", drafter, proposes, layers)
 
     def _regular(self, request: Request) -> Records:
-        return autoregressive(self._target(), request, self.runners.works_ahead, of_rank_0)
+        return autoregressive(self._target(), request, self.runners.works_ahead, agree=of_rank_0)
 
     def _speculative(self, request: Request, decoding: DecodingSettings) -> Records:
         warp = faulty_warp(self.fault)
@@ -122,11 +122,11 @@ class LocalArm(Arm):
                 target,
                 self._drafter(warp),
                 request,
-                num_draft_tokens,
-                self._most_nodes,
-                tree_rule_of(decoding, self.fault),
-                warp,
-                of_rank_0,
+                depth=num_draft_tokens,
+                budget=self._most_nodes,
+                rule=tree_rule_of(decoding, self.fault),
+                warp=warp,
+                agree=of_rank_0,
             )
         acceptance = acceptance_of(decoding, self.fault)
         return speculative(

@@ -100,7 +100,15 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
             if iteration.verdict is not None:
                 target = float(iteration.verdict.target_probability[0, accepted])
                 draft = float(iteration.verdict.draft_probability[0, accepted])
-            found.append(Rejection(num_generated + accepted, rejected, target, draft, replacement))
+            found.append(
+                Rejection(
+                    position=num_generated + accepted,
+                    rejected=rejected,
+                    target_probability=target,
+                    draft_probability=draft,
+                    replacement=replacement,
+                )
+            )
         num_generated += len(new)
     return found
 

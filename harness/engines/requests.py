@@ -216,7 +216,11 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
             rows = sorted(new)
             origins = [[Origin.TARGET] * len(new[row]) for row in rows]
             yield Iteration(
-                rows, [new[row] for row in rows], origins, [[] for _ in rows], [0] * len(rows)
+                rows,
+                tokens=[new[row] for row in rows],
+                origins=origins,
+                proposed=[[] for _ in rows],
+                num_accepted=[0] * len(rows),
             )
             new = {}
 

@@ -244,7 +244,12 @@ class ServerArm(Arm):
             pass  # some servers have no such list; the request below shows whether this one works
         chat = self.settings.chat
         ids = self.tokenizer("a")["input_ids"]
-        question = Question([ids], DecodingSettings(max_new_tokens=1, temperature=0), 0, [0])
+        question = Question(
+            prompts=[ids],
+            decoding=DecodingSettings(max_new_tokens=1, temperature=0),
+            seed=0,
+            indices=[0],
+        )
         for takes_ids, takes_extensions in _WAYS:
             self._form = RequestForm(
                 self.tokenizer, model, owner, chat, takes_ids, takes_extensions

@@ -196,7 +196,11 @@ class Compare(Experiment):
         if settings.json or settings.view == "race":
             return run_lap(engine, arm, question)
         lane = Lane(
-            self._console, arm.name, session.tokenizer, question.prompts[0], "origins" in arm.tells
+            self._console,
+            arm=arm.name,
+            tokenizer=session.tokenizer,
+            prompt=question.prompts[0],
+            legend="origins" in arm.tells,
         )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)

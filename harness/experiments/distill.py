@@ -176,7 +176,9 @@ class Distill(Experiment):
         else:
             assert session.placed is not None
             assert session.placed.head is not None
-            save_head(session.placed.head, module, draft, torch.bfloat16)
+            save_head(
+                checkpoint=session.placed.head, head=module, directory=draft, dtype=torch.bfloat16
+            )
         # A directory that is only half written does not look complete: the configuration comes last.
         for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.output / file.name)

@@ -262,7 +262,15 @@ class Latency(Experiment):
         for name in self.measured:
             if name in complete:
                 for request in generations[name].requests:
-                    rows.append(self._prompt_row(session, name, generations[name], request, number))
+                    rows.append(
+                        self._prompt_row(
+                            session,
+                            arm=name,
+                            generation=generations[name],
+                            request=request,
+                            unit=number,
+                        )
+                    )
         self.prompt_rows += rows
         session.append(LATENCY_PROMPTS_FILE, rows)
 
@@ -276,7 +284,9 @@ class Latency(Experiment):
             if len(failed) == len(requests):
                 number = f"all {len(failed)} requests failed"
                 raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-            arms.append(Work(name, len(requests), len(failed), 0))
+            arms.append(
+                Work(arm=name, num_requests=len(requests), num_failed=len(failed), num_tokens=0)
+            )
             failures += [request for request in failed if request.error is not None]
         reason = too_many_failures(arms)
         if reason is not None:

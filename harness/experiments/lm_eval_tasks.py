@@ -98,7 +98,9 @@ class LmEvalTask(Task):
 
     def problems(self, seed: int, count: int) -> list[Problem]:
         """Draw `count` of the questions."""
-        source_rows = draw_rows(f"the task {self.task}", len(self._instances), seed, count)
+        source_rows = draw_rows(
+            source=f"the task {self.task}", num_rows=len(self._instances), seed=seed, count=count
+        )
         problems = []
         for index, source_row in enumerate(source_rows):
             instance = self._instances[source_row]

@@ -136,7 +136,10 @@ class SampledCheck:
         """Chance that the test sees the shift of whichever token it sees less."""
         alpha = self.significance_level
         return chi_square_tail_power(
-            self.degrees_of_freedom, float(self.visible.min()), alpha, self.rounding
+            self.degrees_of_freedom,
+            noncentrality=float(self.visible.min()),
+            alpha=alpha,
+            tolerated=self.rounding,
         )
 
     @property
@@ -222,16 +225,24 @@ class SampledTest:
             *(outcomes.shifted(position, self.shift) for position in (1, 2)),
         )
         # Noncentralities: of what rounding may do, and of the shifts.
-        distances = [chi_square_distance(exact, other, num_draws, MIN_EXPECTED) for other in others]
+        distances = [
+            chi_square_distance(
+                probabilities=exact,
+                other_probabilities=other,
+                num_draws=num_draws,
+                min_expected=MIN_EXPECTED,
+            )
+            for other in others
+        ]
         rounding, *visible = (num_draws / len(counts) * distance for distance in distances)
         return SampledCheck(
             self.num_tokens,
-            SHARE_OF_LEVEL * self.significance_level,
-            1,
-            num_draws,
-            sum(result.statistic for result in results),
-            results[0].degrees_of_freedom,
-            ROUNDING_ALLOWANCE * rounding,
-            np.array(visible),
-            acceptance,
+            significance_level=SHARE_OF_LEVEL * self.significance_level,
+            num_prompts=1,
+            num_draws=num_draws,
+            statistic=sum(result.statistic for result in results),
+            degrees_of_freedom=results[0].degrees_of_freedom,
+            rounding=ROUNDING_ALLOWANCE * rounding,
+            visible=np.array(visible),
+            acceptance=acceptance,
         )

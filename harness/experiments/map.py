@@ -189,11 +189,11 @@ class Map(Experiment):
         columns = MeasuredArm("speculative", list(speculative)).columns(())
         return Measured(
             times.speedup(settings.num_resamples, settings.seed),
-            sum((generation.acceptance for generation in speculative), Acceptance()),
-            {name: columns[name] for name in _TOLD if columns.get(name) is not None},
-            _mean_time(regular),
-            _mean_time(speculative),
-            _most_drafted(columns),
+            acceptance=sum((generation.acceptance for generation in speculative), Acceptance()),
+            told={name: columns[name] for name in _TOLD if columns.get(name) is not None},
+            regular_ms_per_token=_mean_time(regular),
+            speculative_ms_per_token=_mean_time(speculative),
+            most_drafted=_most_drafted(columns),
         )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:

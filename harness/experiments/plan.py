@@ -96,7 +96,11 @@ class Plan:
                 check_sizes(target, draft)
         self.figures["draft_layers"] = getattr(pair.draft_settings, "layers", None)
         demand = Demand(
-            settings.batch_size, length, new_tokens, settings.most_verified, settings.runner
+            settings.batch_size,
+            prompt_tokens=length,
+            new_tokens=new_tokens,
+            num_draft_tokens=settings.most_verified,
+            runner=settings.runner,
         )
         return pair.case(machine.free, demand)
 
@@ -285,7 +289,9 @@ def _limits(
         draft_step = _step_bytes(demand, draft, draft_placement)
     num_draft_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
     most_tokens = num_draft_tokens + 1
-    verification = _step_bytes(demand, target, target_placement, most_tokens)
+    verification = _step_bytes(
+        demand, sketch=target, placement=target_placement, tokens_of_a_row=most_tokens
+    )
     iteration = verification + num_draft_steps * draft_step
     bytes_per_token = iteration / most_tokens
     return figures | {

@@ -49,14 +49,18 @@ class _Watched:
 
 
 _OPERATORS = _Watched(
-    "CPU", DeviceType.CPU, [ProfilerActivity.CPU], "operator", "self_cpu_time_total"
+    device="CPU",
+    kind=DeviceType.CPU,
+    activities=[ProfilerActivity.CPU],
+    heading="operator",
+    self_time="self_cpu_time_total",
 )
 _KERNELS = _Watched(
-    "GPU",
-    DeviceType.CUDA,
-    [ProfilerActivity.CPU, ProfilerActivity.CUDA],
-    "kernel",
-    "self_device_time_total",
+    device="GPU",
+    kind=DeviceType.CUDA,
+    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+    heading="kernel",
+    self_time="self_device_time_total",
 )
 
 

@@ -220,7 +220,11 @@ class Session:
             return None
         new_tokens = new_tokens or decoding.max_new_tokens
         demand = Demand(
-            batch_size, prompt_tokens, new_tokens, settings.most_verified, settings.runner
+            batch_size,
+            prompt_tokens,
+            new_tokens,
+            num_draft_tokens=settings.most_verified,
+            runner=settings.runner,
         )
         placed = self._keeper.place(settings, demand)
         if placed is not self.placed:
@@ -304,7 +308,13 @@ class Session:
         settings = self.settings
         target_alone = settings.model, None, settings.placement, settings.dtype
         planned = self._keeper.plan(settings) if computes_here else plan_pair(*target_alone)
-        demand = Demand(REFERENCE_BATCH, REFERENCE_TOKENS, 0, 0, "eager")
+        demand = Demand(
+            batch_size=REFERENCE_BATCH,
+            prompt_tokens=REFERENCE_TOKENS,
+            new_tokens=0,
+            num_draft_tokens=0,
+            runner="eager",
+        )
         pair = planned.place(demand, force=settings.force).load()
         assert self.engine is not None
         never_drawn = set().union(*(arm.never_drawn for arm in self.engine.arms))

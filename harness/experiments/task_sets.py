@@ -71,7 +71,9 @@ class SetTask(Task):
         """See `Task`. Raises SettingError also for a file without questions; RunError if it is out of reach."""
         settings = self.settings
         rows = rows_of(settings, self.columns)
-        places = draw_rows(f"the data set {settings.name}", len(rows), seed, count)
+        places = draw_rows(
+            source=f"the data set {settings.name}", num_rows=len(rows), seed=seed, count=count
+        )
         beginning = self.beginning(settings)
         problems = []
         for index, place in enumerate(places):
@@ -81,7 +83,11 @@ class SetTask(Task):
                     "task", f"row {place + 1} of its file has no answer", self.preset
                 )
             prompt = beginning + self.prompt(rows[place])
-            problems.append(Problem(seed, index, None, None, expected, prompt, place))
+            problems.append(
+                Problem(
+                    seed, index, a=None, b=None, expected=expected, prompt=prompt, source_row=place
+                )
+            )
         return problems
 
     def judge(self, text: str, problem: Problem) -> Judgement:

@@ -246,7 +246,13 @@ def _place_on_ranks(case: Case, sketch: Sketch, room: Memory, num_ranks: int) ->
         cache = num_ranks * cache
     bytes_per_device = dict.fromkeys(names, weights)
     cache_per_device = dict.fromkeys(names, cache)
-    placement = Placement({"": device}, bytes_per_device, cache_per_device, num_ranks, split)
+    placement = Placement(
+        device_map={"": device},
+        bytes_per_device=bytes_per_device,
+        cache_per_device=cache_per_device,
+        num_ranks=num_ranks,
+        split=split,
+    )
     if placement.exceeds(room):
         offered = {d: size for d, size in room.items() if isinstance(d, int) == on_gpu}
         raise case.misfit(sketch, offered, num_ranks)

@@ -50,7 +50,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
             lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
     common = common_settings([line.row for line in lines])
     about = f"{common}. Difference: speculative minus regular, percentage points."
-    return _table(lines, {"parsed"}, "Accuracy", about)
+    return _table(lines, without={"parsed"}, title="Accuracy", about=about)
 
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:

@@ -180,7 +180,7 @@ def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = Fals
         return "drafting does not pay: auto gave it up"
     tokens = tokens_per_iteration(row) or 1.0
     proposed = proposed_per_iteration(row) or 0.0
-    prediction = Prediction(tokens, proposed, costs, _deepest_level(row))
+    prediction = Prediction(tokens, proposed, costs, acceptable=_deepest_level(row))
     limit = prediction.main_limit()
     if brief:
         return f"{limit.cause} ({limit.ideal_speedup:.2f}× without that)"

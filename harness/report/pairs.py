@@ -95,7 +95,7 @@ def latency_pairs(runs: Sequence[Run]) -> list[MeasuredPair]:
     shown = [run for run in runs if run.status != "incomplete"]
     names = told_apart([run.last for run in shown])
     pairs = [
-        MeasuredPair(run, run.row("regular"), run.last, name)
+        MeasuredPair(run, regular=run.row("regular"), row=run.last, name=name)
         for run, name in zip(shown, names, strict=True)
     ]
     all_series = [_with_best(series) for series in k_series(pairs)]

@@ -123,10 +123,10 @@ def _models(row: PlanRow) -> Table:
         Column("KV cache"),
         Column("llama-ssp's\nrule", amount),
     )
-    rows = [_sizes(row, "", row.model, row.model_bytes)]
+    rows = [_sizes(row, prefix="", name=row.model, weights=row.model_bytes)]
     # A method without weights has no figures.
     if row.draft_num_parameters is not None:
-        rows.append(_sizes(row, "draft_", row.draft, row.draft_bytes))
+        rows.append(_sizes(row, prefix="draft_", name=row.draft, weights=row.draft_bytes))
     return Table("models", "", columns, tuple(rows), look="plain")
 
 

@@ -261,12 +261,12 @@ def _throughput(group: Sequence[MeasuredPair], title: str) -> Any:
         for row in pair.run.rows:
             if row.tokens_per_second and row.ms_per_token:
                 point = Point(
-                    row.tokens_per_second,
-                    row.tokens_per_second_low,
-                    row.tokens_per_second_high,
-                    1000 / row.ms_per_token,
-                    row.tokens_per_second_per_user_low,
-                    row.tokens_per_second_per_user_high,
+                    value=row.tokens_per_second,
+                    low=row.tokens_per_second_low,
+                    high=row.tokens_per_second_high,
+                    x=1000 / row.ms_per_token,
+                    x_low=row.tokens_per_second_per_user_low,
+                    x_high=row.tokens_per_second_per_user_high,
                 )
                 curves.setdefault(str(row.arm), []).append(point)
                 labels.append((point, f"{pair.load:g}{rate}"))

@@ -362,8 +362,12 @@ def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
 
 
 _OF_PROMPTS = (
-    FigureOfPrompts("ms per token", "lower", ("faster", "slower"), True, of=ms_per_token),
-    FigureOfPrompts("speed-up", "higher", ("higher", "lower"), True, of=_speedup),
+    FigureOfPrompts(
+        name="ms per token", better="lower", words=("faster", "slower"), timed=True, of=ms_per_token
+    ),
+    FigureOfPrompts(
+        name="speed-up", better="higher", words=("higher", "lower"), timed=True, of=_speedup
+    ),
     FigureOfPrompts("tokens per iteration", "higher", ("more", "fewer"), of=_tokens_per_iteration),
 )
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), unchanged=0.0)

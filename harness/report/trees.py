@@ -166,4 +166,10 @@ def _ratio(of_chain: list[float], of_tree: list[float], confidence: float) -> In
     """How much less the tree takes; None without common units."""
     if not of_chain:
         return None
-    return ratio_of_totals(of_chain, of_tree, _NUM_RESAMPLES, 0, confidence)
+    return ratio_of_totals(
+        numerators=of_chain,
+        denominators=of_tree,
+        num_resamples=_NUM_RESAMPLES,
+        seed=0,
+        confidence=confidence,
+    )

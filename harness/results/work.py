@@ -33,7 +33,12 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, row: LatencyRow) -> Work:
         """The work behind a row."""
-        return cls(str(row.arm), row.num_prompts or 0, row.num_failed or 0, row.num_tokens or 0)
+        return cls(
+            arm=str(row.arm),
+            num_requests=row.num_prompts or 0,
+            num_failed=row.num_failed or 0,
+            num_tokens=row.num_tokens or 0,
+        )
 
     @property
     def failures(self) -> str:
@@ -76,7 +81,10 @@ def why_no_verdict_of_race(row: CompareRow) -> str | None:
     speculative = row.speculative_num_tokens
     if regular is None or speculative is None or row.num_compared is not None:
         return None
-    return no_verdict(Work("regular", 1, 0, regular), Work("speculative", 1, 0, speculative))
+    return no_verdict(
+        Work(arm="regular", num_requests=1, num_failed=0, num_tokens=regular),
+        Work(arm="speculative", num_requests=1, num_failed=0, num_tokens=speculative),
+    )
 
 
 def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:

@@ -63,11 +63,11 @@ class EagerRunner(CacheRunner):
         written = torch.arange(num_before, num_slots, device=self._device).unsqueeze(0)
         part = TreePart.of(shape, num_tokens, self._device)
         masks = tree_masks(
-            part,
-            written,
-            num_slots,
-            attention_windows(self._model),
-            self._cache.layers[0].keys.dtype,
+            tree=part,
+            written=written,
+            width=num_slots,
+            windows=attention_windows(self._model),
+            dtype=self._cache.layers[0].keys.dtype,
             first_slots=num_padding,
         )
         positions = lengths + part.own_depths

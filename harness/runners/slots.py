@@ -182,7 +182,12 @@ class TreePart(NamedTuple):
         """Return the last `num_new` tokens of trees of a shape."""
         depths = shape.depths_on(device)
         visible = shape.ancestors_on(device)[:, -num_new:]
-        return cls(shape.num_nodes + 1 - num_new, depths, depths[:, -num_new:], visible)
+        return cls(
+            num_before=shape.num_nodes + 1 - num_new,
+            depths=depths,
+            own_depths=depths[:, -num_new:],
+            visible=visible,
+        )
 
 
 class SlotForward:

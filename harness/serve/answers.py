@@ -82,7 +82,7 @@ class Answer:
 
     def fail(self, reason: str) -> None:
         """End it with an error."""
-        self.put(Piece(self.choice, reason, [], "error"))
+        self.put(Piece(self.choice, text=reason, token_ids=[], finish_reason="error"))
 
 
 def metrics(answers: Sequence[Answer]) -> dict[str, Any] | None:

@@ -182,7 +182,14 @@ class _Shape:
             tokens = [token for piece in own for token in piece.token_ids]
             choices.append(
                 self._choice(
-                    Piece(number, text, tokens, own[-1].finish_reason), "message", is_first=True
+                    Piece(
+                        choice=number,
+                        text=text,
+                        token_ids=tokens,
+                        finish_reason=own[-1].finish_reason,
+                    ),
+                    "message",
+                    is_first=True,
                 )
             )
         return {**self._head, "choices": choices, **self._sums()}

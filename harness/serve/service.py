@@ -220,7 +220,7 @@ class Service:
         arms: dict[str, LocalArm] = {}
         for arm in engine.arms:
             assert isinstance(arm, LocalArm)
-            generate(engine, arm, Question([[0, 0]], few, 0, [0]))
+            generate(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
             arms[arm.name] = arm
         return _Opened(engine, arms, choose_threads)
 

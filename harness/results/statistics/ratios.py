@@ -79,7 +79,13 @@ def ratio_of_totals(
     def ratio(tops: Floats, bottoms: Floats, axis: int) -> Floats:
         return np.asarray(tops.sum(axis=axis) / bottoms.sum(axis=axis))
 
-    bounds = _bootstrapped((tops, bottoms), ratio, num_resamples, seed, confidence)
+    bounds = _bootstrapped(
+        data=(tops, bottoms),
+        statistic=ratio,
+        num_resamples=num_resamples,
+        seed=seed,
+        confidence=confidence,
+    )
     return Interval(float(ratio(tops, bottoms, axis=0)), *bounds, covers)
 
 
