@@ -59,7 +59,7 @@ class _EaglePredictor(Predictor):
         # The position of the next level, the slot of its first node, and the slots that are seen
         # from the nodes above it: the text's from the root.
         self._position = first_slots.unsqueeze(1)
-        self._next_slot = self._position
+        self._next_slot = first_slots.unsqueeze(1)
         slots = torch.arange(drafter.cache.num_slots, device=states.device)
         self._visible = (slots < self._position).unsqueeze(1)
 

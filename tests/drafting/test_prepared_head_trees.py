@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from transformers import PreTrainedModel
 
 from chains import GREEDY
@@ -24,6 +24,7 @@ from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.hybrid_trees import HybridTreeDrafter
 from harness.drafting.prepared_trees import PreparedTrees
 from harness.drafting.tree_plan import TreePlan
+from harness.runners import regions
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS
@@ -171,13 +172,24 @@ def test_a_text_beside_the_head(
 
 @pytest.mark.slow
 def test_compiled_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All levels but the last share their code."""
     eager = Eager(monkeypatch)
+    parts: list[fx.GraphModule] = []
+    compile_part = regions._compile
+
+    def counted(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+        parts.append(part)
+        return compile_part(part, options)
+
+    monkeypatch.setattr(regions, "_compile", counted)
     target, head = target_model(), HEADS["eagle3, reduced"]()
-    prepared = prepare(head, target, DYNAMIC, GREEDY, compiled=True)
+    depth = 5
+    prepared = prepare(head, target, DYNAMIC, GREEDY, (depth,), compiled=True)
+    assert len(parts) <= 3
     what = question(PROMPTS, GREEDY)
-    expected = decided(head, target, None, DYNAMIC, what)
+    expected = decided(head, target, None, DYNAMIC, what, depth)
     eager.count = 0
-    assert decided(head, target, prepared, DYNAMIC, what) == expected
+    assert decided(head, target, prepared, DYNAMIC, what, depth) == expected
     assert eager.count == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from harness.drafting.prepared_trees import PreparedTrees
 from harness.results.speculation_profile import PROFILE_FILE
 from in_process import Harness, only, results
 from tiny_checkpoints import save_talkative_pair
@@ -62,8 +63,14 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
         assert re.search(r"dynamic +│ +4 +│ +[\d.]+ +│ +1\.\d+×", said.stdout)
 
 
-def test_a_static_tree_reads_the_rates_that_a_run_measured(harness: Harness) -> None:
-    """The run that measures them compiles the target's passes; greedy texts are the regular ones."""
+def test_a_static_tree_reads_the_rates_that_a_run_measured(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that measures them compiles the target's passes; greedy texts are the regular ones.
+
+    The head's trees are compiled in a test of their own: four depths take a minute.
+    """
+    monkeypatch.setattr(PreparedTrees, "prepare", lambda head, *shapes: None)
     few = [*FEW[1:], "num_prompts=2", "decoding=greedy"]
     levels = "decoding.num_draft_tokens=auto"
     harness("latency", "draft=tiny_eagle3_tree", levels, "runner=compiled", *few)
