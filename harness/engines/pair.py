@@ -197,6 +197,13 @@ class PlacedPair(PlannedPair):
         ]
 
     @property
+    def draft_model(self) -> PlacedModel | None:
+        """The model that drafts, which may be the target itself; None for a head, or no model."""
+        if self.shared:
+            return self.models[0]
+        return self.models[1] if len(self.models) > 1 else None
+
+    @property
     def devices(self) -> list[torch.device]:
         """Every device that will have a layer of either, the target's first."""
         devices: list[torch.device] = []

@@ -17,6 +17,10 @@ from harness.engines.protocol import Margin
 from harness.engines.rounding import largest_rounding, recompute
 from harness.models.experts import num_experts, watching_experts
 
+# The largest question to a reference of its own: rows, and tokens of each.
+REFERENCE_BATCH = 64
+REFERENCE_TOKENS = 128
+
 
 class ModelReference:
     """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.engines.batches import in_batches
+
 # Positions at the end of a text, and rows of a batch of them: few, because contexts may be long.
 NUM_POSITIONS = 4
 _NUM_ROWS = 2
@@ -40,11 +42,11 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     num_positions = min(NUM_POSITIONS, length - shortest + 1)
     texts = [token_ids[: length - place] for place in range(num_positions)]
     alone = torch.cat([logits([text]) for text in texts])
-    routes = [alone, _in_batches(logits, texts)]
+    routes = [alone, _batched(logits, texts)]
     if has_cached_routes:
         routes += [_behind_cache(logits, texts, number) for number in _CACHED]
     with _changed_embeddings(model):
-        routes.append(_in_batches(logits, texts))
+        routes.append(_batched(logits, texts))
     return torch.stack(routes)
 
 
@@ -67,22 +69,18 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
 
 
-def _in_batches(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
-    return torch.cat([logits(batch) for batch in _batches(texts)])
+def _batched(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
+    return torch.cat([logits(batch) for batch in in_batches(texts, _NUM_ROWS)])
 
 
 def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -> Tensor:
     """Logits [P, V] after texts whose last `number` tokens are read behind a cache of the others."""
     outputs = []
-    for batch in _batches(texts):
+    for batch in in_batches(texts, _NUM_ROWS):
         beginnings = [text[:-number] for text in batch]
         ends = [text[-number:] for text in batch]
         outputs.append(logits(beginnings, ends))
     return torch.cat(outputs)
-
-
-def _batches(texts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
-    return [texts[first : first + _NUM_ROWS] for first in range(0, len(texts), _NUM_ROWS)]
 
 
 def _unit(value: float, epsilon: float) -> float:

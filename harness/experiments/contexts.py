@@ -15,8 +15,9 @@ from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
+from harness.engines.batches import in_batches
 from harness.engines.protocol import Reference
-from harness.experiments.session import REFERENCE_BATCH, in_batches
+from harness.engines.reference import REFERENCE_BATCH
 from harness.models.ranks import of_rank_0
 
 # More contexts would leave each with too few draws to show differences in later tokens.

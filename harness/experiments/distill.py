@@ -16,11 +16,12 @@ import torch
 
 from harness.config.errors import SettingError
 from harness.drafting.new_heads import initialise, save_head
+from harness.engines.batches import in_batches
 from harness.engines.pair import Pair
 from harness.engines.timing import generate
 from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
-from harness.experiments.session import Session, in_batches
+from harness.experiments.session import Session
 from harness.menu.commands.distill import DistillSettings
 from harness.menu.experiment import Experiment
 from harness.report.distill import distill_document

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
-from harness.config.run import ChatTemplate, PromptedSettings
+from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
 from harness.engines.pair import PlannedPair
 from harness.experiments.progress import say
 from harness.experiments.prompt_files import fetched_commit
 from harness.experiments.prompts import Prompt, PromptSet, listed
-from harness.models.tokenizers import encode_prompts
+from harness.models.tokenizers import encode_prompts, uses_template
+
+AnySettings = TypeVar("AnySettings", bound=RunSettings)
 
 Chat = list[dict[str, str]]
 
@@ -158,3 +161,14 @@ def _last(tokens: list[int], count: int, first: int | None) -> list[int]:
     if tokens[0] == first:
         return [*tokens[:1], *tokens[1 - count :]]
     return tokens[-count:]
+
+
+def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase) -> AnySettings:
+    """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
+    chats.
+    """
+    if settings.decoding.ignore_eos != "auto":
+        return settings
+    is_chat = uses_template(tokenizer, settings.chat_template)
+    decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
+    return dataclasses.replace(settings, decoding=decoding)

@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.engines.batches import in_batches
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
 from harness.experiments.drawn_tasks import OPERATIONS, DrawnTask
+from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.lm_eval_tasks import LmEvalTask
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
-from harness.experiments.session import Session, in_batches
+from harness.experiments.session import Session
 from harness.experiments.task_sets import SETS
 from harness.experiments.tasks import Problem, Task, tokens_with
 from harness.menu.commands.eval import LM_EVAL, EvalSettings
@@ -39,7 +41,7 @@ PROMPTS_FILE = "eval_prompts.csv"
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
 
 # By seed and index of the question: the answer of each arm.
-Answers = dict[tuple[int, int], dict[str, AnswerRow]]
+StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 
 
 class Evaluation(Experiment):
@@ -60,7 +62,7 @@ class Evaluation(Experiment):
         self.problems: list[Problem] = []
         for seed in settings.seeds:
             self.problems += self.task.problems(seed, settings.num_prompts)
-        self.answers: Answers = {}
+        self.answers: StoredAnswers = {}
         self.resumed: set[tuple[int, int]] = set()
         self.smallest_batch: int | None = None
 
@@ -73,7 +75,7 @@ class Evaluation(Experiment):
         max_new_tokens = settings.decoding.max_new_tokens
         self.task.check_answer_length(session.tokenizer, problems, max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
-        measurement = identify(session.asked, leaving_out=_NOT_OF_AN_ANSWER)
+        measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
         digests = [digest for digest in (measurement.digest, self.task.digest) if digest]
         store = session.kept_in / "eval_answers" / f"{'-'.join(digests)}.csv"
         if settings.resume:
@@ -127,7 +129,7 @@ class Evaluation(Experiment):
             **_figures(answers),
         )
 
-    def _left_behind(self, session: Session) -> Answers:
+    def _left_behind(self, session: Session) -> StoredAnswers:
         """The answers that this run's process wrote to its directory before it died."""
         rows = read_answers(session.directory / PROMPTS_FILE)
         return self._complete([row for row in rows if row.run == session.run])
@@ -156,11 +158,11 @@ class Evaluation(Experiment):
         session.open(size, max(map(len, token_ids)), share_prefix=True)
         problems = {problem.key: problem for problem in self.problems}
 
-        def note(question: Question, generations: dict[str, Generation]) -> str:
+        def after_question(question: Question, answers: Answers) -> str:
             batch = [problems[question.seed, index] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
-            for arm, generation in generations.items():
+            for arm, generation in answers.items():
                 rows += self._read(session, arm, batch, generation)
             session.append(PROMPTS_FILE, rows)
             append_rows(store, rows)
@@ -168,7 +170,7 @@ class Evaluation(Experiment):
             return self._accuracies()
 
         pending = self._pending(session, token_ids)
-        session.race(pending, note, warmups=pending[:1])
+        ask_all(session, pending, after_question, warmups=pending[:1])
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without an answer, in batches. A batch has one seed, because its random numbers have."""
@@ -228,10 +230,10 @@ class Evaluation(Experiment):
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                server_started=session.measurement.server_started,
+                server_started=session.identify().server_started,
             )
 
-    def _complete(self, rows: Sequence[AnswerRow]) -> Answers:
+    def _complete(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
         """The answers to these questions, where every arm has answered.
 
         Of two answers the later one counts.
@@ -265,8 +267,8 @@ def _digest(problems: Sequence[Problem]) -> str:
     return hashlib.sha256(texts.encode()).hexdigest()[:12]
 
 
-def _by_question(rows: Sequence[AnswerRow]) -> Answers:
-    answers: Answers = {}
+def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
+    answers: StoredAnswers = {}
     for row in rows:
         answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row
     return answers

@@ -17,8 +17,9 @@ from harness.engines.timing import Generation, generate
 from harness.experiments.acceptance_files import write_acceptance
 from harness.experiments.asking import Asking, asks_again
 from harness.experiments.conversations import Conversations
-from harness.experiments.encoding import Encoded
+from harness.experiments.encoding import Encoded, decide_ignore_eos
 from harness.experiments.experts import experts_read
+from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.laps import Twin
 from harness.experiments.latency_columns import LatencyFigures
 from harness.experiments.measured_arm import MeasuredArm
@@ -66,7 +67,8 @@ class Latency(Experiment):
         self.profiles: list[Table] = []
 
     def measure(self, session: Session) -> None:
-        settings = self.settings = self.figures.settings = session.settled(self.settings)
+        settings = decide_ignore_eos(self.settings, session.tokenizer)
+        session.settings = self.settings = self.figures.settings = settings
         encoded = self._encode(session)
         conversations = Conversations(session, self.prompt_set)
         conversations.follow_ups(
@@ -86,7 +88,7 @@ class Latency(Experiment):
         self._plan(asking, engine)
         if settings.engine.aa:
             self._compare_identical(session, engine, asking)
-        self._race(session, engine, asking)
+        self._time_arms(session, engine, asking)
         self._check_failures()
         self._suspect(engine)
         self._write_acceptance(session)
@@ -146,7 +148,7 @@ class Latency(Experiment):
             return []
         return [*latency_document(rows, self.prompt_rows), *self.profiles]
 
-    def _race(self, session: Session, engine: Engine, asking: Asking) -> None:
+    def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
         on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
         quietness = self.figures.quietness = Quietness(on_gpus, say)
@@ -162,38 +164,46 @@ class Latency(Experiment):
             arms = watched
             again = []
 
-        def warmed(name: str) -> None:
+        def after_warmup(name: str) -> None:
             self.measured[name].phases.clear()
 
-        def note(question: Question, generations: dict[str, Generation]) -> None:
+        def after_answer(question: Question, answers: Answers) -> None:
+            quietness.look()
+            conversations.keep(answers)
+            # A lap may take long: it must not be lost with the other arm's.
+            if engine.queues:
+                self._keep(session, answers, list(answers)[-1:])
+
+        def after_question(question: Question, answers: Answers) -> None:
             for arm in again:
                 generate(engine, arm, conversations.for_arm(question, arm.name))
             if not engine.queues:
-                self._keep(session, generations, list(generations))
+                self._keep(session, answers, list(answers))
 
-        def ended(question: Question, generations: dict[str, Generation]) -> None:
-            quietness.look()
-            conversations.keep(generations)
-            # A lap may take long: it must not be lost with the other arm's.
-            if engine.queues:
-                self._keep(session, generations, list(generations)[-1:])
-
-        self._ask(session, asking, note, arms=arms, warmed=warmed, ended=ended)
+        self._ask(
+            session,
+            asking,
+            after_question,
+            arms=arms,
+            after_warmup=after_warmup,
+            after_answer=after_answer,
+        )
 
     def _ask(
         self,
         session: Session,
         asking: Asking,
-        note: Callable[[Question, dict[str, Generation]], None],
+        after_question: Callable[[Question, Answers], None],
         **options: Any,
     ) -> None:
-        """Give every arm every question; `options` are those of `Session.race`."""
-        session.race(
+        """Give every arm every question; `options` are those of `ask_all`."""
+        ask_all(
+            session,
             asking.questions,
-            note,
+            after_question,
             warmups=[asking.warmup] * self.settings.num_warmup,
             allow_failures=True,
-            for_arm=asking.conversations.for_arm,
+            question_for=asking.conversations.for_arm,
             **options,
         )
 
@@ -211,15 +221,15 @@ class Latency(Experiment):
     def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
-        answers: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
+        generations: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
 
-        def note(question: Question, generations: dict[str, Generation]) -> None:
-            for name, generation in generations.items():
-                answers[name].append(generation)
-            asking.conversations.keep(generations)
+        def after_question(question: Question, answers: Answers) -> None:
+            for name, generation in answers.items():
+                generations[name].append(generation)
+            asking.conversations.keep(answers)
 
-        self._ask(session, asking, note, arms=twins)
-        first, second = answers.values()
+        self._ask(session, asking, after_question, arms=twins)
+        first, second = generations.values()
         times = paired_times(first, second, self.figures.units)
         speedup = times.speedup(*self.figures.resampling)
         self.figures.identical = speedup.columns("aa_ratio")

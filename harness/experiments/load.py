@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from harness.config.errors import RunError, SettingError
+from harness.engines.batches import in_batches
 from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord, acceptance_columns
@@ -31,8 +32,9 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import Floats
 from harness.experiments.progress import progress, say
 from harness.experiments.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
+from harness.experiments.references import References
 from harness.experiments.samplings import Sampling, samplings
-from harness.experiments.session import Session, in_batches
+from harness.experiments.session import Session
 from harness.experiments.workload import FOLLOW_UP, Asked, Workload, most_drawn
 from harness.menu.commands.recovery import RecoverySettings
 from harness.menu.records import engine_of
@@ -70,7 +72,7 @@ class LoadTest:
     ) -> None:
         assert settings.load is not None
         self.checks: list[dict[str, Any]] = []
-        self._session = session
+        self._references = References(session)
         self._settings = settings
         self._prompts = prompts
         self._num_in_flight = settings.load
@@ -94,11 +96,16 @@ class LoadTest:
             self._compare_with_exact(reference)
 
     def _reference(self) -> Reference | None:
-        """The exact probabilities; None where they, or the model's own prompts, are unknown."""
+        """The exact probabilities; None, which a line says, where they or the prompts that the
+        model reads are unknown.
+        """
         if getattr(self._settings.engine, "chat", False):
             say("engine.chat=true: answers are compared with those of the same server alone")
             return None
-        return self._session.reference()
+        reference = self._references.for_tokens()
+        if reference is None:
+            say("without the exact distribution: answers are compared with each other")
+        return reference
 
     def _try_samplings(self) -> None:
         """Find out which sampling settings the engine takes."""
@@ -260,16 +267,16 @@ class LoadTest:
         """Compare greedy texts with the model's own; where it cannot be loaded, with those of
         requests alone.
         """
-        session = self._session
+        references = self._references
         divergences: list[Divergence | None] = []
-        if session.text_reference() is None:
+        if references.for_texts() is None:
             alone = self._answers(asked, 1, "alone")
             for one, answer, other in zip(asked, answers, alone, strict=True):
                 parted = first_divergence(None, one.prompt, other.token_ids, answer.token_ids)
                 divergences.append(parted)
         else:
             for one, answer in zip(asked, answers, strict=True):
-                parted = session.text_divergence(one.prompt, answer.text, one.num_tokens)
+                parted = references.text_divergence(one.prompt, answer.text, one.num_tokens)
                 divergences.append(parted)
         num_tokens = sum(len(answer.token_ids) for answer in answers)
         self.checks.append(greedy_columns(divergences, num_tokens))

@@ -13,14 +13,16 @@ import numpy as np
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
-from harness.engines.protocol import Engine
+from harness.engines.batches import in_batches
+from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation
-from harness.experiments.encoding import Encoded
+from harness.experiments.encoding import Encoded, decide_ignore_eos
+from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
 from harness.experiments.progress import say
 from harness.experiments.prompts import PromptSet, load_prompts
-from harness.experiments.session import Session, in_batches
+from harness.experiments.session import Session
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
 from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
 from harness.menu.experiment import Experiment
@@ -88,7 +90,8 @@ class Map(Experiment):
 
     def measure(self, session: Session) -> None:
         """See `Experiment.measure`."""
-        settings = self.settings = session.settled(self.settings)
+        settings = decide_ignore_eos(self.settings, session.tokenizer)
+        session.settings = self.settings = settings
         new_tokens = settings.decoding.max_new_tokens
         for prompt_set in self.prompt_sets:
             taken = prompt_set.take(self._num_prompts(len(prompt_set.prompts)))
@@ -150,14 +153,15 @@ class Map(Experiment):
                 part.token_ids, part.indices, decoding, chats=part.chats, repeats=repeats
             )
             questions.append(question)
-        answers: dict[str, list[Generation]] = {"regular": [], "speculative": []}
+        generations: dict[str, list[Generation]] = {"regular": [], "speculative": []}
 
-        def note(question: Any, generations: Mapping[str, Generation]) -> None:
-            for name, generation in generations.items():
-                answers[name].append(generation)
+        def after_question(question: Question, answers: Answers) -> None:
+            for name, generation in answers.items():
+                generations[name].append(generation)
 
-        session.race(questions, note, warmups=questions[:1] * settings.num_warmup)
-        measured = self.measured[cell] = self._figures(answers)
+        warmups = questions[:1] * settings.num_warmup
+        ask_all(session, questions, after_question, warmups)
+        measured = self.measured[cell] = self._figures(generations)
         return measured.speedup.estimate
 
     def _open(

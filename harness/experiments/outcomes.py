@@ -24,8 +24,9 @@ from torch.nn.functional import one_hot
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from harness.config.settings import DecodingSettings
+from harness.engines.batches import in_batches
 from harness.engines.protocol import Reference
-from harness.experiments.session import REFERENCE_BATCH, in_batches
+from harness.engines.reference import REFERENCE_BATCH
 from harness.results.statistics.chi_square import least_visible_shift
 
 Floats = NDArray[np.float64]

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import DecodingSettings, NumDraftTokens
+from harness.engines.batches import in_batches
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Question, Reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
 from harness.experiments.encoding import Encoded
+from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.load import LoadTest
 from harness.experiments.lossless import (
     MIN_EXPECTED,
@@ -34,7 +36,8 @@ from harness.experiments.lossless import (
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
-from harness.experiments.session import Session, in_batches
+from harness.experiments.references import References
+from harness.experiments.session import Session
 from harness.experiments.workload import FOLLOW_UP
 from harness.menu.commands.recovery import EXIT_CODES, RecoverySettings
 from harness.menu.experiment import Experiment
@@ -134,14 +137,15 @@ class Recovery(Experiment):
         needs = [greedy]
         if decoding.temperature > 0:
             needs.append(_Need(settings.batch_size, CONTEXT_TOKENS, num_counted))
+        references = References(session)
         session.place(*max(needs, key=lambda need: need.num_slots))
 
         if settings.draft is None:
             session.open(greedy.num_rows, greedy.prompt_length)
         else:
-            self._compare_greedy_texts(session, encoded, greedy)
+            self._compare_greedy_texts(session, references, encoded, greedy)
         if decoding.temperature > 0:
-            self._compare_draws(session, encoded.token_ids)
+            self._compare_draws(session, references, encoded.token_ids)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
@@ -159,7 +163,9 @@ class Recovery(Experiment):
         if summary.verdict != "lossless":
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
 
-    def _compare_greedy_texts(self, session: Session, encoded: Encoded, need: _Need) -> None:
+    def _compare_greedy_texts(
+        self, session: Session, references: References, encoded: Encoded, need: _Need
+    ) -> None:
         """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
         arms = self.settings.arms
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
@@ -168,25 +174,25 @@ class Recovery(Experiment):
         )
         divergences: list[Divergence | None] = []
 
-        def note(question: Question, generations: dict[str, Generation]) -> None:
+        def after_question(question: Question, generations: Answers) -> None:
             if engine.tells_tokens:
                 require_told([each for name in arms for each in generations[name].requests])
             answers = [generations[name].requests for name in arms]
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
-                divergences.append(self._divergence(session, prompt, *pair))
+                divergences.append(self._divergence(references, prompt, *pair))
 
         questions = []
         for places in in_batches(range(len(encoded.prompts)), self.settings.batch_size):
             part = encoded.part(places)
             questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
-        session.race(questions, note)
+        ask_all(session, questions, after_question)
         # No text ends before its last token.
         num_tokens = len(encoded.prompts) * decoding.max_new_tokens
         self.checks.append(greedy_columns(divergences, num_tokens))
 
     def _divergence(
         self,
-        session: Session,
+        references: References,
         prompt: Sequence[int],
         regular: RequestRecord,
         speculative: RequestRecord,
@@ -197,55 +203,57 @@ class Recovery(Experiment):
         if not speculative.from_text:
             # The ids are those that were decided, so the reference can tell the margin between them.
             return first_divergence(
-                session.reference(), prompt, regular.token_ids, speculative.token_ids
+                references.for_tokens(), prompt, regular.token_ids, speculative.token_ids
             )
-        if session.text_reference() is None:
+        if references.for_texts() is None:
             # Ids of a text, which may have been decided as others: the position alone is known.
             return first_divergence(None, prompt, regular.token_ids, speculative.token_ids)
         most = self.settings.decoding.max_new_tokens
-        return session.text_divergence(prompt, speculative.text, most)
+        return references.text_divergence(prompt, speculative.text, most)
 
-    def _compare_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
+    def _compare_draws(
+        self, session: Session, references: References, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Test after a few contexts with each number of draft tokens, and finally all contexts together.
 
         With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
         token already. With the run's own number the whole first proposal and its bonus token are generated. Each test
         counts as many tokens as it draws.
         """
-        plan = self._plan_draws(session, token_ids)
+        plan = self._plan_draws(references.for_tokens(), token_ids)
         batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
         num_batches = batches_each * len(plan.contexts) * len(plan.tests)
-        has_reference = session.reference() is not None
-        if not has_reference:
+        if references.for_tokens() is None:
+            say("without the exact distribution: answers are compared with each other")
             # Both arms draw.
             num_batches *= 2
         checks = []
         with progress("drawing", num_batches) as advance, quick_collections():
-            exact = self._exact_outcomes(session, plan)
+            exact = self._exact_outcomes(references.for_tokens(), plan)
             for place in range(len(plan.tests)):
                 checks.append(self._draw_and_check(session, plan, place, exact, advance))
         for test, of_contexts in zip(plan.tests, checks, strict=True):
             check = together(of_contexts)
             num_needed = None
             if check.verdict == "undecided":
-                num_needed = self._total_draws_needed(session, plan, test.test)
+                num_needed = self._total_draws_needed(references.for_tokens(), plan, test.test)
             self._add_sampled(test.num_draft_tokens, check, num_draws_needed=num_needed)
 
     def _total_draws_needed(
-        self, session: Session, plan: _DrawPlan, test: SampledTest
+        self, reference: Reference | None, plan: _DrawPlan, test: SampledTest
     ) -> int | None:
         """The setting `num_draws` that would be enough for a test; None if that is not known."""
-        reference = session.reference()
         if reference is None:
             return None
         say("working out how many draws would be enough")
         each = draws_needed(reference, plan.contexts, plan.decoding, test, plan.num_draws)
         return None if each is None else each * len(plan.contexts) * len(plan.tests)
 
-    def _plan_draws(self, session: Session, token_ids: Sequence[Sequence[int]]) -> _DrawPlan:
+    def _plan_draws(
+        self, reference: Reference | None, token_ids: Sequence[Sequence[int]]
+    ) -> _DrawPlan:
         settings = self.settings
         decoding = dataclasses.replace(settings.decoding, ignore_eos=True)
-        reference = session.reference()
         # Without a draft the number says no more than how many tokens are counted.
         own_number = decoding.num_draft_tokens
         # A server's own number cannot be changed.
@@ -266,9 +274,10 @@ class Recovery(Experiment):
         num_draws = self._num_draws_each(reference, contexts, decoding, sampled)
         return _DrawPlan(decoding, contexts, tests, num_draws)
 
-    def _exact_outcomes(self, session: Session, plan: _DrawPlan) -> list[Outcomes | None]:
+    def _exact_outcomes(
+        self, reference: Reference | None, plan: _DrawPlan
+    ) -> list[Outcomes | None]:
         """The exact distribution after each context; None where there is no reference."""
-        reference = session.reference()
         if reference is None:
             return [None] * len(plan.contexts)
         # For the longest test; `SampledTest.check` cuts them to the tokens that it counts.

@@ -52,6 +52,7 @@ class AnswerLengths(Experiment):
 
     def measure(self, session: Any) -> None:
         """See `Experiment.measure`."""
+        from harness.experiments.interleaving import ask_all
         from harness.experiments.prompts import load_prompts
 
         prompts = load_prompts(self.settings.prompts).take(self.settings.num_prompts)
@@ -61,10 +62,10 @@ class AnswerLengths(Experiment):
         session.open(1, longest)
         questions = [session.ask([row], [index]) for index, row in enumerate(token_ids)]
 
-        def note(question: Any, answers: Any) -> None:
+        def after_question(question: Any, answers: Any) -> None:
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
 
-        session.race(questions, note)
+        ask_all(session, questions, after_question)
 
     def rows(self, session: Any) -> Sequence[LengthsRow]:
         """See `Experiment.rows`."""

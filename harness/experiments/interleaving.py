@@ -1,0 +1,105 @@
+"""Both arms on the same questions, in turns."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.config.errors import RunError
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.timing import Generation, generate, quick_collections
+from harness.experiments.pace import pace
+from harness.experiments.progress import progress, say
+from harness.experiments.session import Session
+from harness.results.files import append_lines
+
+# Seconds before each lap of an engine that keeps requests in flight. File writes between laps
+# differ before the two arms, and slow the next requests: without a rest the first tokens of one of
+# two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
+_REST_S = 0.02
+
+# The answers to one question by the name of the arm.
+Answers = dict[str, Generation]
+
+
+def ask_all(
+    session: Session,
+    questions: Sequence[Question],
+    after_question: Callable[[Question, Answers], str | None],
+    warmups: Sequence[Question] = (),
+    *,
+    arms: Sequence[Arm] | None = None,
+    allow_failures: bool = False,
+    after_warmup: Callable[[str], None] = lambda arm: None,
+    after_answer: Callable[[Question, Answers], None] = lambda question, answers: None,
+    question_for: Callable[[Question, str], Question] = lambda question, arm: question,
+) -> None:
+    """Give every arm every question, in turns, with a progress bar.
+
+    For each question, for each arm: the warm-up and `after_warmup` unless the arm is warm, then
+    `question_for`, the answer and `after_answer`. After the last arm `after_question`.
+
+    Args:
+        after_question: gets the answers of all arms; returns a text for the bar.
+        warmups: what each arm answers first, unmeasured.
+        arms: the engine's by default.
+        allow_failures: see `run_lap`.
+        after_warmup: gets the name of an arm.
+        after_answer: gets the answers so far.
+        question_for: the question as an arm of this name is asked it.
+
+    Raises:
+        RunError: an arm was given up. Until then every question had its `after_question`.
+    """
+    engine = session.engine
+    assert engine is not None
+    arms = engine.arms if arms is None else arms
+    warm: set[str] = set()
+    with (
+        progress("warming up" if warmups else "measuring", len(questions)) as advance,
+        pace(len(questions), say) as answered,
+        quick_collections(),
+    ):
+        for question, in_turn in zip(questions, _alternating(arms), strict=False):
+            answers: Answers = {}
+            for arm in in_turn:
+                # Just before its question, because an engine may hold one arm at a time.
+                if arm.name not in warm or not engine.is_loaded(arm):
+                    for warmup in warmups:
+                        generate(engine, arm, warmup, allow_failures=allow_failures)
+                    warm.add(arm.name)
+                    after_warmup(arm.name)
+                own_question = question_for(question, arm.name)
+                answers[arm.name] = _answer(session, engine, arm, own_question, allow_failures)
+                after_answer(question, answers)
+            advance(after_question(question, answers) or "measuring")
+            answered()
+            _check_answering(arms)
+
+
+def _answer(
+    session: Session, engine: Engine, arm: Arm, question: Question, allow_failures: bool
+) -> Generation:
+    """Let an arm answer, and write its requests in the form of other tools."""
+    if engine.queues:
+        time.sleep(_REST_S)
+    generation = generate(engine, arm, question, allow_failures=allow_failures)
+    lines = [request.aiperf() for request in generation.requests]
+    append_lines(session.directory / f"profile_export_{arm.name}.jsonl", lines)
+    return generation
+
+
+def _alternating(arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
+    """The arms in their order, then in reverse, and so on.
+
+    So neither always runs after the other has warmed the caches.
+    """
+    return itertools.cycle([arms, arms[::-1]])
+
+
+def _check_answering(arms: Sequence[Arm]) -> None:
+    """Raise a RunError for an arm that gets no more requests: the other's answers would have no partners."""
+    for arm in arms:
+        if arm.given_up is not None:
+            raise RunError(f"{arm.name}: {arm.given_up}")

@@ -1,0 +1,45 @@
+"""The columns about weights: which they are, their formats, sizes and places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.config.run import RunSettings
+from harness.engines.pair import PlacedPair
+from harness.results.weights import weights_identity
+
+
+def identity_columns(settings: RunSettings) -> dict[str, str | None]:
+    """The identities of the weights that the settings name; none for random ones."""
+    if settings.weights == "random":
+        return {}
+    columns = {"weights_identity": weights_identity(settings.model)}
+    if settings.draft is not None:
+        columns["draft_weights_identity"] = weights_identity(settings.draft)
+    return columns
+
+
+def placed_columns(placed: PlacedPair) -> dict[str, Any]:
+    """The formats, sizes and places of the target and of what drafts."""
+    columns: dict[str, Any] = {"draft_layers": getattr(placed.draft_settings, "layers", None)}
+    if placed.translation is not None:
+        columns["translation"] = placed.translation.method
+    target = placed.models[0]
+    columns |= _columns_of_one("", target.dtype, target.placement.bytes_per_device)
+    draft = placed.draft_model
+    if placed.head is not None:
+        # A head is beside the target's first layers, in the target's format.
+        head_bytes = {str(placed.devices[0]): placed.sketches[1].weight_bytes}
+        columns |= _columns_of_one("draft_", target.dtype, head_bytes)
+    elif draft is not None:
+        columns |= _columns_of_one("draft_", draft.dtype, draft.placement.bytes_per_device)
+    return columns
+
+
+def _columns_of_one(prefix: str, dtype: torch.dtype, sizes: dict[str, int]) -> dict[str, Any]:
+    return {
+        f"{prefix}dtype": str(dtype).removeprefix("torch."),
+        f"{prefix}weight_bytes": sizes,
+    }
