@@ -389,10 +389,15 @@ class PreparedRunner(StaticRunner):
         if self._captured:  # a capture removes most of what compiling would
             return
         for width, forward in self._prompt_passes.items():
-            self._prompt_passes[width] = self._compiled_pass(forward, self._prompt_example(width))
+            example = self._prompt_example(width)
+            # A prompt is read once for dozens of other passes.
+            compiled = self._compiled_pass(forward, example, repeated_alone=True)
+            self._prompt_passes[width] = compiled
 
-    def _compiled_pass(self, forward: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
-        compiler = functools.partial(compile_call, model=self._model)
+    def _compiled_pass(
+        self, forward: TensorCall, inputs: tuple[Tensor, ...], *, repeated_alone: bool = False
+    ) -> TensorCall:
+        compiler = functools.partial(compile_call, model=self._model, repeated_alone=repeated_alone)
         with refusing(CompilationError, "cannot be compiled"):
             compiled = FixedCall(forward, inputs, compiler=compiler)
         with refusing(CompilationError, "cannot be compiled"):

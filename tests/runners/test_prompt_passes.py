@@ -68,8 +68,10 @@ def test_outputs_are_those_of_the_eager_runner(name: str) -> None:
 
 def test_a_compiled_pass_gives_the_eager_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that fill less than half of it are read eagerly. Here parts run as they were traced."""
+    compiled: list[GraphModule] = []
 
     def keep_traced(part: GraphModule, examples: list[Tensor], **options: object) -> Any:
+        compiled.append(part)
         return part.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", keep_traced)
@@ -78,6 +80,8 @@ def test_a_compiled_pass_gives_the_eager_outputs(monkeypatch: pytest.MonkeyPatch
     model = random_model("llama")
     runner = PreparedRunner(model, compiled=True, captured=False, hidden_layers=LAYERS)
     runner.prepare(2, 60, (4,), longest_prompt=LONGEST)
+    extension = ["before the layers", "a layer", "behind them"]
+    assert len(compiled) == len([*extension, "a layer of the pass over prompts"])
     eager = EagerRunner(model, hidden_layers=LAYERS)
     widths: list[int] = []
     read = PreparedRunner._start_prepared
