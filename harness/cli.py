@@ -74,7 +74,7 @@ def main() -> None:
     _outcome = _Outcome()
     terminal.prepare_streams()
     machine.note_command_line(sys.argv[1:])
-    if ranks.is_superfluous():
+    if ranks.take_over_from_torchrun():
         sys.exit(0)
     try:
         with signals.interrupting(_leave):

@@ -6,6 +6,7 @@ names setting, rule and value, and the conversion adds the group that the settin
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -131,7 +132,11 @@ class ModelSettings:
         require_at_least(self, gpus=1)
         require(bool(self.repository), "repository", "must name a repository or a directory", "")
         for name in ("repository", "tokenizer", "gguf_file"):
-            require_possible_path(name, getattr(self, name))
+            value = getattr(self, name)
+            require_possible_path(name, value)
+            if value is not None and value.startswith("~"):
+                # The shell expands it on a command line, and nobody does in a preset.
+                object.__setattr__(self, name, os.path.expanduser(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +225,10 @@ class DecodingSettings:
         max_new_tokens: the most new tokens of an answer.
         rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
             accepts whole blocks, or paths of trees, and is lossless too; `typical` accepts likely tokens, which is
-            lossy; `eagle` is the sampling of EAGLE's own code, for dynamic trees.
-        lenience: Leviathan's l in (0, 1]: accept with min(1, p / (l q)). Below 1 the output is no longer the target's.
+            lossy; `eagle` is the sampling of EAGLE's own code, for dynamic trees, which is lossy unless it is greedy or
+            at temperature 1 without top-k and top-p.
+        lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
+            longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
             pair would be if its draft agreed that often; a list has a probability for each position, a number above 1
             is a mean acceptance length, and a speculation_profile.json of another run has what was measured there;
@@ -293,7 +300,12 @@ class DecodingSettings:
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        return self.lenience < 1 or self.rule == "typical" or self.synthetic_acceptance is not None
+        if self.synthetic_acceptance is not None:
+            return True
+        if self.rule == "eagle":
+            is_plain = (self.temperature, self.top_k, self.top_p) == (1.0, 0, 1.0)
+            return self.temperature > 0 and not is_plain
+        return self.lenience < 1 or self.rule == "typical"
 
 
 @dataclass(frozen=True, kw_only=True)

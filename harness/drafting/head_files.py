@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.menu.head_kind import HeadKind
-from harness.models.checkpoints import ask_hub, source
+from harness.models.checkpoints import ask_hub
 from harness.models.failures import explained
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -30,7 +30,7 @@ _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
 def fetch(settings: ModelSettings, name: str) -> Path | None:
     """A file of the repository, downloaded if need be; None if the repository has no such file."""
     path = cached_file(
-        source(settings),
+        settings.repository,
         name,
         revision=settings.revision,
         _raise_exceptions_for_missing_entries=False,

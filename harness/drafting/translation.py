@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from harness.config.errors import SettingError
 from harness.drafting.translated import Translation
-from harness.models.checkpoints import Checkpoint, source
+from harness.models.checkpoints import Checkpoint
 from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
 # The share of the draft's tokens that the target's vocabulary must have. With fewer, the draft does
@@ -70,7 +70,7 @@ def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def _has_tokenizer(checkpoint: Checkpoint) -> bool:
-    return any(Path(source(checkpoint.settings)).glob("tokenizer*"))
+    return any(Path(checkpoint.settings.repository).glob("tokenizer*"))
 
 
 def translation(

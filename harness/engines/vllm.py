@@ -26,7 +26,7 @@ from harness.engines.requests import RequestRecord, as_records
 from harness.menu.engine import Opening
 from harness.menu.methods.model import VLLM_QUANTIZATIONS
 from harness.menu.records import method_of
-from harness.models.checkpoints import recurrent_kind, source
+from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
 from harness.models.sketch import Sketch
@@ -332,7 +332,7 @@ def _arguments(opening: Opening) -> dict[str, Any]:
     engine: Any = settings.engine
     length = _longest_sequence(opening)
     arguments = {
-        "model": source(model),
+        "model": model.repository,
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
         "quantization": VLLM_QUANTIZATIONS.get(model.quantization),

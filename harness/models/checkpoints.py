@@ -67,12 +67,6 @@ class Checkpoint:
 ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
 
 
-def source(settings: ModelSettings) -> str:
-    """The directory or the hub repository, as transformers takes it."""
-    repository = settings.repository
-    return str(Path(repository).expanduser()) if repository.startswith("~") else repository
-
-
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     """Arguments for every `from_pretrained` of this repository."""
     # False, not None, which makes transformers ask on the terminal.
@@ -111,7 +105,7 @@ def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> 
     _check_directory(role, settings, weights)
     try:
         ask_hub(settings)
-        config = AutoConfig.from_pretrained(source(settings), **source_arguments(settings))
+        config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
     except Exception as exception:
         raise explain_configuration(exception, role, settings) from exception
     _check_generation(role, settings)
@@ -157,11 +151,11 @@ def recurrent_kind(config: PreTrainedConfig) -> str | None:
 
 def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     """Check that a directory exists and holds a configuration, and weights if they are needed."""
-    directory = Path(source(settings))
+    directory = Path(settings.repository)
     repository = settings.repository
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
-        is_path = directory.is_absolute() or repository.startswith((".", "~"))
+        is_path = directory.is_absolute() or repository.startswith(".")
         if is_path or repository.count("/") > 1:
             rule = "no such directory"
             if role == "draft" and repository.removesuffix(":").endswith(".py"):
@@ -188,12 +182,12 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
     Some mistakes in it fail after the weights have loaded. transformers ignores the others, and
     texts would not end where the model ends them.
     """
-    file = Path(source(settings), "generation_config.json")
+    file = Path(settings.repository, "generation_config.json")
     if settings.gguf_file is not None or not file.is_file():
         return
     rule = "its generation_config.json cannot be used"
     try:
-        end_tokens = GenerationConfig.from_pretrained(source(settings)).eos_token_id
+        end_tokens = GenerationConfig.from_pretrained(settings.repository).eos_token_id
     except Exception as exception:
         raise SettingError(role, f"{rule}: {first_line(exception)}", settings.name) from exception
     tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
@@ -204,7 +198,7 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
 
 def ask_hub(settings: ModelSettings) -> None:
     """Raise the hub's refusal of a repository that was never downloaded; see `ask_for`."""
-    name = source(settings)
+    name = settings.repository
     if not Path(name).is_dir():
         ask_for(name, settings.gguf_file or "config.json", settings.revision)
 

@@ -17,7 +17,7 @@ from harness.config.errors import RunError
 from harness.config.settings import ModelSettings
 from harness.models.boundaries import cross_once
 from harness.models.case import Placement
-from harness.models.checkpoints import Checkpoint, source, source_arguments
+from harness.models.checkpoints import Checkpoint, source_arguments
 from harness.models.failures import explained
 from harness.models.quantization import bitsandbytes_config
 from harness.models.random_weights import random_state
@@ -97,7 +97,7 @@ class PlacedModel:
         checkpoint = self.checkpoint
         settings = self.checkpoint.settings
         factory: Any = AutoModelForCausalLM
-        repository: str | None = source(settings)
+        repository: str | None = settings.repository
         arguments = source_arguments(settings)
         if checkpoint.random:
             repository = None

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
-from harness.models.checkpoints import Checkpoint, source, source_arguments
+from harness.models.checkpoints import Checkpoint, source_arguments
 from harness.models.failures import explained, first_line
 
 # Messages with `role` and `content`.
@@ -47,9 +47,9 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         )
         setting = f"{role}.tokenizer"
     try:
-        return AutoTokenizer.from_pretrained(source(place), **source_arguments(place))
+        return AutoTokenizer.from_pretrained(place.repository, **source_arguments(place))
     except Exception as exception:
-        is_directory = Path(source(place)).is_dir() and place.gguf_file is None
+        is_directory = Path(place.repository).is_dir() and place.gguf_file is None
         if is_directory and "trust_remote_code" in str(exception):
             raise explained(exception, role, place) from exception
         if is_directory:

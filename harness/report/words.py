@@ -79,8 +79,8 @@ def arm_name(row: Any) -> str:
 
 def lossy_rule(row: Any) -> str | None:
     """`rule typical` or `lenience 0.8`; None for a lossless rule."""
-    if row.rule == "typical":
-        return "rule typical"
+    if row.lossy and row.rule in ("typical", "eagle"):
+        return f"rule {row.rule}"
     return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
 
 

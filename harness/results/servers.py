@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4_000_000
-# Where servers tell their version, with the keys of what does not change while one runs.
+# Pages where servers tell their version, with the keys of what does not change while one runs.
 _ABOUT = {
     "/version": ("version", "started"),
     "/props": ("build_info", "model_path", "total_slots", "chat_template"),
@@ -25,15 +25,17 @@ _ABOUT = {
 }
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-# Exceptions that a malformed answer may raise.
+# Exceptions where nothing answers, or what answers is malformed.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
+# Statuses of a page that a server does not have, or not for GET.
+_NO_PAGE = (404, 405, 501)
 
 
 @dataclass(frozen=True)
 class ToldServer:
     """A server as it describes itself.
 
-    Args:
+    Attributes:
         about: version, models and files, by path and key.
         started: text that changes when the server is restarted; None where it tells no such thing.
     """
@@ -58,7 +60,8 @@ def told_servers(urls: Sequence[str], key: str | None = None) -> list[ToldServer
 
 
 def told_by(url: str, key: str | None = None) -> ToldServer | None:
-    """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers.
+    """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
+    does not tell its models now: it is still loading (503), or refuses the key (401).
 
     Args:
         key: of the API.
@@ -67,7 +70,7 @@ def told_by(url: str, key: str | None = None) -> ToldServer | None:
     root = address._replace(path=address.path.rstrip("/").removesuffix("/v1"))
     about: dict[str, Any] = {}
     try:
-        about["models"] = _models(_answer(f"{url.rstrip('/')}/models", key))
+        about["models"] = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
         for path, names in _ABOUT.items():
             answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
@@ -93,8 +96,12 @@ def page_of(url: str, key: str | None = None) -> str | None:
         return None
 
 
-def _answer(url: str, key: str | None) -> str | None:
-    """The body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`."""
+def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
+    """Return the body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`.
+
+    Args:
+        may_refuse: whether an answer with another error counts as no such page, too.
+    """
     request = urllib.request.Request(url)
     if key:
         # Not sent on where another server is pointed to.
@@ -104,7 +111,9 @@ def _answer(url: str, key: str | None) -> str | None:
             return str(response.read(_MOST_BYTES).decode(errors="replace"))
     except urllib.error.HTTPError as error:
         error.close()
-        return None
+        if may_refuse or error.code in _NO_PAGE:
+            return None
+        raise
 
 
 def _as_mapping(body: str | None) -> dict[str, Any]:
@@ -116,7 +125,7 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
 
 
 def _models(body: str | None) -> list[str]:
-    """Names and paths of the models; their time of creation is often that of the answer."""
+    """Names and paths of the models. `created` is left out: many servers put the time of the answer there."""
     models = _as_mapping(body).get("data")
     if not isinstance(models, list):
         return []

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from harness.config.settings import ModelSettings
 
-# Files that a model is made of; notes and pictures beside it do not count.
-_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
+# Files that a model and its tokenizer are made of; notes and pictures beside them do not count.
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".jinja")
+_TEXTS = ("merges.txt", "vocab.txt")
 # The beginning of a file has the headers of its tensors. Training changes every tensor, so that
-# samples of the rest suffice to see it.
+# samples of the rest show it; a change of a few tensors may fall between them.
 _BEGINNING = 1 << 20
 _SAMPLE = 1 << 12
 _NUM_SAMPLES = 64
@@ -45,7 +46,8 @@ def files_digest(directory: Path) -> str:
     """
     digest = hashlib.sha256()
     for file in sorted(directory.iterdir()):
-        if file.suffix not in _SUFFIXES or not file.is_file():
+        is_part = file.suffix in _SUFFIXES or file.name in _TEXTS
+        if not is_part or not file.is_file():
             continue
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())

@@ -14,19 +14,23 @@ from harness.config.settings import require
 _STARTED = "HARNESS_RANKS"
 _MACHINES = "HARNESS_RANK_MACHINES"
 
-# Prefixes of variables that torchrun sets. Our ranks get other values, and libraries must not take
-# a process for one of torchrun's.
-_TORCHRUN_PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+# Variables that torchrun sets, beside those that begin with TORCHELASTIC_. Our ranks get other
+# values, and libraries must not take a process for one of torchrun's.
+_OF_TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
 
 SettingsType = TypeVar("SettingsType", bound=RunSettings)
 
 
-def is_superfluous() -> bool:
-    """Whether torchrun started this process, and it is not the first.
+def take_over_from_torchrun() -> bool:
+    """Let the first of torchrun's processes start the ranks -> whether this process must end.
 
-    The first one starts as many ranks as torchrun was asked for, and the others end at once. The
-    first one computes nothing itself: it notices when a rank dies, and records it. Here it removes
-    torchrun's variables.
+    The first one computes nothing itself: it starts as many ranks as torchrun was asked for, notices
+    when one dies, and records it. Here it notes their number, and removes torchrun's variables. The
+    others end at once.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
@@ -35,7 +39,7 @@ def is_superfluous() -> bool:
     os.environ[_STARTED] = os.environ["WORLD_SIZE"]
     os.environ[_MACHINES] = os.environ["GROUP_WORLD_SIZE"]
     for name in list(os.environ):
-        if name.startswith(_TORCHRUN_PREFIXES):
+        if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
             del os.environ[name]
     return False
 
@@ -44,8 +48,8 @@ def with_ranks(settings: SettingsType) -> SettingsType:
     """The settings with the number of processes that torchrun started.
 
     Raises:
-        SettingError: ranks cannot do this, or torchrun started a different number than was asked
-            for.
+        SettingError: the placement is not tensor_parallel, or torchrun started processes on several
+            machines, or a different number than was asked for.
     """
     started = os.environ.get(_STARTED)
     placement = settings.placement
@@ -56,8 +60,9 @@ def with_ranks(settings: SettingsType) -> SettingsType:
     if started is not None:
         rule = "works on one machine (torchrun --nnodes 1)"
         require(os.environ[_MACHINES] == "1", "placement.strategy", rule, placement.strategy)
+        setting, asked = _asked_number(settings)
         rule = f"must be left out under torchrun, which started {started} processes"
-        require(placement.gpus in (None, int(started)), "placement.gpus", rule, placement.gpus)
+        require(asked in (None, int(started)), setting, rule, asked)
         placement = dataclasses.replace(placement, gpus=int(started))
     return dataclasses.replace(settings, placement=placement)
 
@@ -65,17 +70,26 @@ def with_ranks(settings: SettingsType) -> SettingsType:
 def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:
     """Number of processes that a run needs: one per GPU, or as many as the settings say.
 
-    If that is more than there are GPUs the answer is 1, and planning reports it.
+    If that is more than there are GPUs the answer is 1: one process plans it and reports the misfit,
+    instead of all of them.
 
     Args:
         num_gpus: number of GPUs leased to the run; 0 for all.
     """
     if not settings.tensor_parallel:
         return 1
-    split_model = settings.model if settings.strategy == "tensor_parallel" else settings.draft
-    assert split_model is not None
-    wanted = split_model.gpus or settings.placement.gpus
+    _, wanted = _asked_number(settings)
     visible = num_gpus or len(gpu_names())
     if wanted is None:
         return visible or 1
     return wanted if wanted <= visible or visible == 0 else 1
+
+
+def _asked_number(settings: RunSettings) -> tuple[str, int | None]:
+    """Return the setting that says over how many processes the split model goes, and its value."""
+    is_target = settings.strategy == "tensor_parallel"
+    split_model = settings.model if is_target else settings.draft
+    assert split_model is not None
+    if split_model.gpus is not None:
+        return f"{'model' if is_target else 'draft'}.gpus", split_model.gpus
+    return "placement.gpus", settings.placement.gpus

@@ -111,6 +111,7 @@ def test_recovery_judges_trees(
     trees = ["draft.budget=5", "batch_size=500", "num_draws=5000", *settings]
     found = harness("recovery", *pair, *SMALL, *trees, code=0 if lossless else 1)
     assert ("Lossless:" in found.stdout) == lossless
+    assert "by definition" not in found.stdout, "the draws show it"
 
 
 def test_recovery_judges_trees_of_marginals(
@@ -153,3 +154,4 @@ def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone(
     code = 0 if lossless else 1
     found = harness("recovery", *itself, *SMALL, *trees, *draws, code=code)
     assert ("Lossless:" in found.stdout) == lossless
+    assert "by definition" not in found.stdout, "the draws show it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -181,6 +181,21 @@ def test_a_start_is_read_from_metrics(tmp_path: Path) -> None:
     assert told.about == {"models": []}
 
 
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_server_that_does_not_tell_its_models_now_is_not_described(status: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert told_by(f"http://127.0.0.1:{server.server_port}/v1") is None
+        server.shutdown()
+
+
 def test_weights_are_known_by_commit_or_by_their_contents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,3 +222,11 @@ def test_weights_are_known_by_commit_or_by_their_contents(
     trained[1_500_000:] = b"1" * 1_500_000
     weights.write_bytes(trained)
     assert weights_identity(local) != before
+
+    before = weights_identity(local)
+    (tmp_path / "local" / "merges.txt").write_text("a b")
+    assert weights_identity(local) != before
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert weights_identity(ModelSettings(name="m", repository="~/local")) == weights_identity(
+        local
+    )

@@ -207,15 +207,13 @@ class ModelDraft(Method):
 
     def vllm(self, planned: DraftedPair, settings: ModelDraftSettings) -> dict[str, Any]:
         """Return the entries for a draft model, or for a head of its kind."""
-        from harness.models.checkpoints import source
-
         in_one_pass = planned.draft_plan is not None and planned.draft_plan.mask_token is not None
         words = {"method": "draft_model", "parallel_drafting": in_one_pass}
         if planned.head is not None:
             words = planned.head.kind.vllm()
         return words | {
             "draft_sample_method": vllm_sampling(settings),
-            "model": source(settings),
+            "model": settings.repository,
             "revision": settings.revision,
             "quantization": VLLM_QUANTIZATIONS.get(settings.quantization),
         }
