@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Keys that only a head's configuration has.
 _OF_HEADS = {
@@ -20,10 +20,18 @@ _OF_HEADS = {
 _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
 
 
-def split_suffixes(name: str) -> tuple[str, str | None, int | None]:
+class NameParts(NamedTuple):
+    """A model's name without its suffixes, and what these say; None for a suffix that it lacks."""
+
+    base: str
+    quantization: str | None
+    num_gpus: int | None
+
+
+def split_suffixes(name: str) -> NameParts:
     """`7B_8bit_4GPUs` -> (`7B`, `8bit`, 4). Paths have no suffixes."""
     if "/" in name:
-        return name, None, None
+        return NameParts(name, quantization=None, num_gpus=None)
     bits: str | None = None
     gpus: str | None = None
     while match := _SUFFIX.search(name):
@@ -31,12 +39,12 @@ def split_suffixes(name: str) -> tuple[str, str | None, int | None]:
         # The last of two counts.
         bits = bits or match["bits"]
         gpus = gpus or match["gpus"]
-    return name, bits, int(gpus) if gpus else None
+    return NameParts(name, quantization=bits, num_gpus=int(gpus) if gpus else None)
 
 
 def without_suffixes(name: str) -> str:
     """`7B_8bit_4GPUs` -> `7B`; paths are left alone."""
-    return split_suffixes(name)[0]
+    return split_suffixes(name).base
 
 
 def canonical_name(name: str, quantization: str | None = None) -> str:

@@ -16,7 +16,7 @@ from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.engines.acceptance import decisions_of, tree_rule_of, warp_of
 from harness.engines.pair import Pair
-from harness.engines.runner_choice import build_runner, prepare_head
+from harness.engines.runner_choice import HeadShapes, Shapes, build_runner, prepare_head
 from harness.menu.method import MakeDrafter
 from harness.menu.records import make_drafter, method_of
 from harness.menu.trees import plan_of
@@ -170,22 +170,21 @@ def _target_runner(
         widths += [number + 1 for number in demanded.numbers_drafted]
     deterministic = False if method is None else method.deterministic
     decisions = decisions_of(decoding, demanded.fault, widths, deterministic=deterministic)
-    warp = warp_of(decoding)
+    shapes = Shapes(
+        batch_size=demanded.batch_size,
+        num_slots=demanded.num_slots,
+        widths=widths,
+        warp=warp_of(decoding),
+        decisions=decisions,
+        longest_prompt=demanded.longest_prompt,
+        trees=trees,
+    )
     return build_runner(
         pair.target,
         demanded.runner,
         pair.vocabulary_size,
         say,
-        shapes=(
-            demanded.batch_size,
-            demanded.num_slots,
-            tuple(widths),
-            (),
-            warp,
-            decisions,
-            demanded.longest_prompt,
-            trees,
-        ),
+        shapes,
         hidden_layers=() if method is None else tuple(method.layers(pair)),
         with_trees=demanded.most_nodes > 0,
     )
@@ -220,30 +219,29 @@ def _draft_runner(
     draft_settings = pair.draft_settings
     assert draft_settings is not None
     method = method_of(draft_settings)
-    widths, num_drawn = method.passes(pair, demanded.numbers_drafted)
+    passes = method.passes(pair, demanded.numbers_drafted)
+    num_drawn = passes.num_drawn
     trees = TreeDemand()
     if demanded.most_nodes:
         trees = _drafted_trees(draft_settings, demanded)
         num_drawn = ()
     # The largest extension may reach as far beyond a row's end.
-    widest = max(*widths, trees.most_tokens + max(trees.widths, default=0))
-    num_slots = demanded.num_slots + widest - 2
-    warp = method.warp(draft_settings, pair, warp_of(demanded.decoding))
+    widest = max(*passes.widths, trees.most_tokens + max(trees.widths, default=0))
+    shapes = Shapes(
+        batch_size=demanded.batch_size,
+        num_slots=demanded.num_slots + widest - 2,
+        widths=passes.widths,
+        num_drawn=num_drawn,
+        warp=method.warp(draft_settings, pair, warp_of(demanded.decoding)),
+        longest_prompt=demanded.longest_prompt,
+        trees=trees,
+    )
     return build_runner(
         model,
         demanded.runner,
         size,
         say,
-        shapes=(
-            demanded.batch_size,
-            num_slots,
-            tuple(widths),
-            tuple(num_drawn),
-            warp,
-            None,
-            demanded.longest_prompt,
-            trees,
-        ),
+        shapes,
         drafts=True,
         with_trees=demanded.most_nodes > 0,
     )
@@ -258,7 +256,7 @@ def _prepared_head(
         pair.vocabulary_size,
         demanded.runner,
         say,
-        shapes=(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted),
+        shapes=HeadShapes(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted),
         warp=warp_of(demanded.decoding),
     )
 

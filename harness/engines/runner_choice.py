@@ -4,8 +4,9 @@ cannot have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,8 +14,9 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
+from harness.decoding.decisions import Decision
 from harness.decoding.protocols import Runner
-from harness.decoding.warp import Warp
+from harness.decoding.warp import AnyWarp, Warp
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
@@ -30,6 +32,7 @@ from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 from harness.runners.tree_checks import check_trees
+from harness.runners.tree_passes import TreeDemand
 
 T = TypeVar("T")
 
@@ -39,6 +42,28 @@ _PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 # Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs
 # with the same ones.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The shapes that a runner is prepared for: the arguments of `PreparedRunner.prepare`."""
+
+    batch_size: int
+    num_slots: int
+    widths: Sequence[int]
+    num_drawn: Sequence[int] = ()
+    warp: AnyWarp | None = None
+    decisions: Mapping[int, Sequence[Decision]] | None = None
+    longest_prompt: int = 0
+    trees: TreeDemand | None = None
+
+
+class HeadShapes(NamedTuple):
+    """The shapes that proposals of a head are prepared for: the arguments of `PreparedHead.prepare`."""
+
+    batch_size: int
+    num_slots: int
+    numbers: Sequence[int]
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
@@ -60,7 +85,7 @@ def build_runner(
     runner: RunnerName,
     vocabulary_size: int,
     say: Callable[[str], None],
-    shapes: tuple[Any, ...],
+    shapes: Shapes,
     hidden_layers: tuple[int, ...] = (),
     drafts: bool = False,
     with_trees: bool = False,
@@ -71,8 +96,7 @@ def build_runner(
         runner: the one to try first.
         vocabulary_size: logits are cut to this width.
         say: gets a line when a model cannot have the runner.
-        shapes: that it is prepared for, the arguments of `PreparedRunner.prepare`.
-        hidden_layers: whose states the drafter reads.
+        hidden_layers: the layers whose states the drafter reads.
         drafts: whether it is the draft's.
         with_trees: whether it is extended by trees.
 
@@ -94,7 +118,7 @@ def build_runner(
         if chosen == "static":
             return _static_runner(loaded.model, shapes, common)
         built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
-        built.prepare(*shapes)
+        built.prepare(**vars(shapes))
         return built
 
     built, chosen = first_possible(name, chosen, build, say)
@@ -109,7 +133,7 @@ def prepare_head(
     vocabulary_size: int,
     runner: RunnerName,
     say: Callable[[str], None],
-    shapes: tuple[int, int, Sequence[int]],
+    shapes: HeadShapes,
     warp: Warp,
 ) -> tuple[PreparedHead | None, RunnerName]:
     """The prepared proposals of a pair's head, and the name of their runner; None where nothing is
@@ -120,7 +144,6 @@ def prepare_head(
         vocabulary_size: the width of the target's logits.
         runner: the one to try first.
         say: gets a line when the head cannot have the runner.
-        shapes: that it is prepared for, the arguments of `PreparedHead.prepare`.
         warp: the target's.
     """
     assert pair.draft_settings is not None
@@ -183,10 +206,8 @@ def needs_new_process() -> bool:
     return GraphRecorder.has_failed
 
 
-def _static_runner(
-    model: PreTrainedModel, shapes: tuple[Any, ...], common: dict[str, Any]
-) -> Runner:
-    num_slots = shapes[1]
+def _static_runner(model: PreTrainedModel, shapes: Shapes, common: dict[str, Any]) -> Runner:
+    num_slots = shapes.num_slots
     runner = StaticRunner(model, num_slots=num_slots, **common)
     if _checked.get(model, 0) < num_slots:
         runner.check(num_slots)
@@ -194,22 +215,21 @@ def _static_runner(
     return runner
 
 
-def _check_trees(runner: Any, loaded: LoadedModel, shapes: tuple[Any, ...], common: Any) -> None:
+def _check_trees(runner: Any, loaded: LoadedModel, shapes: Shapes, common: Any) -> None:
     """Raise a SettingError for a model that cannot be extended by trees."""
-    num_rows, num_slots = shapes[:2]
     try:
-        check_trees(runner, loaded.model, common, num_rows, num_slots)
+        check_trees(runner, loaded.model, common, shapes.batch_size, shapes.num_slots)
     except UnsupportedModelError as reason:
         rule = f"must be chain: {loaded.settings.name} {reason}"
         raise SettingError("draft.tree", rule, "a tree") from reason
 
 
 def _eager_runner(
-    loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
+    loaded: LoadedModel, shapes: Shapes, *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
     """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
-    num_rows = shapes[0]
-    num_slots = shapes[1]
+    num_rows = shapes.batch_size
+    num_slots = shapes.num_slots
     role = "draft" if drafts else "model"
     runner = EagerRunner(loaded.model, **common)
     try:
@@ -221,13 +241,15 @@ def _eager_runner(
 
 
 def _snapshot_runner(
-    loaded: LoadedModel, shapes: tuple[Any, ...], *, drafts: bool, common: dict[str, Any]
+    loaded: LoadedModel, shapes: Shapes, *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
     """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or
     padding, wrongly.
     """
-    num_rows, num_slots, widths, role = *shapes[:3], "draft" if drafts else "model"
-    takes_back = max(widths) > 1
+    num_rows = shapes.batch_size
+    num_slots = shapes.num_slots
+    role = "draft" if drafts else "model"
+    takes_back = max(shapes.widths) > 1
     name = loaded.settings.name
     runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=not drafts, **common)
     try:

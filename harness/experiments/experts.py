@@ -6,6 +6,7 @@ read more of them. So verification costs a mixture more than a dense model.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,15 +47,16 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
     generation = run_lap(engine, arm, question)
     verifications = list(_verifications(question.prompts, generation.iterations))
     every = -(-len(verifications) * len(question.prompts) // _MOST_PASSES)
-    steps = []
-    wholes = []
+    layers: list[_Layer] = []
     for rows in verifications[:: max(1, every)]:
-        step, whole = _count(reference, rows)
-        steps += step
-        wholes += whole
-    if not wholes:
+        layers += _layers(reference, rows)
+    if not layers:
         return None
-    return ExpertsRead(reference.num_experts, sum(steps) / len(steps), sum(wholes) / len(wholes))
+    return ExpertsRead(
+        reference.num_experts,
+        step=statistics.fmean(len(layer.step) for layer in layers),
+        verification=statistics.fmean(len(layer.verification) for layer in layers),
+    )
 
 
 def _verifications(
@@ -73,16 +75,22 @@ def _verifications(
             texts[row] += tokens
 
 
-def _count(reference: Reference, rows: Sequence[_Verified]) -> tuple[list[int], list[int]]:
-    """Experts that the rows read together in each layer: in a step, and in the verification."""
-    steps: list[set[int]] = []
-    wholes: list[set[int]] = []
+class _Layer(NamedTuple):
+    """Experts that the rows of a batch read together in a layer: in a step, and in a verification."""
+
+    step: set[int]
+    verification: set[int]
+
+
+def _layers(reference: Reference, rows: Sequence[_Verified]) -> list[_Layer]:
+    """The experts that a verification reads, and that a step in its place would."""
+    layers: list[_Layer] = []
     for row in rows:
-        for layer, choices in enumerate(reference.experts(row.token_ids, row.num_new)):
-            if layer == len(wholes):
-                steps.append(set())
-                wholes.append(set())
-            steps[layer].update(choices[0])
+        for number, choices in enumerate(reference.experts(row.token_ids, row.num_new)):
+            if number == len(layers):
+                layers.append(_Layer(set(), set()))
+            # A step reads the first of the new tokens alone.
+            layers[number].step.update(choices[0])
             for chosen in choices:
-                wholes[layer].update(chosen)
-    return [len(layer) for layer in steps], [len(layer) for layer in wholes]
+                layers[number].verification.update(chosen)
+    return layers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy import stats
 
@@ -45,7 +45,7 @@ def suspicion(
     num_tested = acceptance.num_tested
     if not num_tested or acceptance.num_accepted > _LOW * num_tested:
         return {}
-    likeliest: list[tuple[int, int]] = []
+    beginnings: list[_Beginning] = []
     greedy = Acceptance()
     # Both arms are measured by now, and a failure here takes nothing from that.
     with suppress(RunError):
@@ -53,13 +53,13 @@ def suspicion(
             decoding = dataclasses.replace(question.decoding, temperature=0.0)
             asked = dataclasses.replace(question, decoding=decoding)
             regular, speculative = (generate(engine, arm, asked) for arm in engine.arms)
-            likeliest += map(_common_prefix, regular.tokens, drawn.tokens)
+            beginnings += map(_compared_beginning, regular.tokens, drawn.tokens)
             greedy += speculative.acceptance
-    num_draws = sum(compared for _, compared in likeliest)
+    num_draws = sum(beginning.num_draws for beginning in beginnings)
     if not num_draws or not greedy.num_tested:
         return {}
     greedy_rate = greedy.num_accepted / greedy.num_tested
-    likeliest_share = sum(same for same, _ in likeliest) / num_draws
+    likeliest_share = sum(beginning.num_likeliest for beginning in beginnings) / num_draws
     limit = greedy_rate * likeliest_share / _MARGIN
     chance = float(stats.binom.cdf(acceptance.num_accepted, num_tested, limit))
     return {
@@ -69,11 +69,20 @@ def suspicion(
     }
 
 
-def _common_prefix(greedy: Iterable[int], drawn: Iterable[int]) -> tuple[int, int]:
-    """Draws that are the likeliest token, and those that could be compared: until the first other one."""
-    same = 0
+class _Beginning(NamedTuple):
+    """The beginning of a drawn text, up to and with the first token that is not the likeliest one.
+
+    Behind that token the greedy text says nothing about the likeliest one.
+    """
+
+    num_draws: int
+    num_likeliest: int
+
+
+def _compared_beginning(greedy: Iterable[int], drawn: Iterable[int]) -> _Beginning:
+    num_likeliest = 0
     for likeliest, token in zip(greedy, drawn, strict=False):
         if likeliest != token:
-            return same, same + 1
-        same += 1
-    return same, same
+            return _Beginning(num_draws=num_likeliest + 1, num_likeliest=num_likeliest)
+        num_likeliest += 1
+    return _Beginning(num_draws=num_likeliest, num_likeliest=num_likeliest)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require, require_at_least
-from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
+from harness.menu.method import LoadedPair, MakeDrafter, Method, Passes, TextMethod
 
 if TYPE_CHECKING:
     import torch
@@ -115,9 +115,7 @@ class Hybrid(Method):
     def model(self, pair: LoadedPair) -> LoadedModel | None:
         return self._other.model(pair)
 
-    def passes(
-        self, pair: LoadedPair, numbers: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
         return self._other.passes(pair, numbers)
 
     def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:

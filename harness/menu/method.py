@@ -9,7 +9,7 @@ torch is imported inside functions: names, settings and help are known without i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, require
@@ -76,6 +76,18 @@ class DraftedPair(Protocol):
     @property
     def draft_plan(self) -> DraftPlan | None:
         """The plan of the draft."""
+
+
+class Passes(NamedTuple):
+    """The shapes that the runner of a model that drafts is prepared for.
+
+    Attributes:
+        widths: the numbers of tokens that it is extended by.
+        num_drawn: the numbers of tokens that it draws in one call.
+    """
+
+    widths: Sequence[int]
+    num_drawn: Sequence[int]
 
 
 class Method(Record):
@@ -156,19 +168,13 @@ class Method(Record):
         """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
 
-    def passes(
-        self, pair: LoadedPair, numbers: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
         """Return the shapes that the runner of `model` is prepared for.
 
         Args:
             numbers: every number of draft tokens, K, that the run may use.
-
-        Returns:
-            The numbers of tokens that the runner is extended by, and those that it draws in one
-            call.
         """
-        return (1, 2), numbers
+        return Passes(widths=(1, 2), num_drawn=numbers)
 
     def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         """Return the warp that the runner of `model` is prepared to draw with.

@@ -78,13 +78,15 @@ def _model(name: str) -> dict[str, Any] | None:
         if path.suffix == ".gguf":
             return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
         return {"name": name, "repository": name}
-    preset, bits, gpus = split_suffixes(name)
-    own = {
-        key: value
-        for key, value in {"name": name, "quantization": bits, "gpus": gpus}.items()
-        if value
-    }
-    return {"defaults": [preset, "_self_"], **own} if preset != name else None
+    parts = split_suffixes(name)
+    if parts.base == name:
+        return None
+    configuration: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
+    if parts.quantization is not None:
+        configuration["quantization"] = parts.quantization
+    if parts.num_gpus:
+        configuration["gpus"] = parts.num_gpus
+    return configuration
 
 
 def _draft(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import IO
+from typing import IO, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -125,9 +125,9 @@ def _print_parts(
     wants = []
     for place, column in enumerate(columns):
         cells_of_column = [cells[place] for cells in rows]
-        wants.append(_widths(column, cells_of_column))
+        wants.append(_width(column, cells_of_column))
     room = console.width - 1
-    for part in _parts(columns, [least for least, _ in wants], room):
+    for part in _parts(columns, [want.least for want in wants], room):
         drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
         widths = _shared(room, [wants[place] for place in part])
         for place, width in zip(part, widths, strict=True):
@@ -145,23 +145,35 @@ def _style(row: TableRow) -> str | None:
     return "dim" if row.faint else None
 
 
-def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
-    """Characters that a column cannot do without, so that numbers and words in headings stay whole; and all it has."""
+class _Width(NamedTuple):
+    """How many characters a column needs.
+
+    Attributes:
+        least: so that numbers, and words in headings, stay whole.
+        most: so that nothing is broken.
+    """
+
+    least: int
+    most: int
+
+
+def _width(column: Column, cells: Sequence[str]) -> _Width:
     texts = "\n".join(cells).split("\n")
     longest = max(map(cell_len, texts))
     unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
     words = max(map(len, column.heading.split()), default=0)
     lines = max(map(len, column.heading.split("\n")))
-    return max(unbroken, words), max(longest, lines)
+    return _Width(least=max(unbroken, words), most=max(longest, lines))
 
 
-def _shared(room: int, wants: Sequence[tuple[int, int]]) -> list[int]:
+def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
     """The widths of columns side by side: those that can spare most are the first to be narrower."""
-    widths = [most for _, most in wants]
-    spare = [most - least for least, most in wants]
+    widths = [want.most for want in wants]
+    spare = [want.most - want.least for want in wants]
     while sum(widths) + _FRAME * len(widths) > room and max(spare):
         place = spare.index(max(spare))
-        widths[place], spare[place] = widths[place] - 1, spare[place] - 1
+        widths[place] -= 1
+        spare[place] -= 1
     return widths
 
 

@@ -81,10 +81,10 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
             if not target.exists() or not target.stat().st_size:
                 _replace(target, _csv(rows))
                 return candidate
-            header, last_byte = _ends(target)
+            header = _header(target)
             if sorted(header) == sorted(rows[0].columns()):
                 # An editor may have left the last line without its end.
-                line_end = b"" if last_byte == b"\n" else b"\n"
+                line_end = b"" if _last_byte(target) == b"\n" else b"\n"
                 _append(target, line_end + _csv(rows, header))
                 return candidate
     return path
@@ -369,14 +369,18 @@ def _note(target: Path) -> Path:
     return target.with_name(target.name + ".appending")
 
 
-def _ends(target: Path) -> tuple[list[str], bytes]:
-    """The header and the last byte of a file that is not empty."""
+def _header(target: Path) -> list[str]:
+    """The columns of a CSV file."""
     csv.field_size_limit(sys.maxsize)
     with target.open(encoding="utf-8-sig", errors="replace", newline="") as text:
-        header = next(csv.reader(text), [])
+        return next(csv.reader(text), [])
+
+
+def _last_byte(target: Path) -> bytes:
+    """The last byte of a file that is not empty."""
     with target.open("rb") as file:
         file.seek(-1, os.SEEK_END)
-        return header, file.read()
+        return file.read()
 
 
 def _numbered(path: Path) -> Iterator[Path]:

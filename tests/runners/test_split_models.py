@@ -24,7 +24,7 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import verify
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.prepared_head import PreparedHead
-from harness.engines.runner_choice import build_runner, first_possible
+from harness.engines.runner_choice import Shapes, build_runner, first_possible
 from harness.models.loading import LoadedModel
 from harness.models.ranks import (
     check_agreement,
@@ -47,7 +47,14 @@ from two_ranks import run_two_ranks
 SaveModel = Callable[..., ModelSettings]
 PROMPTS = [[3, 4, 5, 6, 7], [9, 10, 11]]
 LENGTH = 8
-SHAPES = (2, 60, (1,), (), GREEDY, {1: [Draw(GREEDY)]}, 8)
+SHAPES = Shapes(
+    batch_size=2,
+    num_slots=60,
+    widths=(1,),
+    warp=GREEDY,
+    decisions={1: [Draw(GREEDY)]},
+    longest_prompt=8,
+)
 
 
 def split(settings: ModelSettings) -> LoadedModel:
@@ -92,7 +99,7 @@ def capture(rank: int, settings: ModelSettings) -> None:
     with pretended_gpus(), pytest.MonkeyPatch.context() as patch:
         recording = Recording(patch)
         runner = PreparedRunner(loaded.model.to("cuda:0"), compiled=False, captured=True)
-        runner.prepare(*SHAPES)
+        runner.prepare(**vars(SHAPES))
         num_events = len(recording.events)
         for ahead in (False, True):
             assert decode(runner, "cuda:0", ahead=ahead) == expected

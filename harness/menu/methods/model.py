@@ -12,7 +12,14 @@ from harness.config.errors import SettingError
 from harness.config.model_names import is_head
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
 from harness.config.synthetic import rank_rates_of_profile
-from harness.menu.method import FOR_HUGGINGFACE, DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.menu.method import (
+    FOR_HUGGINGFACE,
+    DraftedPair,
+    LoadedPair,
+    MakeDrafter,
+    Method,
+    Passes,
+)
 from harness.menu.trees import check_tree_models, plan_of
 
 if TYPE_CHECKING:
@@ -160,9 +167,7 @@ class ModelDraft(Method):
         """Return the draft model, None if the draft is a head."""
         return pair.draft
 
-    def passes(
-        self, pair: LoadedPair, numbers: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
         """Return the shapes of a model that drafts token by token, or of a parallel draft.
 
         A parallel draft reads up to K decided tokens with K masks, and draws nothing by itself.
@@ -171,7 +176,7 @@ class ModelDraft(Method):
 
         if pair.draft is None or mask_token(pair.draft.model.config) is None:
             return super().passes(pair, numbers)
-        return [2 * number for number in numbers], ()
+        return Passes(widths=[2 * number for number in numbers], num_drawn=())
 
     def warp(self, settings: ModelDraftSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         """Return the sampled warp, restricted to common tokens if the tokenizers differ."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.config.settings import DraftSettings, require, require_at_least
 from harness.menu.method import DraftedPair, LoadedPair, MakeDrafter, TextMethod
@@ -71,6 +71,13 @@ class _Node:
             self.best = child
 
 
+class _Continuation(NamedTuple):
+    """Tokens that a trie predicts, and how many of them its counts expect to be right."""
+
+    tokens: list[int]
+    num_expected: float
+
+
 class SuffixTrie:
     """Counts of all substrings of a text, up to a depth.
 
@@ -102,17 +109,12 @@ class SuffixTrie:
         children = (node.children.get(token) for node in matches[: self._max_depth])
         return [self.root, *(self._expanded(child) for child in children if child)]
 
-    def continuation(
-        self, matches: Sequence[_Node], most: int, threshold: float
-    ) -> tuple[float, list[int]]:
+    def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> _Continuation:
         """Predict the tokens after the longest match.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
         `threshold`.
-
-        Returns:
-            How many of the tokens the counts expect to be right, and the tokens.
         """
         node = matches[-1]
         position = 0
@@ -135,7 +137,7 @@ class SuffixTrie:
                 break
             predicted.append(token)
             expected += probability
-        return expected, predicted
+        return _Continuation(predicted, expected)
 
     def _expanded(self, node: _Node) -> _Node:
         """Return the node, with a child for the token after its only occurrence so far."""
@@ -171,14 +173,14 @@ class SuffixText:
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
-        expected, tokens = self.trie.continuation(self.matches, most, self._threshold)
+        of_row = self.trie.continuation(self.matches, most, self._threshold)
         if self._shared is None:
-            return tokens
-        matches = self._shared_matches
-        expected_shared, others = self._shared.continuation(matches, most, self._threshold)
+            return of_row.tokens
+        of_shared = self._shared.continuation(self._shared_matches, most, self._threshold)
         # The longer match wins between equals.
-        own_rank = (expected, len(self.matches))
-        return others if (expected_shared, len(matches)) > own_rank else tokens
+        row_rank = (of_row.num_expected, len(self.matches))
+        shared_rank = (of_shared.num_expected, len(self._shared_matches))
+        return of_shared.tokens if shared_rank > row_rank else of_row.tokens
 
 
 class SuffixTexts:
