@@ -146,8 +146,10 @@ class LoadTest:
 
     def _compare_with_exact(self, reference: Reference) -> None:
         # Half of them in each round.
-        num_drawn = math.ceil(self._num_drawn_tokens() / self._mean_length / 2)
+        num_tokens = self._num_drawn_tokens()
+        num_drawn = math.ceil(num_tokens / self._mean_length / 2)
         asked = self._workload.first_turns(num_drawn)
+        self._say_how_much(len(asked), num_tokens)
         answers = self._answers(asked, self._num_in_flight)
         texts = [answer.token_ids for answer in answers]
         second = self._workload.second_turns(asked, texts, num_drawn)
@@ -170,6 +172,20 @@ class LoadTest:
             self._add_quantiles(scores, acceptance)
             # Some servers tell it without iterations.
             self.checks[-1]["acceptance_rate"] = acceptance_columns(answers)["acceptance_rate"]
+
+    def _say_how_much(self, num_requests: int, num_tokens: int) -> None:
+        """Say what is tested, and how much work that is.
+
+        Args:
+            num_requests: of the first round.
+            num_tokens: that are drawn in both.
+        """
+        about = f"two rounds of about {num_requests:,} requests, {self._num_in_flight} in flight"
+        tested = "greedy texts"
+        if num_tokens:
+            settings = f"{len(self._taken)} sampling settings"
+            tested = f"greedy texts and {num_tokens:,} drawn tokens over {settings}"
+        say(f"testing the {self._arm.name} arm with {tested}: {about}")
 
     @property
     def _mean_length(self) -> float:
@@ -238,6 +254,8 @@ class LoadTest:
             prompt = self._prompts[place % len(self._prompts)]
             drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
         loaded = workload.shuffled([*asked, *drawn])
+        about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
+        say(f"testing the {self._arm.name} arm: {about}, and up to as many alone")
         answers = self._answers(loaded, self._num_in_flight)
         under_load = dict(zip((one.index for one in loaded), answers, strict=True))
         texts = [under_load[one.index] for one in asked]

@@ -223,6 +223,8 @@ class Recovery(Experiment):
         plan = self._plan_draws(references.for_tokens(), token_ids)
         batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
         num_batches = batches_each * len(plan.contexts) * len(plan.tests)
+        num_drawn = plan.num_draws * len(plan.contexts) * len(plan.tests)
+        say(f"drawing {num_drawn:,} continuations in {num_batches:,} batches")
         if references.for_tokens() is None:
             say("without the exact distribution: answers are compared with each other")
             # Both arms draw.

@@ -69,7 +69,9 @@ def test_as_many_draws_as_a_verdict_needs(
     monkeypatch.setattr("harness.experiments.recovery._FEWEST_DRAWS", 1000)
     settings = [*pair, *SMALL, "shift=0.2"]
     harness("recovery", *settings, "num_draws=1000", code=3)
-    assert "Lossless" in harness("recovery", *settings).stdout
+    outcome = harness("recovery", *settings)
+    assert "Lossless" in outcome.stdout
+    assert mentions(outcome.stderr, "drawing", "continuations in", "batches")
     assert "num_draws=999: must be auto or at least 1000" in harness.refused(
         "recovery", *settings, "num_draws=999"
     )

@@ -150,6 +150,12 @@ def test_the_requests_are_mixed() -> None:
 @pytest.mark.slow
 def test_an_honest_engine_is_lossless_under_load(harness: Harness, named: list[str]) -> None:
     outcome = harness("recovery", *named, *QUICK)
+    work = [
+        "testing the speculative arm",
+        "1,000 drawn tokens over 4 sampling settings",
+        "6 in flight",
+    ]
+    assert mentions(outcome.stderr, *work)
     assert mentions(outcome.stdout, "Under load: 6 requests", "Drawn as asked, temperature=1")
     assert mentions(outcome.stdout, "Lossless:", "under load", "15 of 15 requests")
     rows = results("recovery")
