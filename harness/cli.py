@@ -314,7 +314,8 @@ def _started(hydra_main: Callable[[], None]) -> None:
             SweepCallback.directory is not None
             and not Manifest.read(SweepCallback.directory).num_jobs
         ):
-            raise SettingError("-m", "there are no jobs, because glob(...) matches no preset")
+            rule = "there are no jobs, because glob(...) matches no preset"
+            raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
     except OSError as error:
         # A preset that is missing is one to Hydra, without a number.
         if error.errno in (None, errno.EPIPE):

@@ -70,6 +70,15 @@ MISTAKES = {
     "latency prompts=true": "prompts=true: must be a preset",
     "latency model=[tiny]": "model=[tiny]: must be a preset",
     "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too",
+    "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
+    "latency draft=./trained/config.json": "draft=./trained/config.json: is a file; the model is named by",
+    "latency model=.": "model=.: the directory holds no config.json (did you mean ./trained?)",
+    "plan model=tiny draft=./adapter": "draft=./adapter: the directory holds no config.json (it is an adapter",
+    "latency target=tiny": "target: no such setting (did you mean model?)",
+    "latency assistant_model=tiny": "assistant_model: no such setting (did you mean draft?)",
+    "latency gamma=2": "gamma: no such setting (did you mean decoding.num_draft_tokens?)",
+    "latency device=cpu": "device: no such setting (did you mean placement?)",
+    "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency draft=null": "draft=null: must be a preset; draft=none measures the target alone",
     "latency model=null": "model=null: must be a preset",
     "latency model=7B,13B": "model=7B,13B: several values need -m",
@@ -277,7 +286,11 @@ def test_a_mistake_is_one_line(
     monkeypatch.setattr(PlacedPair, "load", None)
     monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    (tmp_path / "llama").mkdir()
+    for name in ("llama", "adapter", "trained"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+    (tmp_path / "trained" / "config.json").write_text("{}")
+    (tmp_path / "weights.bin").touch()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "deep.jsonl").write_text(
         '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"

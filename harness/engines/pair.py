@@ -176,6 +176,20 @@ class PlannedPair(SketchedPair):
     tokenizer: PreTrainedTokenizerBase
     gpus: list[int]
 
+    def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
+        """Raise a SettingError for a token that has no place in a model: the tokenizer was extended
+        after its training.
+        """
+        largest = max(map(max, token_ids), default=0)
+        readers = self.checkpoints if self.translation is None else self.checkpoints[:1]
+        for checkpoint in readers:
+            size = vocabulary_size(checkpoint.config)
+            if largest >= size:
+                token = self.tokenizer.convert_ids_to_tokens(largest)
+                model = f"{checkpoint.role}={checkpoint.settings.name}"
+                rule = f"has token {largest} ({token}), and {model} has {size} (resize_token_embeddings adds more)"
+                raise SettingError("model.tokenizer", rule)
+
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Decide where the layers go, on what is free now; see `fit_or_explain`."""
         placements = fit_or_explain(self.case(free_memory(self.gpus), demand), force=force)

@@ -71,9 +71,21 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
 
 
 def encode(
+    planned: PlannedPair, prompts: Sequence[Prompt], template: ChatTemplate
+) -> list[list[int]]:
+    """Token ids of prompts, through the chat template; those of given lengths are text that is cut.
+
+    Raises:
+        SettingError: a prompt that no chat template reads, or with a token that a model lacks.
+    """
+    token_ids = _encode(planned.tokenizer, prompts, template)
+    planned.check_vocabulary(token_ids)
+    return token_ids
+
+
+def _encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: ChatTemplate
 ) -> list[list[int]]:
-    """Token ids of prompts, through the chat template; those of given lengths are text that is cut."""
     chats = [prompt.chat() for prompt in prompts]
     if all(prompt.num_tokens is None for prompt in prompts):
         return encode_prompts(tokenizer, chats, template)
@@ -119,14 +131,20 @@ def encode_set(
 
     Raises:
         SettingError: a prompt that does not fit into a model's context with the `new_tokens` that follow it, where
-            `prompts.too_long` does not say what to do, or nothing would be left.
+            `prompts.too_long` does not say what to do, or nothing would be left; no prompt could fit.
     """
     too_long = settings.prompts.too_long
     template = settings.chat_template
     num_skipped = 0
     num_truncated = 0
-    token_ids = encode(planned.tokenizer, prompts, template)
+    token_ids = encode(planned, prompts, template)
     room = planned.room(new_tokens)
+    if room is not None and room < 1:
+        limit = room + new_tokens
+        rule = (
+            f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
+        )
+        raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
     where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"

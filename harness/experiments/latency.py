@@ -114,8 +114,11 @@ class Latency(Experiment):
         if self.overridden:
             say(self.overridden)
         if asks_again(settings, self.prompt_set):
-            again = f"the {len(self.prompts)} prompts of {self.prompt_set.name} are asked again"
-            say(f"num_prompts={settings.num_prompts}: {again}, in another order each time")
+            number = len(self.prompts)
+            again = f"{number} prompts, which are asked again, in another order each time"
+            if number == 1:
+                again = "one prompt, which is asked again"
+            say(f"num_prompts={settings.num_prompts}: {self.prompt_set.name} has {again}")
         return encoded
 
     def _plan(self, asking: Asking, engine: Engine) -> None:

@@ -141,7 +141,7 @@ class Session:
             SettingError: a prompt does not fit into a model's context with its new tokens.
         """
         planned = self._keeper.plan(self.settings)
-        token_ids = encode(planned.tokenizer, prompts, self.settings.chat_template)
+        token_ids = encode(planned, prompts, self.settings.chat_template)
         planned.check_context(
             token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting
         )
@@ -149,7 +149,7 @@ class Session:
 
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts that may be too long for the models; otherwise see `encode`."""
-        return encode(self.tokenizer, prompts, self.settings.chat_template)
+        return encode(self.planned, prompts, self.settings.chat_template)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int

@@ -24,6 +24,15 @@ _EXTRAS = {
 # Begins the message about a list for a mapping, or a mapping for a list.
 _UNMERGED = "Error merging override "
 
+# What tables and other tools call settings.
+_OTHER_NAMES = {
+    **dict.fromkeys(("K", "k", "gamma"), "num_draft_tokens"),
+    **dict.fromkeys(("num_speculative_tokens", "num_assistant_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("target", "target_model"), "model"),
+    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
+    "max_tokens": "max_new_tokens",
+    "device": "placement",
+}
 # Groups whose presets are added to a run, which has none of them by default.
 _ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
 
@@ -100,9 +109,10 @@ def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
         return SettingError(key, f"needs {group}={' or '.join(having)}")
     if key in _ADDED_GROUPS:
         return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
-    # `temperature` for `decoding.temperature` is the most common slip: the last part decides. K is what tables call it.
-    last = "num_draft_tokens" if own in ("K", "k") else own
+    # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
+    last = _OTHER_NAMES.get(own, own)
     same_last_part = [name for name in known if name.rpartition(".")[2] == last]
+    same_last_part.sort(key=lambda name: name.count("."))
     suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
     return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
 

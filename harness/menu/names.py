@@ -73,7 +73,7 @@ def drafts() -> list[str]:
 
 
 def _model(name: str) -> dict[str, Any] | None:
-    if "/" in name:
+    if "/" in name or name in (".", ".."):
         path = Path(name)
         if path.suffix == ".gguf":
             return {"name": name, "repository": str(path.parent), "gguf_file": path.name}

@@ -156,11 +156,8 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
         is_path = directory.is_absolute() or repository.startswith(".")
-        if is_path or repository.count("/") > 1:
-            rule = "no such directory"
-            if role == "draft" and repository.removesuffix(":").endswith(".py"):
-                rule = "must name a class of the file too: ./my_method.py:MyMethod"
-            raise SettingError(role, rule, repository)
+        if is_path or directory.exists() or repository.count("/") > 1:
+            raise SettingError(role, _instead_of(directory, role), repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():
@@ -168,12 +165,40 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
             raise SettingError(f"{role}.gguf_file", rule, settings.gguf_file)
         return
     if not (directory / "config.json").is_file():
-        hint = " (for a GGUF file set gguf_file)" if any(directory.glob("*.gguf")) else ""
-        raise SettingError(role, f"the directory holds no config.json{hint}", repository)
+        rule = f"the directory holds no config.json{_hint_at_contents(directory)}"
+        raise SettingError(role, rule, repository)
     has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
     if weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, repository)
+
+
+def _instead_of(path: Path, role: str) -> str:
+    """What is wrong with a path that is no directory."""
+    if role == "draft" and path.name.removesuffix(":").endswith(".py"):
+        return "must name a class of the file too: ./my_method.py:MyMethod"
+    if path.is_file():
+        return f"is a file; the model is named by its directory, {_as_typed(path.parent)}"
+    return "no such directory"
+
+
+def _hint_at_contents(directory: Path) -> str:
+    """What a directory without a configuration holds instead, in brackets; nothing if unknown."""
+    if any(directory.glob("*.gguf")):
+        return " (for a GGUF file set gguf_file)"
+    if (directory / "adapter_config.json").is_file():
+        return " (it is an adapter, which must be merged into its base model first)"
+    models = sorted(file.parent for file in directory.glob("*/config.json"))
+    if not models:
+        return ""
+    others = f" or {len(models) - 1} others" if len(models) > 1 else ""
+    return f" (did you mean {_as_typed(models[0])}{others}?)"
+
+
+def _as_typed(directory: Path) -> str:
+    """A directory as a setting takes it: a name without a slash would be a preset."""
+    typed = str(directory)
+    return typed if "/" in typed or typed == "." else f"./{typed}"
 
 
 def _check_generation(role: str, settings: ModelSettings) -> None:

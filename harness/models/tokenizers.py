@@ -22,6 +22,8 @@ Chat = Sequence[Mapping[str, str]]
 # vocabulary.
 PADDING = 0.02
 
+# One of them is in every directory with a tokenizer.
+_TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
 # Names that configurations have for the longest sequence.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -54,9 +56,15 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             raise explained(exception, role, place) from exception
         if is_directory:
             rule = "must name a directory or a repository with a tokenizer"
-            cause = f"{place.repository} holds none that loads ({first_line(exception)})"
+            cause = f"{place.repository} holds none"
+            if _has_tokenizer_files(Path(source(place))):
+                cause += f" that loads ({first_line(exception)})"
             raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
         raise explained(exception, setting, place) from exception
+
+
+def _has_tokenizer_files(directory: Path) -> bool:
+    return any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern))
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:

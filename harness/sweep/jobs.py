@@ -141,8 +141,10 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     _crew.failures.clear()
     kind = row_kind(command)
     file = directory / f"{kind.kind}.csv"
-    rows = read_rows(file, kind)
     manifest = Manifest.read(directory)
+    if not manifest.num_jobs:
+        return [], 2
+    rows = read_rows(file, kind)
     num_jobs = manifest.num_jobs - saturation.num_left_out(directory)
     pooled = repeats.pool(rows, num_jobs, directory) if "repeat" in manifest.varying else []
     print_sweep(command, rows, file, num_jobs, pooled)

@@ -22,6 +22,7 @@ from harness.engines.stopwatches import Phases
 from harness.experiments import session
 from in_process import Harness, only, results
 from processes import end, wait_for
+from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -218,6 +219,10 @@ def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str]) -> None
     [
         (
             ["decoding.max_new_tokens=4800"],
+            "decoding.max_new_tokens=4800: leaves no room for a prompt: the context has ",
+        ),
+        (
+            ["decoding.max_new_tokens=62"],
             "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); ",
         ),
         (
@@ -238,7 +243,7 @@ def test_mistakes_that_only_the_files_reveal(
 
 
 def test_skipping_every_prompt_leaves_none(harness: Harness, pair: list[str]) -> None:
-    all_too_long = [*QUICK, "decoding.max_new_tokens=4800", "prompts.too_long=skip"]
+    all_too_long = [*QUICK, "decoding.max_new_tokens=62", "prompts.too_long=skip"]
     assert "too_long=skip leaves none" in harness.refused("latency", *pair, *all_too_long)
 
 
@@ -469,6 +474,16 @@ def test_a_window_at_the_end_of_the_cache_does_not_change_texts(
     assert list(first["completion"]) == list(second["completion"])
 
 
+def test_a_token_that_the_model_lacks_is_one_line(harness: Harness, save_model: SaveModel) -> None:
+    """A tokenizer that was extended, beside a model that was not."""
+    model = save_model("llama", tokenizer=make_tokenizer(("<new>",)), vocab_size=258)
+    Path("new.txt").write_text("a <new> token\n")
+    asked = [f"model={model.name}", "draft=none", *QUICK]
+    harness("latency", *asked)
+    refused = harness("latency", *asked, "prompts=new.txt", "num_prompts=1", code=2)
+    assert mentions(refused.complaint, "model.tokenizer: has token 258 (<new>)")
+
+
 def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
     outcome = harness("latency", "results.file=mine.csv", *QUICK)
@@ -488,6 +503,11 @@ def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
     (Path(model.name) / "tokenizer.json").write_text("{broken")
     broken = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
     assert "holds none that loads (" in broken.complaint
+    (Path(model.name) / "tokenizer.json").unlink()
+    for rest in Path(model.name).glob("tokenizer*"):
+        rest.unlink()
+    absent = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
+    assert absent.complaint.endswith("holds none")
     pickled = save_model("gpt2")
     (Path(pickled.name) / "model.safetensors").unlink()
     torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")

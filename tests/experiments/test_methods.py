@@ -20,7 +20,7 @@ METHODS = {
     ),
     "early exit": (
         ["draft=early_exit"],
-        "draft early_exit: the first 1 layers of the model",
+        "draft early_exit: the first layer of the model",
         "K=2",
     ),
     "by argmax": (["draft.sampling=greedy"], "/draft: float32", "drafts by argmax"),

@@ -83,7 +83,9 @@ class EarlyExit(Method):
         return exit_sketch(target, settings, settings.num_layers, dtype)
 
     def describe(self, settings: EarlyExitSettings) -> str:
-        return f"the first {settings.num_layers} layers of the model"
+        number = settings.num_layers
+        layers = "layer" if number == 1 else f"{number} layers"
+        return f"the first {layers} of the model"
 
     def model(self, pair: LoadedPair) -> LoadedModel:
         """Return the target's first layers as a model."""
