@@ -57,7 +57,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         if is_directory:
             rule = "must name a directory or a repository with a tokenizer"
             cause = f"{place.repository} holds none"
-            if _has_tokenizer_files(Path(source(place))):
+            if _has_tokenizer_files(Path(place.repository)):
                 cause += f" that loads ({first_line(exception)})"
             raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
         raise explained(exception, setting, place) from exception
