@@ -170,7 +170,7 @@ def test_parallel_draft_is_trained_with_masks_and_drafts_in_one_pass(
 def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
     harness: Harness, tmp_path: Path
 ) -> None:
-    arguments = [*SHORT, "draft=eagle3", "epochs=20"]
+    arguments = [*SHORT, "draft=eagle3", "epochs=5"]
     harness(*arguments, "output=whole")
 
     training = tmp_path / "cut" / "training"

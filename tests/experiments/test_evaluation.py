@@ -277,7 +277,7 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path], signal_sent: signal.Signals, exit_code: int
 ) -> None:
     pair = f"model={taught[0]}", f"draft={taught[1]}"
-    arguments = ["eval", *pair, "num_prompts=60", "batch_size=2", "operands=[1,3]"]
+    arguments = ["eval", *pair, "num_prompts=20", "batch_size=2", "operands=[1,3]"]
     # Each arm has warmed up and answered two batches.
     with halting(session, "generate", after=2 + 2 * 2):
         running = start(*arguments, cwd=tmp_path, until=HALTED)
@@ -290,14 +290,14 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
 
     finished = run(*arguments, cwd=tmp_path)
     assert (
-        f"{len(stopped)} of 120 answers are in {store.relative_to(tmp_path)} already"
+        f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)} already"
         in finished.stderr
     )
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")
     counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
     assert counts == {
-        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(60)
+        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(20)
     }
     keys = ["arm", "prompt_index"]
     taken_over = prompts.set_index(keys).loc[stopped.set_index(keys).index]

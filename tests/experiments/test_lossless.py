@@ -278,6 +278,9 @@ def loud_reference(dtype: torch.dtype) -> ModelReference:
     return open_reference(Pair(loaded, None, tokenizer=None), DecodingSettings())  # type: ignore[arg-type]
 
 
+LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 25)]
+
+
 def greedy_text(
     reference: ModelReference, prompt: list[int], raised: float = 0.0, in_batch: bool = False
 ) -> list[int]:
@@ -293,23 +296,23 @@ def greedy_text(
     return text
 
 
-def divergences_of(reference: ModelReference, **other: Any) -> list[Divergence | None]:
-    prompts = [[number, 3 * number % 64, 1, 4] for number in range(1, 25)]
+@functools.cache
+def regular_texts(dtype: torch.dtype) -> list[list[int]]:
+    return [greedy_text(loud_reference(dtype), prompt) for prompt in LOUD_PROMPTS]
+
+
+def divergences_of(dtype: torch.dtype, **other: Any) -> list[Divergence | None]:
+    reference = loud_reference(dtype)
     return [
-        first_divergence(
-            reference,
-            prompt,
-            greedy_text(reference, prompt),
-            greedy_text(reference, prompt, **other),
-        )
-        for prompt in prompts
+        first_divergence(reference, prompt, regular, greedy_text(reference, prompt, **other))
+        for prompt, regular in zip(LOUD_PROMPTS, regular_texts(dtype), strict=True)
     ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_a_logit_is_more_than_the_rounding_of_the_model(dtype: torch.dtype) -> None:
     """An allowance of 4 units of the largest logit, 0.8 in bfloat16, explained it."""
-    verdict, worst = judge_greedy(divergences_of(loud_reference(dtype), raised=0.5))
+    verdict, worst = judge_greedy(divergences_of(dtype, raised=0.5))
     assert verdict == "lossy"
     assert worst is not None
     assert worst.excess < 10
@@ -317,5 +320,5 @@ def test_half_a_logit_is_more_than_the_rounding_of_the_model(dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_rounding_changes_is_within_what_was_measured(dtype: torch.dtype) -> None:
-    found = divergences_of(loud_reference(dtype), in_batch=True)
+    found = divergences_of(dtype, in_batch=True)
     assert judge_greedy(found)[0] == "lossless"

@@ -42,9 +42,11 @@ def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) 
     assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
     assert "5: " in only("golden_acceptance_lengths.yaml").read_text()
 
+    # Acceptance does not depend on the batch, which takes a twelfth of the passes.
     replayed = harness(
         "latency",
         *QUICK,
+        "batch_size=12",
         "decoding.num_draft_tokens=5",
         f"decoding.synthetic_acceptance={profile_file}",
     )
@@ -55,14 +57,14 @@ def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) 
     assert overlap(interval_at(synthetic, 5), interval_at(real, 5))
 
     # A K that was left out: its acceptance is predicted by the run with K=5.
-    harness("latency", *QUICK, "decoding.num_draft_tokens=2")
+    harness("latency", *QUICK, "batch_size=12", "decoding.num_draft_tokens=2")
     assert overlap(interval_at(last_row(), 2), interval_at(real, 2))
     # Its twin: the interval of another K is not that of this one.
     assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
 
 
 def test_a_mean_length_is_met(harness: Harness) -> None:
-    harness("latency", *QUICK, "decoding.synthetic_acceptance=2.5")
+    harness("latency", *QUICK, "batch_size=12", "decoding.synthetic_acceptance=2.5")
     row = last_row()
     assert row.synthetic_acceptance == 2.5
     low, high = interval_at(row, 4)

@@ -53,6 +53,7 @@ def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
         "prompts=prompt.txt",
         "num_prompts=1",
         "num_draws=2000",
+        "decoding.num_draft_tokens=1",
         "fault=residual_warped_twice",
         code=1,
     )

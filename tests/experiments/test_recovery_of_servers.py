@@ -49,20 +49,19 @@ def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "draws"),
+    ("changes", "check"),
     [
         ({"temperature_factor": 3.0}, ["num_draws=1000"]),
-        # Greedy texts give it away.
-        ({"fault": "bonus_from_wrong_position"}, ["num_draws=1000"]),
+        ({"fault": "bonus_from_wrong_position"}, ["decoding.temperature=0"]),
     ],
+    ids=["draws", "greedy texts"],
 )
 def test_a_fault_of_the_server_is_caught(
-    harness: Harness, stack: ExitStack, pair: Pair, changes: dict, draws: list[str]
+    harness: Harness, stack: ExitStack, pair: Pair, changes: dict, check: list[str]
 ) -> None:
-    assert (
-        "ossy"
-        in harness("recovery", *QUICK, *draws, *started(stack, pair, **changes), code=1).stdout
-    )
+    servers = started(stack, pair, **changes)
+    outcome = harness("recovery", *QUICK, *check, *servers, code=1)
+    assert outcome.complaint.startswith("lossy: ")
 
 
 def test_without_token_ids_the_arms_are_compared(

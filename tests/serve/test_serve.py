@@ -19,7 +19,7 @@ import pytest
 from harness import __version__
 from in_process import Harness
 from processes import TIMEOUT_S
-from served import served, serving
+from served import serving
 from tiny_checkpoints import save_talkative_pair
 
 openai = pytest.importorskip("openai", reason="harness[server] is not installed")
@@ -420,24 +420,49 @@ harness.cli.main()
 """
 
 
-def test_a_signal_ends_streams_with_an_error(tmp_path: Path) -> None:
+def require_key(url: str) -> None:
+    """The key alone opens what costs something."""
+    assert get(f"{url}/v1/models").status_code == 401
+    assert get(f"{url}/health").status_code == 200
+    for authorization, status in {
+        "bearer secret": 200,
+        "BEARER  secret": 200,
+        "Bearer": 401,
+        "Basic secret": 401,
+    }.items():
+        headers = {"Authorization": authorization}
+        assert get(f"{url}/v1/models", headers=headers).status_code == status
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
+        answer = made.completions.create(
+            model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0
+        )
+        assert answer.usage.completion_tokens == 5
+        with pytest.raises(openai.AuthenticationError):
+            made.with_options(api_key="wrong").models.list()
+
+
+def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Path) -> None:
     """Some still run and others still wait when the grace, here none, is over.
 
     They take a minute, so that none has ended before the last one has begun. Every service of these tests is ended by
     the other signal, Ctrl-C.
     """
     body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": True}
+    options: Any = {"json": body, "headers": {"Authorization": "Bearer secret"}}
     ends: list[str] = []
 
     def read(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as stream:
+        path = f"{url}/v1/completions"
+        with httpx.stream("POST", path, timeout=TIMEOUT_S, **options) as stream:
             started.release()
             lines = [line for line in stream.iter_lines() if line]
         ends.append(lines[-2])
         assert lines[-1] == "data: [DONE]"
 
     started = threading.Semaphore(0)
-    with serving(tmp_path, "batch_size=2", program=SLOW) as (url, process):
+    settings = ["batch_size=2", "draft=none", "api_key_variable=TINY_KEY"]
+    with serving(tmp_path, *settings, program=SLOW, TINY_KEY="secret") as (url, process):
+        require_key(url)
         threads = [threading.Thread(target=read, args=[url]) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -490,24 +515,3 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
         assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
     counted = served_rows.iloc[1]
     assert (counted["server_tokens"], counted["foreign_tokens"]) == (6 * 24, 0)
-
-
-def test_with_a_key(tmp_path: Path) -> None:
-    with served(tmp_path, "api_key_variable=TINY_KEY", "draft=none", TINY_KEY="secret") as url:
-        assert get(f"{url}/v1/models").status_code == 401
-        assert get(f"{url}/health").status_code == 200
-        for authorization, status in {
-            "bearer secret": 200,
-            "BEARER  secret": 200,
-            "Bearer": 401,
-            "Basic secret": 401,
-        }.items():
-            headers = {"Authorization": authorization}
-            assert get(f"{url}/v1/models", headers=headers).status_code == status
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
-            answer = made.completions.create(
-                model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0
-            )
-            assert answer.usage.completion_tokens == 5
-            with pytest.raises(openai.AuthenticationError):
-                made.with_options(api_key="wrong").models.list()
