@@ -20,6 +20,7 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
+from harness.decoding.batch import itself
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
@@ -30,9 +31,17 @@ from harness.runners.static import StaticRunner
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
-CONTROLS: list[tuple[DecodingSettings, Fault]] = [
+Control = tuple[DecodingSettings, Fault]
+CONTROLS: list[Control] = [
     (COIN, "none"),
     *((DECODING, fault) for fault in get_args(Fault) if fault not in FAULTS_UNDER_LOAD),
+]
+# The others differ in decisions alone.
+CONTROLS_OF_PASSES: list[Control] = [
+    (COIN, "none"),
+    (DECODING, "none"),
+    (DECODING, "bonus_from_wrong_position"),
+    (DECODING, "rollback_off_by_one"),
 ]
 
 
@@ -106,19 +115,21 @@ def question(decoding: DecodingSettings) -> Question:
     return Question([[40, 50, 60]], decoding, seed=0, indices=[0])
 
 
-def expected_records(pair: Pair) -> list[list[Any]]:
-    return [
-        decided(open_engine(pair, decoding, "eager", fault).arms[1].stream(question(decoding)))
-        for decoding, fault in CONTROLS
-    ]
-
-
 def require_prepared(
-    pair: Pair, runner: RunnerName, expected: list[list[Any]], decided_plainly: set[int]
+    pair: Pair,
+    runner: RunnerName,
+    controls: list[Control],
+    decided_plainly: set[int],
+    move: Callable[[Pair], Pair] = itself,
 ) -> None:
     """Each control decides what it does with the eager runner, in prepared calls, also under stopwatches."""
-    for (decoding, fault), eager in zip(CONTROLS, expected, strict=True):
-        engine = open_engine(pair, decoding, runner, fault)
+    expected = []
+    for decoding, fault in controls:
+        eager_engine = open_engine(pair, decoding, "eager", fault)
+        expected.append(decided(eager_engine.arms[1].stream(question(decoding))))
+    moved = move(pair)
+    for (decoding, fault), eager in zip(controls, expected, strict=True):
+        engine = open_engine(moved, decoding, runner, fault)
         assert engine.runner == runner
         watched, phases = engine.watched()[1]
         for arm in (engine.arms[1], watched):
@@ -134,9 +145,9 @@ def require_prepared(
 
 def test_controls_run_captured(pair: Pair, gpus: Any) -> None:
     """On a GPU, or a pretended one. Near the end of a row fewer tokens are offered than was prepared for."""
-    require_prepared(on_gpu(pair), "graphs_only", expected_records(pair), {2, 3})
+    require_prepared(pair, "graphs_only", CONTROLS, {2, 3}, move=on_gpu)
 
 
 def test_controls_run_compiled(pair: Pair) -> None:
     """On a CPU passes are prepared, and the decisions that follow them are not."""
-    require_prepared(pair, "compiled", expected_records(pair), {1, 2, 3, 4})
+    require_prepared(pair, "compiled", CONTROLS_OF_PASSES, {1, 2, 3, 4})
