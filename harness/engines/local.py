@@ -38,7 +38,8 @@ class LocalArm(Arm):
     Attributes:
         pair: the models.
         runners: of the pair.
-        policy: chooses the number of draft tokens for `auto`; it learns from question to question.
+        policy: chooses the number of draft tokens for `auto`, and learns from question to question;
+            the regular arm ignores it.
         fault: a mistake planted in the speculative arm.
         phases: stopwatches, where they run.
     """
@@ -52,7 +53,7 @@ class LocalArm(Arm):
     tells = frozenset({"origins", "proposals", "probabilities"})
 
     def stream(self, question: Question) -> Records:
-        """See `Arm.stream`. It takes a `batch.Change` after each record."""
+        """Records as they are decided; the iterator takes a `batch.Change` after each."""
         request = self.request(question)
         if self.name == "regular":
             return self._explained(self._regular(request))
@@ -61,32 +62,47 @@ class LocalArm(Arm):
     def request(self, question: Question) -> Request:
         """The loop's form of a question, at its start or when the question joins one that runs."""
         decoding = question.decoding
-        num_positions = decoding.max_new_tokens + 1
-        if self.name == "speculative" and self._most_nodes:
-            num_positions *= self._most_nodes + 1
-        elif self.name == "speculative" and decoding.rule == "block":
-            # Its iterations draw new numbers, see `speculative`; a longer stream begins with the
-            # shorter one.
-            num_positions *= decoding.most_draft_tokens + 1
+        num_uniforms = self._num_uniforms(decoding)
         device = self.pair.target.input_device
         return Request(
             prompts=question.prompts,
-            uniforms=uniforms(question.seed, question.indices, num_positions, device),
+            uniforms=uniforms(question.seed, question.indices, num_uniforms, device),
             warp=warp_of(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=question.stop_tokens,
         )
 
+    def _num_uniforms(self, decoding: DecodingSettings) -> int:
+        """Random numbers of a row: one for each position, and one that a verification reads past
+        the end.
+
+        Trees and block verification take new ones in every iteration, for each node or draft token
+        and the token after them. A longer stream begins with the shorter one, so the other rules
+        decide the same with either.
+        """
+        num_positions = decoding.max_new_tokens + 1
+        if self.name == "regular":
+            return num_positions
+        if self._most_nodes:
+            return num_positions * (self._most_nodes + 1)
+        if decoding.rule == "block":
+            return num_positions * (decoding.most_draft_tokens + 1)
+        return num_positions
+
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """See `Arm.under_load`. Requests join and leave one batch between its turns."""
+        """Records of requests that join and leave one batch between its turns."""
+        # The batch begins with the first request; `keep_in_flight` adds the others.
         records = self.stream(requests[0].question)
         return keep_in_flight(records, self.request, requests, num_in_flight)
 
     @property
     def _most_nodes(self) -> int:
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
+
+    # A phase is the time in one method of an object: `forward` is the target's `decide`, `drafting`
+    # the drafter's `propose`.
 
     def _target(self) -> Any:
         target = self.runners.target
@@ -133,9 +149,9 @@ class LocalArm(Arm):
             target,
             self._drafter(warp),
             request,
-            num_draft_tokens,
-            acceptance.lenience,
-            acceptance.verification,
+            num_draft_tokens=num_draft_tokens,
+            lenience=acceptance.lenience,
+            verification=acceptance.verification,
             redraw=decoding.rule == "block",
             warp=warp,
             ahead=self.runners.works_ahead,
@@ -143,6 +159,7 @@ class LocalArm(Arm):
         )
 
     def _explained(self, records: Records) -> Records:
+        """The records; a NonFiniteError gets the model's name and the token."""
         try:
             yield from records
         except NonFiniteError as error:
@@ -194,7 +211,7 @@ class LocalEngine(Engine):
         self.runners = open_runners(pair, demanded, say)
         self._reference = ModelReference(pair, self.runners)
         self.devices = pair.devices
-        self.runner = self.runners.name
+        self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms: Sequence[Arm] = self._make_arms()
 
@@ -203,9 +220,9 @@ class LocalEngine(Engine):
         return self._reference
 
     @property
-    def watches_freely(self) -> bool:
-        """See `Engine.watches_freely`. GPUs would be waited for, and each layer of 8 bits be
-        timed.
+    def stopwatches_are_free(self) -> bool:
+        """True on a CPU without 8-bit layers: elsewhere a stopwatch synchronises the GPU, or times
+        every 8-bit layer, and slows the run.
         """
         for model in (self._pair.target, self.runners.draft_model):
             if model is not None and eight_bit_layers(model.model):
@@ -213,42 +230,47 @@ class LocalEngine(Engine):
         return all(device.type == "cpu" for device in self.devices)
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
+        """Copies of the arms, each with stopwatches and a policy of its own."""
         watched: list[tuple[Arm, Phases]] = []
-        for number in range(len(self.arms)):
+        for arm in self.arms:
             phases = Phases(self.devices)
-            arms = self._make_arms(phases)
-            watched.append((arms[number], phases))
+            policy = Adaptive(self.runners.num_choices)
+            watched.append((self._make_arm(arm.name, policy, phases), phases))
         return watched
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
-        """See `Engine.pass_ms`.
+        """Milliseconds of a target pass over 1, 2, ..., K + 1 tokens; None for widths in between
+        that are not timed.
 
-        Prepared runners have few widths, and read others more slowly. A recurrent state also reads
-        again what was kept before.
+        None instead of a list where such a pass says nothing about the run, or cannot be made.
         """
         number = question.decoding.num_draft_tokens
-        target_runner, _, _ = self.runners.name.partition("+")
-        if number == "auto" or target_runner not in ("eager", "static"):
+        if self.runners.make_drafter is None or number == "auto":
             return None
+        # Prepared runners have few widths, and read others more slowly.
+        if self.runners.names.target not in ("eager", "static"):
+            return None
+        # A recurrent state also reads again what was kept before.
         if isinstance(self.runners.target, SnapshotRunner):
             return None
-        # A text must have room for the widest pass.
-        if self.runners.make_drafter is None or number >= question.decoding.max_new_tokens:
+        # The text has no room for the widest pass.
+        if number >= question.decoding.max_new_tokens:
             return None
         widths = pass_widths(number)
         return pass_ms(self.runners.target, question.prompts, widths, self.devices)
 
     def close(self) -> None:
-        """See `Engine.close`. The pair is the caller's."""
+        """Free the runners; the pair is the caller's."""
         self.arms = ()
         self.runners.close()
         release_memory(self.devices)
 
-    def _make_arms(self, phases: Phases | None = None) -> list[Arm]:
-        names = ["regular"]
-        if self.runners.make_drafter is not None:
-            names.append("speculative")
+    def _make_arms(self) -> list[Arm]:
         policy = Adaptive(self.runners.num_choices)
-        return [
-            LocalArm(name, self._pair, self.runners, policy, self._fault, phases) for name in names
-        ]
+        arms: list[Arm] = [self._make_arm("regular", policy)]
+        if self.runners.make_drafter is not None:
+            arms.append(self._make_arm("speculative", policy))
+        return arms
+
+    def _make_arm(self, name: str, policy: Adaptive, phases: Phases | None = None) -> LocalArm:
+        return LocalArm(name, self._pair, self.runners, policy, self._fault, phases)

@@ -22,6 +22,7 @@ from harness.menu.records import make_drafter, method_of
 from harness.menu.trees import plan_of
 from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
+from harness.results.runner_names import RunnerNames
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
 from harness.runners.tree_passes import TreeDemand
@@ -77,7 +78,7 @@ class PairRunners:
         draft: the runner of the model that drafts, if one does.
         draft_model: that model.
         head: the prepared proposals of a head, if one drafts and can be prepared.
-        name: of the runners, for the column `runner`.
+        names: of the runners.
         make_drafter: makes a drafter for a warp; None without a draft.
         num_choices: the numbers of draft tokens that `auto` chooses from.
         works_ahead: whether loops queue work before the host has read the last turn's; only a GPU
@@ -89,7 +90,7 @@ class PairRunners:
     draft: Runner | None
     draft_model: LoadedModel | None
     head: PreparedHead | None
-    name: str
+    names: RunnerNames
     make_drafter: MakeDrafter | None
     num_choices: Sequence[int]
     works_ahead: bool
@@ -147,7 +148,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
         draft=draft,
         draft_model=draft_model,
         head=head,
-        name=target_name if draft_name == target_name else f"{target_name}+{draft_name}",
+        names=RunnerNames(target_name, draft_name),
         make_drafter=make,
         num_choices=num_choices,
         works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",

@@ -231,7 +231,7 @@ class Engine:
         return ()
 
     @property
-    def watches_freely(self) -> bool:
+    def stopwatches_are_free(self) -> bool:
         """Whether these stopwatches cost next to nothing, so that they may run while an arm is
         timed.
         """

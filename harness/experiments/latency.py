@@ -163,7 +163,7 @@ class Latency(Experiment):
         # The arms of the timed runs, and those that run once more after them.
         arms: Sequence[Arm] = engine.arms
         again: Sequence[Arm] = watched
-        if engine.watches_freely:
+        if engine.stopwatches_are_free:
             arms = watched
             again = []
 

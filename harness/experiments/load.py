@@ -25,7 +25,7 @@ from harness.experiments.lossless import (
     SampledCheck,
     SampledTest,
     greedy_columns,
-    require_told,
+    require_token_ids,
     sampled_columns,
     together,
 )
@@ -159,7 +159,7 @@ class LoadTest:
             for one, answer in zip([*asked, *second], answers, strict=True)
             if one.is_compared and answer.token_ids
         ]
-        require_told([answer for _, answer in read])
+        require_token_ids([answer for _, answer in read])
         compared = [(one, answer.token_ids) for one, answer in read]
         batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
         scores = _Scores(reference, batch_size, self._settings.seed)

@@ -7,7 +7,6 @@ the target's exact distribution.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,16 +32,17 @@ Finding = Literal["lossless", "lossy", "undecided"]
 
 # Fewest draws that a cell of the χ² test is expected to get. Far out in the tail the χ² approximation rejects too
 # often, and the more so the rarer the cells: with 100 the true false-alarm rate at a nominal 1e-11 is 3e-10 (exact
-# binomial sums of two cells). So each test uses a hundredth of its share, and the stated rate is not exceeded.
+# binomial sums of two cells). So each test uses a hundredth of its share, and the stated rate is kept.
 MIN_EXPECTED = 100
 SHARE_OF_LEVEL = 0.01
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
 # The null may be twice as far from the exact distribution as two ways of computing it are apart: the loop's forward
-# passes have other shapes again. In float32 this is nothing; in half precision it is most of the threshold.
+# passes have shapes that differ from both. Distances are squared, so 4 = 2². In float32 this is nothing; in half
+# precision it is most of the threshold.
 ROUNDING_ALLOWANCE = 4.0
 
-# Columns that are attributes of a sampled check.
+# Attributes of a sampled check that `Session.row` takes.
 _COLUMNS = (
     "num_prompts",
     "num_tokens",
@@ -59,7 +59,11 @@ _COLUMNS = (
 
 
 def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
-    """Whether greedy texts are the regular arm's, and where they part in a way that rounding explains least.
+    """Whether greedy texts are the regular arm's, and the difference that rounding explains least.
+
+    `lossless` if every difference is within rounding (an `excess` of at most 1), else `lossy`.
+    `undecided` if the margin of the worst difference is unknown (there is no reference, or a text
+    ended earlier), which makes its excess infinite.
 
     Args:
         divergences: one per prompt, None where the texts are the same.
@@ -90,8 +94,10 @@ def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) ->
     }
 
 
-def require_told(requests: Sequence[RequestRecord]) -> None:
-    """Raises RunError where a server that tells token ids left some out: those of a text may be others."""
+def require_token_ids(requests: Sequence[RequestRecord]) -> None:
+    """Raise a RunError if token ids of an answer were made from its text: other tokens with the
+    same text may have been drawn.
+    """
     num_incomplete = sum(request.from_text for request in requests)
     if num_incomplete:
         raise RunError(
@@ -148,15 +154,6 @@ class SampledCheck:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
 
-    def __add__(self, other: SampledCheck) -> SampledCheck:
-        """Independent checks as one: a small loss everywhere shows in the sum before it shows in any part."""
-        added = (
-            "num_prompts num_draws statistic degrees_of_freedom rounding visible acceptance".split()
-        )
-        return dataclasses.replace(
-            self, **{name: getattr(self, name) + getattr(other, name) for name in added}
-        )
-
 
 def sampled_columns(check: SampledCheck) -> dict[str, Any]:
     """The columns of a check of draws."""
@@ -167,8 +164,19 @@ def sampled_columns(check: SampledCheck) -> dict[str, Any]:
 
 
 def together(checks: Sequence[SampledCheck]) -> SampledCheck:
-    """All of them as one."""
-    return functools.reduce(operator.add, checks)
+    """Independent checks as one: a small loss everywhere shows in the sum before it shows in any
+    part.
+    """
+    return dataclasses.replace(
+        checks[0],
+        num_prompts=sum(check.num_prompts for check in checks),
+        num_draws=sum(check.num_draws for check in checks),
+        statistic=sum(check.statistic for check in checks),
+        degrees_of_freedom=sum(check.degrees_of_freedom for check in checks),
+        rounding=sum(check.rounding for check in checks),
+        visible=np.sum([check.visible for check in checks], axis=0),
+        acceptance=sum((check.acceptance for check in checks), Acceptance()),
+    )
 
 
 @dataclass(frozen=True)
@@ -177,12 +185,13 @@ class SampledTest:
 
     Attributes:
         num_tokens: counted of each continuation.
-        significance_level: this test's share of the false-alarm rate.
+        level_share: this test's share of the false-alarm rate; its significance level is
+            `SHARE_OF_LEVEL` of that.
         shift: total variation of a token's distribution that must be seen.
     """
 
     num_tokens: int
-    significance_level: float
+    level_share: float
     shift: float
 
     def check(self, generations: Iterable[Generation], outcomes: Outcomes) -> SampledCheck:
@@ -196,7 +205,9 @@ class SampledTest:
         return self._check([counts], outcomes, acceptance)
 
     def expected(self, outcomes: Outcomes, num_draws: int) -> SampledCheck:
-        """Return the check of exactly distributed draws, to know the power of such a check."""
+        """Return the check of draws that have exactly the expected counts: only its power means
+        anything.
+        """
         outcomes = outcomes.first(self.num_tokens)
         return self._check([outcomes.probabilities * num_draws], outcomes, Acceptance())
 
@@ -216,33 +227,40 @@ class SampledTest:
     def _check(
         self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance
     ) -> SampledCheck:
-        """Test one sample, or two whose common distribution is in `outcomes`."""
+        """Test one sample against the exact distribution, or two against their pooled one.
+
+        Two samples of n draws each deviate by half of their difference d from the pooled
+        distribution p: n Σ (d/2)²/p each, n/2 Σ d²/p together. So distances count for n / 2. The
+        pooled distribution was estimated, so both statistics together have the degrees of freedom
+        of one.
+
+        Args:
+            counts: of each sample, [num_cells] in the order of `outcomes.prefixes`.
+        """
         exact = outcomes.probabilities
+        num_samples = len(counts)
         num_draws = round(np.sum(counts[-1]))
         results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
-        others = (
-            outcomes.cached_probabilities,
-            *(outcomes.shifted(position, self.shift) for position in (1, 2)),
-        )
-        # Noncentralities: of what rounding may do, and of the shifts.
-        distances = [
-            chi_square_distance(
+
+        def noncentrality(other: Floats) -> float:
+            distance = chi_square_distance(
                 probabilities=exact,
                 other_probabilities=other,
                 num_draws=num_draws,
                 min_expected=MIN_EXPECTED,
             )
-            for other in others
-        ]
-        rounding, *visible = (num_draws / len(counts) * distance for distance in distances)
+            return num_draws / num_samples * distance
+
+        second_token = noncentrality(outcomes.shifted(1, self.shift))
+        third_token = noncentrality(outcomes.shifted(2, self.shift))
         return SampledCheck(
-            self.num_tokens,
-            significance_level=SHARE_OF_LEVEL * self.significance_level,
+            num_tokens=self.num_tokens,
+            significance_level=SHARE_OF_LEVEL * self.level_share,
             num_prompts=1,
             num_draws=num_draws,
             statistic=sum(result.statistic for result in results),
             degrees_of_freedom=results[0].degrees_of_freedom,
-            rounding=ROUNDING_ALLOWANCE * rounding,
-            visible=np.array(visible),
+            rounding=ROUNDING_ALLOWANCE * noncentrality(outcomes.cached_probabilities),
+            visible=np.array([second_token, third_token]),
             acceptance=acceptance,
         )

@@ -69,12 +69,12 @@ class QuantileTest:
     """The tests of one run.
 
     Args:
-        significance_level: each test's share of the false-alarm rate.
+        level_share: each test's share of the false-alarm rate.
         shift: the change of the quantiles' distribution that must be found, as total variation.
     """
 
-    def __init__(self, significance_level: float, shift: float) -> None:
-        self._level = significance_level
+    def __init__(self, level_share: float, shift: float) -> None:
+        self._level_share = level_share
         self._shift = shift
 
     def check(self, sample: Floats, rounded: Floats | None = None) -> SampledCheck:
@@ -127,7 +127,7 @@ class QuantileTest:
         # A `SampledCheck` is made for texts of several tokens. Here each draw is a quantile.
         return SampledCheck(
             num_tokens=1,
-            significance_level=SHARE_OF_LEVEL * self._level,
+            significance_level=SHARE_OF_LEVEL * self._level_share,
             num_prompts=1,
             num_draws=num_quantiles,
             statistic=statistic,

@@ -29,7 +29,7 @@ from harness.experiments.lossless import (
     SampledCheck,
     SampledTest,
     greedy_columns,
-    require_told,
+    require_token_ids,
     sampled_columns,
     together,
 )
@@ -176,7 +176,7 @@ class Recovery(Experiment):
 
         def after_question(question: Question, generations: Answers) -> None:
             if engine.tells_tokens:
-                require_told([each for name in arms for each in generations[name].requests])
+                require_token_ids([each for name in arms for each in generations[name].requests])
             answers = [generations[name].requests for name in arms]
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
                 divergences.append(self._divergence(references, prompt, *pair))
@@ -311,7 +311,7 @@ class Recovery(Experiment):
                 generation = generate(engine, arm, question)
                 # The tokens of a text are not those that were drawn, nor as many.
                 if engine.tells_tokens:
-                    require_told(generation.requests)
+                    require_token_ids(generation.requests)
                     require_lengths(generation, asked.max_new_tokens)
                 yield generation
                 advance(None)

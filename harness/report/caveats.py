@@ -16,6 +16,7 @@ from harness.report.words import (
     synthetic_in_words,
     too_long_warning,
 )
+from harness.results.runner_names import RunnerNames
 from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
 
@@ -179,10 +180,8 @@ def _suspicion(row: LatencyRow) -> str:
 
 
 def _draft_runs_faster(row: LatencyRow) -> bool:
-    target_runner, _, draft_runner = (row.runner or "").partition("+")
-    if not draft_runner:
-        return False
-    return target_runner in _SLOW_RUNNERS and draft_runner not in _SLOW_RUNNERS
+    runners = RunnerNames.parse(row.runner or "")
+    return runners.target in _SLOW_RUNNERS and runners.draft not in _SLOW_RUNNERS
 
 
 def _about_prompts(

@@ -22,6 +22,7 @@ from harness.engines.race import as_json
 from harness.engines.timing import Generation, generate, run_lap
 from harness.menu.commands.serve import ServeSettings
 from harness.models.tokenizers import Chat, encode_prompts, max_context
+from harness.results.runner_names import RunnerNames
 from harness.serve.answers import Answer, Piece
 from harness.serve.bodies import GenerationBody, Race, Sampling
 from harness.serve.scheduler import Scheduler
@@ -212,7 +213,7 @@ class Service:
         engine = self._keeper.open(
             settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
         )
-        is_compiled = "compiled" in (engine.runner or "").split("+")
+        is_compiled = "compiled" in RunnerNames.parse(engine.runner or "")
         if is_compiled:
             # Compiled code has its number of threads in it, so that the first choice stays.
             choose_threads = None

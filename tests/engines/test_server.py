@@ -17,7 +17,7 @@ from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate
-from harness.experiments.lossless import require_told
+from harness.experiments.lossless import require_token_ids
 from harness.menu.engines.server import ServerSettings
 from harness.results.acceptance import Acceptance
 from processes import TIMEOUT_S
@@ -115,7 +115,7 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
     assert (request.from_text, request.num_tokens) == (True, 7)
     assert generation.tokens == [TOKENIZER.encode(request.text)]
     with pytest.raises(RunError, match="1 of 1 answers came without the ids of all"):
-        require_told(generation.requests)
+        require_token_ids(generation.requests)
 
 
 def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:

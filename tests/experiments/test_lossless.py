@@ -100,7 +100,7 @@ def sample(
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
     exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype, max(num_draws, NUM_DRAWS))
-    return SampledTest(num_tokens, significance_level=1e-9, shift=0.15).check(draws(), exact)
+    return SampledTest(num_tokens, level_share=1e-9, shift=0.15).check(draws(), exact)
 
 
 def compare(

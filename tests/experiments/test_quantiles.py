@@ -25,7 +25,7 @@ from harness.experiments.samplings import Sampling, samplings
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)
-TEST = QuantileTest(significance_level=1e-9, shift=0.2)
+TEST = QuantileTest(level_share=1e-9, shift=0.2)
 
 
 def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
