@@ -155,7 +155,7 @@ def test_only_the_widths_that_run_are_prepared(
     monkeypatch.setattr(
         PreparedRunner,
         "prepare",
-        lambda self, batch, slots, widths, *rest: prepared.append([*widths]),
+        lambda self, widths, **others: prepared.append([*widths]),
     )
     model = save_model(num_hidden_layers=1)
     open_engine(
