@@ -248,7 +248,7 @@ def _import_vllm() -> str:
     try:
         import vllm
     except ImportError as error:
-        rule = "needs the vllm package: install it into an environment together with harness"
+        rule = f"needs the vllm package, which cannot be imported: {first_line(error)}"
         raise SettingError("engine", rule, "vllm") from error
     return vllm.__version__
 

@@ -106,6 +106,9 @@ class EngineRecord(Record, Abilities):
             settings: the engine's, of the class `settings`.
         """
 
+    def check_installed(self) -> None:
+        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+
     def place(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.
 

@@ -44,6 +44,8 @@ def run(config: Any) -> Sequence[Any]:
     sweep = _sweep_directory(hydra)
     _refuse_shared_file(name, OmegaConf.select(config, "results.file"), hydra, sweep)
     settings = _settings(name, plain, sweep)
+    if COMMANDS[name].measures:
+        records.engine_of(settings).check_installed()
     if sweep is None:
         _announce(settings)
     # Slow to import: only for settings that are right.

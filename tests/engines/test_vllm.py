@@ -18,6 +18,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines import vllm as vllm_engine
 from harness.engines.protocol import Question
 from harness.engines.vllm import speculative_config
+from harness.menu.engines.vllm import Vllm
 from harness.menu.records import HEADS, METHODS
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
@@ -98,11 +99,17 @@ def test_a_head_that_vllm_does_not_draft_with_is_refused() -> None:
         HEADS["jetspec"].vllm()
 
 
+def pretend_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM were installed, in this process, where nothing can import it."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(Vllm, "check_installed", lambda self: None)
+    monkeypatch.setattr(Vllm, "may_crash", False)
+
+
 def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
+    pretend_installed(monkeypatch)
     draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
     complaint = harness(
         "latency", *QUICK, f"model={save_model().name}", f"draft={draft}", code=2
@@ -113,8 +120,7 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_loads(
 def test_acceptance_at_given_rates_is_refused_on_a_cpu(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
+    pretend_installed(monkeypatch)
     monkeypatch.setattr("harness.engines.pair.visible_gpus", lambda *_: [])
     complaint = harness("latency", *QUICK, "decoding.synthetic_acceptance=0.8", code=2).complaint
     assert mentions(complaint, "decoding.synthetic_acceptance=0.8", "needs a GPU")
@@ -123,8 +129,7 @@ def test_acceptance_at_given_rates_is_refused_on_a_cpu(
 def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
+    pretend_installed(monkeypatch)
     monkeypatch.setattr("harness.models.meta._caches", lambda model: [])
     settings = ["latency", *QUICK, f"model={save_model().name}", "draft=none"]
     outcome = harness(*settings, code=2)
@@ -180,9 +185,11 @@ def test_request_times_do_not_come_from_the_wall_clock(monkeypatch: pytest.Monke
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a process is started for it, and before torch is imported."""
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
-    assert "engine=vllm: needs the vllm package" in harness("latency", *QUICK, code=2).complaint
+    needed = "engine=vllm: needs the vllm package"
+    assert harness.refused("latency", *QUICK).startswith(needed)
+    assert harness("plan", "engine=vllm", "draft=lookup").exit_code == 0
 
 
 def test_its_process_silences_warnings_from_c_before_torch_loads(

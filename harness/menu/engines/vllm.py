@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -70,6 +71,11 @@ class Vllm(EngineRecord):
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: VllmSettings) -> None:
         method.check_vllm(draft)
+
+    def check_installed(self) -> None:
+        is_found = importlib.util.find_spec("vllm") is not None
+        rule = "needs the vllm package: install it into an environment together with harness"
+        require(is_found, "engine", rule, self.name)
 
     def open(self, opening: Opening) -> Engine:
         from harness.engines.vllm import VllmEngine
