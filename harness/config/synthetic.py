@@ -24,40 +24,50 @@ _SETTING = "synthetic_acceptance"
 _NO_PROFILE = "must be a number, a list of rates, or a speculation_profile.json"
 
 
-def check_rates(asked: Rates, num_draft_tokens: int | str) -> None:
+def rates_of_row(value: Any) -> Rates:
+    """The rates in a cell of a row, which has a list where the settings have a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def is_length(rates: Rates) -> TypeGuard[float]:
+    """Whether it is a mean acceptance length, and no rate."""
+    return not isinstance(rates, tuple) and rates > 1
+
+
+def check_rates(rates: Rates, num_draft_tokens: int | str) -> None:
     """Raises SettingError for a rate that is no probability, or a length that K tokens cannot have."""
-    if isinstance(asked, tuple):
-        if not asked or not all(0 <= rate <= 1 for rate in asked):
-            raise SettingError(_SETTING, "must have rates in [0, 1], one or more", asked)
+    if isinstance(rates, tuple):
+        if not rates or not all(0 <= rate <= 1 for rate in rates):
+            raise SettingError(_SETTING, "must have rates in [0, 1], one or more", rates)
         return
-    if asked > 1:
+    if rates > 1:
         if num_draft_tokens == "auto":
             rule = "must be in [0, 1], because a mean length (above 1) needs a K that is a number"
-            raise SettingError(_SETTING, rule, asked)
+            raise SettingError(_SETTING, rule, rates)
         longest = int(num_draft_tokens) + 1
-        if asked > longest:
+        if rates > longest:
             rule = f"must be in [0, 1], or a mean length of at most K + 1 = {longest}"
-            raise SettingError(_SETTING, rule, asked)
-    if asked < 0:
-        raise SettingError(_SETTING, "must be in [0, 1], or a mean length above 1", asked)
+            raise SettingError(_SETTING, rule, rates)
+    if rates < 0:
+        raise SettingError(_SETTING, "must be in [0, 1], or a mean length above 1", rates)
 
 
-def conditional_rates(asked: Rates, num_draft_tokens: int) -> tuple[float, ...]:
+def conditional_rates(rates: Rates, num_draft_tokens: int) -> tuple[float, ...]:
     """Chance at each position that a token is accepted if those before it were.
 
     The last rate holds for all later positions. A mean length becomes one rate for all positions,
     as a draft's own rates are nearly equal.
     """
-    if isinstance(asked, tuple):
-        return asked
-    if asked <= 1:
-        return (asked,)
-    if asked == num_draft_tokens + 1:
+    if isinstance(rates, tuple):
+        return rates
+    if rates <= 1:
+        return (rates,)
+    if rates == num_draft_tokens + 1:
         return (1.0,)
     from scipy.optimize import brentq
 
     powers = range(num_draft_tokens + 1)
-    rate = brentq(lambda rate: sum(rate**power for power in powers) - asked, 0.0, 1.0)
+    rate = brentq(lambda rate: sum(rate**power for power in powers) - rates, 0.0, 1.0)
     return (float(rate),)
 
 
@@ -68,15 +78,15 @@ def marginal_rates(conditional: Sequence[float], num_draft_tokens: int) -> list[
     return list(accumulate(rates, mul))
 
 
-def mean_length(asked: Rates, num_draft_tokens: int) -> float:
-    """The mean acceptance length that follows from what is asked, with K draft tokens each time."""
-    conditional = conditional_rates(asked, num_draft_tokens)
+def mean_length(rates: Rates, num_draft_tokens: int) -> float:
+    """The mean acceptance length that follows from the rates, with K draft tokens each time."""
+    conditional = conditional_rates(rates, num_draft_tokens)
     return 1 + sum(marginal_rates(conditional, num_draft_tokens))
 
 
-def length_deviation(asked: Rates, num_draft_tokens: int) -> float:
-    """The standard deviation of an iteration's tokens that follows from what is asked."""
-    conditional = conditional_rates(asked, num_draft_tokens)
+def length_deviation(rates: Rates, num_draft_tokens: int) -> float:
+    """The standard deviation of an iteration's tokens that follows from the rates."""
+    conditional = conditional_rates(rates, num_draft_tokens)
     marginal = marginal_rates(conditional, num_draft_tokens)
     mean = sum(marginal)
     # A length of at least i tokens adds i² - (i - 1)² to the square.

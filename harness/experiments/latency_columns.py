@@ -19,6 +19,7 @@ from harness.experiments.quietness import Quietness
 from harness.experiments.rates import rate_columns
 from harness.menu.commands.latency import LatencySettings
 from harness.results.acceptance import Acceptance
+from harness.results.coverage import of_same_texts
 from harness.results.speculation_profile import Measured, length_columns
 
 
@@ -153,7 +154,7 @@ class LatencyFigures:
         # With equal token counts this is the ratio of total times.
         speedup = times.speedup(*self.resampling)
         # Units with the same prompts do not allow for other texts.
-        covers = f"{speedup.covers} of the same texts" if self.share_prompts else speedup.covers
+        covers = of_same_texts(speedup.covers) if self.share_prompts else speedup.covers
         return {
             **reach_columns(times),
             **drift_columns(in_time),

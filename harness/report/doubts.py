@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.report.table import interval
+from harness.results.coverage import Coverage
 from harness.results.schema import LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 from harness.results.work import MOST_DIFFERENCE
 
 # A machine counts as quiet if the process got at least this share of the processor time it asked
@@ -49,7 +50,8 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
 
 def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     """How small a difference would show, and what the interval does not cover."""
-    if row.speedup_low is None or not row.speedup_covers:
+    coverage = Coverage.parse(row.speedup_covers)
+    if row.speedup_low is None or coverage is None:
         return
     visible = row.visible_difference
     enough = row.units_for_half
@@ -58,12 +60,11 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
             f"Over {row.speedup_covers}, a difference of {_percent(visible)} between the arms shows in"
             " 80 % of such runs"
         )
-        unit = next(name for name in UNITS if name in row.speedup_covers)
         if enough is not None:
-            yield f"{sentence}; over {counted(enough, unit)} one of {_percent(visible / 2)} would."
+            yield f"{sentence}; over {counted(enough, coverage.unit)} one of {_percent(visible / 2)} would."
         else:
-            yield f"{sentence}; more {counted(2, unit).split()[1]} alone would never show half of that."
-    if "run" not in row.speedup_covers:
+            yield f"{sentence}; more {counted(2, coverage.unit).split()[1]} alone would never show half of that."
+    if coverage.num_runs is None:
         yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from harness.report.categories import by_category, by_turn
@@ -24,8 +23,9 @@ from harness.report.table import (
     times,
 )
 from harness.report.words import arm_name, settings_line, title
+from harness.results.coverage import Coverage
 from harness.results.schema import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNITS, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.statistics.multiplicity import widened
 from harness.results.work import why_no_verdict
 
@@ -151,13 +151,10 @@ def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
 
 def _degrees_of_freedom(row: LatencyRow) -> int:
     """Those of the scarcest unit that the interval covers: `15 prompts and 5 runs` leave 4."""
-    words = (row.speedup_covers or "").split()
-    numbers = [
-        int(number)
-        for number, name in itertools.pairwise(words)
-        if number.isdecimal() and not name.startswith("seed")
-    ]
-    return min(numbers, default=row.num_prompts or 0) - 1
+    coverage = Coverage.parse(row.speedup_covers)
+    if coverage is None:
+        return (row.num_prompts or 0) - 1
+    return min(coverage.num_units, coverage.num_runs or coverage.num_units) - 1
 
 
 def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
@@ -171,12 +168,12 @@ def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
 
 def no_interval(row: LatencyRow) -> str:
     """`no interval from fewer than 8 prompts`."""
-    if row.repeat == "all" and not row.speedup_covers:
+    coverage = Coverage.parse(row.speedup_covers)
+    if row.repeat == "all" and coverage is None:
         return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
-    if row.speedup_covers:
-        # `3 laps`, `1 batch`.
-        unit = next(name for name in UNITS if name in row.speedup_covers)
+    if coverage is not None:
+        unit = coverage.unit
     return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
 
 

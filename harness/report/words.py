@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.config.synthetic import is_length, rates_of_row
 from harness.menu.records import is_elsewhere
 from harness.results.schema import EvalRow, RunRow
 
@@ -49,10 +50,16 @@ def labels(row: RunRow) -> list[str]:
 
 def synthetic_in_words(row: Any) -> str:
     """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
-    asked = row.synthetic_acceptance
-    if isinstance(asked, list | tuple):
-        return f"[{','.join(f'{rate:.3g}' for rate in asked)}]"
-    return f"length {asked:g}" if asked > 1 else f"{asked:g}"
+    is_mean_length = is_length(rates_of_row(row.synthetic_acceptance))
+    return f"length {synthetic_value(row)}" if is_mean_length else synthetic_value(row)
+
+
+def synthetic_value(row: Any) -> str:
+    """The value of `decoding.synthetic_acceptance`: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
+    rates = rates_of_row(row.synthetic_acceptance)
+    if isinstance(rates, tuple):
+        return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
+    return f"{rates:g}"
 
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:

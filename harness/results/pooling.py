@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.files import read_latency_prompts
 from harness.results.schema import LatencyPromptRow, LatencyRow
@@ -137,8 +138,8 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
 
 def _unit_name(row: LatencyRow) -> str:
     """`prompt`, `batch` or `lap`, as the run's own interval has it."""
-    words = (row.speedup_covers or "1 prompt").split()
-    return {"batches": "batch"}.get(words[1], words[1].removesuffix("s"))
+    coverage = Coverage.parse(row.speedup_covers)
+    return "prompt" if coverage is None else coverage.unit
 
 
 def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:

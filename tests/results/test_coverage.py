@@ -1,0 +1,22 @@
+"""What a cell of `speedup_covers` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.results.coverage import Coverage, of_same_texts
+
+
+@pytest.mark.parametrize(
+    ("text", "coverage"),
+    [
+        (None, None),
+        ("", None),
+        ("1 batch", Coverage("batch", 1)),
+        ("12 batches", Coverage("batch", 12)),
+        ("15 prompts and 5 runs with a seed each", Coverage("prompt", 15, num_runs=5)),
+        (of_same_texts("8 laps"), Coverage("lap", 8, same_texts=True)),
+    ],
+)
+def test_a_cell_is_read_back(text: str | None, coverage: Coverage | None) -> None:
+    assert Coverage.parse(text) == coverage
