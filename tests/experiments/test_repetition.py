@@ -75,7 +75,7 @@ def test_indices_of_turns_and_repetitions_are_all_different() -> None:
 def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
     Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
     outcome = harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
-    assert "num_prompts=25: the 10 prompts of ten are asked again" in outcome.stderr
+    assert "num_prompts=25: ten has 10 prompts, which are asked again" in outcome.stderr
     assert mentions(outcome.stdout, "10 prompts (ten) asked 25 times")
     assert mentions(
         outcome.stdout, "10 prompts were asked 25 times", "the interval is over prompts"
