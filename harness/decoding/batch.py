@@ -24,10 +24,11 @@ class Request:
     Attributes:
         prompts: token ids of B prompts, none empty.
         uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
-            target's device; for `speculative` with `redraw` at least (max_new_tokens + 1) (K + 1).
+            target's device; (max_new_tokens + 1) (K + 1) where each iteration needs numbers of its
+            own, see `uniforms_of_iteration`. Of trees K is the most nodes.
         warp: how logits become probabilities.
-        max_new_tokens: a row ends when it has this many tokens,
-        stop_tokens: or after the first of these; none to generate exactly max_new_tokens.
+        max_new_tokens: a row ends when it has this many tokens.
+        stop_tokens: a row also ends after the first of these; none to generate exactly max_new_tokens.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -184,12 +185,14 @@ class Rows:
         )
 
     def check_exists(self, token: int, position: int) -> None:
-        """Raise a NonFiniteError for a token that does not exist: that is drawn from nan."""
+        """Raise a NonFiniteError for a token beyond the vocabulary, which `inverse_cdf` draws from nan."""
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position)
 
-    def have_room(self, count: int) -> bool:
-        """Return whether no row has ended, nor would by its length within `count` further tokens."""
+    def none_ends_within(self, count: int) -> bool:
+        """Return whether no row has ended, nor would by its length within `count` further tokens: a
+        turn may then be queued ahead.
+        """
         if any(row.ended for row in self.members):
             return False
         return all(row.num_generated + count < row.request.max_new_tokens for row in self.members)
@@ -227,19 +230,20 @@ class Rows:
         rows = torch.arange(len(positions), device=device).unsqueeze(1)
         return uniforms[rows, index]
 
-    def unused_uniforms(
+    def uniforms_of_iteration(
         self, num_iterations: Sequence[int], count: int, num_per_iteration: int
     ) -> Tensor:
         """Return `count` uniforms per row that no other iteration takes: [B, count, len(Purpose)].
 
-        A row's stream begins with max_new_tokens + 1 entries for the positions of its tokens. Behind
-        them are blocks of `num_per_iteration` entries: one that stays unused, then one for each
-        iteration.
+        For rules by which a rejection depends on later tokens (block verification, trees): a position
+        that is drafted again must not meet the numbers by which it was rejected, see `randomness`.
+        With max_new_tokens=64 and 4 numbers per iteration a row's stream has 65 entries by position,
+        then a block of 4 for each iteration.
         """
         starts: list[int] = []
         for row, iteration in zip(self.members, num_iterations, strict=True):
             num_positions = row.request.max_new_tokens + 1
-            starts.append(num_positions + (1 + iteration) * num_per_iteration)
+            starts.append(num_positions + iteration * num_per_iteration)
         return self.uniforms_from(starts, count)
 
     def _append_uniforms(self, joining: list[Tensor]) -> None:

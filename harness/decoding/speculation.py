@@ -69,7 +69,9 @@ class Speculation:
         # [B, most + 1] for each purpose.
         draft, accept, target = rows.uniforms_from(progress.num_generated, most + 1).unbind(-1)
         if self.redraw and most:
-            unused = rows.unused_uniforms(progress.num_iterations, most, self.most_draft_tokens)
+            unused = rows.uniforms_of_iteration(
+                progress.num_iterations, most, self.most_draft_tokens
+            )
             draft, accept = unused[..., Purpose.DRAFT], unused[..., Purpose.ACCEPT]
         return TurnUniforms(first_columns(draft, most), first_columns(accept, most), target)
 

@@ -386,7 +386,7 @@ class _TreeSteps:
         `speculative_trees` says why nodes need new ones.
         """
         rows = self.rows
-        of_nodes = rows.unused_uniforms(
+        of_nodes = rows.uniforms_of_iteration(
             progress.num_iterations, count=self.budget, num_per_iteration=self.budget
         )
         # No path is longer than its tree.

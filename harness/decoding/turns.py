@@ -224,7 +224,7 @@ class Turns:
         turn = self._queued or self._queue(rows.progress)
         self._queued = None
         ahead = self._num_tokens_ahead
-        if may_work_ahead and ahead is not None and rows.have_room(ahead):
+        if may_work_ahead and ahead is not None and rows.none_ends_within(ahead):
             self._queued = self._queue_behind(turn)
             return turn.read(rows)
         record = turn.read(rows)

@@ -43,43 +43,45 @@ class Mtp(HeadKind):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpCheckpoint(HeadCheckpoint):
-    """MTP layers before their weights load; `files` is what names the tensors of the checkpoint."""
+    """MTP layers before their weights load.
+
+    Attributes:
+        files: the index of the target's tensors, or its only file of them; its directory holds the
+            weights. Empty for random weights.
+    """
 
     target: Checkpoint
     config: EagleConfig
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """See `HeadCheckpoint.sketch`. The layers are read for every token, or all once if there
-        are several.
-        """
+        """See `HeadCheckpoint.sketch`."""
         bare = bare_model(self.target, dtype)
-        bare.set_experts_implementation("batched_mm")  # as in `meta._caches`
+        # Other implementations of experts look at numbers, which meta tensors lack.
+        bare.set_experts_implementation("batched_mm")
         with init_empty_weights(include_buffers=True):
             model = MtpModel(bare, len(self.numbers))
         tensors = []
+        # The embedding, the output matrix and the rotary embedding are the target's.
         for module_name, module in model.named_modules():
             if module_name.startswith(("layers", "shared_post_norm")):
                 for name, tensor in own_tensors(module, module_name):
                     tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
-        cache = SlotCache()
-        head = MtpHead(self.config, model)
-        cache.num_slots = 1
-        cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
-        states = torch.zeros(1, 1, self.config.target_size, device="meta")
-        for layer in range(len(self.numbers)):
-            head(states, states, cache, layer)
-        output = self.config.target_size * self.config.vocabulary_size
+        num_layers = len(self.numbers)
+        cache_numbers = _cache_numbers_per_token(MtpHead(self.config, model), num_layers)
+        output_matrix_size = self.config.target_size * self.config.vocabulary_size
+        # One layer drafts a chain, a pass for each token. Several draft one token each in a single
+        # pass, and each reads the target's output matrix.
         return Sketch(
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache.numbers_per_token),)),),
+            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache_numbers),)),),
             num_parameters=sum(tensor.count for tensor in tensors),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
-            borrowed_bytes=dtype.itemsize * output * len(self.numbers),
-            drafts_in_one_pass=len(self.numbers) > 1,
+            borrowed_bytes=dtype.itemsize * output_matrix_size * num_layers,
+            drafts_in_one_pass=num_layers > 1,
         )
 
     def load(
@@ -89,20 +91,35 @@ class MtpCheckpoint(HeadCheckpoint):
         are missing.
         """
         assert target is not None
-        # transformers looks where the target came from, and there for layers of the numbers that
-        # were published.
-        lender = copy.copy(target)
-        lender.config = copy.copy(target.config)
-        lender._keys_to_ignore_on_load_unexpected = _patterns(type(target), self.numbers)
+        stand_in = copy.copy(target)
+        stand_in.config = copy.copy(target.config)
         if self.files:
-            lender.config.name_or_path = str(self.files[0].parent)
-            try:
-                model = MtpModel.from_pretrained(lender, device_map={"": device})
-            except Exception as exception:
-                raise explained(exception, "draft", self.target.settings) from exception
-            return MtpHead(self.config, model).to(device).eval().requires_grad_(False)
+            head = self._load_stored(stand_in, self.files[0].parent, device)
+        else:
+            head = self._draw(stand_in, device, dtype)
+        return head.to(device).eval().requires_grad_(False)
+
+    def _load_stored(
+        self, stand_in: PreTrainedModel, directory: Path, device: torch.device
+    ) -> MtpHead:
+        """Load the stored layers; `stand_in` is a shallow copy of the target.
+
+        transformers takes their directory from the target's configuration. It finds their tensors by
+        the patterns of names that the target's class ignores, which are those of one published depth
+        (`layers.61`).
+        """
+        stand_in.config.name_or_path = str(directory)
+        stand_in._keys_to_ignore_on_load_unexpected = _patterns(type(stand_in), self.numbers)
+        try:
+            model = MtpModel.from_pretrained(stand_in, device_map={"": device})
+        except Exception as exception:
+            raise explained(exception, "draft", self.target.settings) from exception
+        return MtpHead(self.config, model)
+
+    def _draw(self, stand_in: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> MtpHead:
+        """Make layers with random weights, the same ones every time."""
         with torch.device("meta"):
-            model = MtpModel(lender, len(self.numbers))
+            model = MtpModel(stand_in, len(self.numbers))
         head = MtpHead(self.config, model)
         place = "cpu" if device.index is None else device.index
         state = {
@@ -112,18 +129,37 @@ class MtpCheckpoint(HeadCheckpoint):
             for name, tensor in head.state_dict().items()
         }
         head.load_state_dict(state, assign=True)
-        return head.to(device).eval().requires_grad_(False)
+        return head
 
     @property
     def numbers(self) -> range:
-        """Numbers of the layers, as the checkpoint counts them."""
+        """Numbers of the layers in the checkpoint: of one behind 61 of the target range(61, 62), as
+        in `model.layers.61`.
+        """
         first = self.target.config.get_text_config(decoder=True).num_hidden_layers
         return range(first, first + self.config.transformer.num_hidden_layers)
 
 
+def _cache_numbers_per_token(head: MtpHead, num_layers: int) -> int:
+    """Return how many keys and values all layers keep for a token, counted on the meta device.
+
+    One token passes through each layer. Its contents do not matter, so the same tensor stands for
+    its embedding and for the target's state.
+    """
+    cache = SlotCache()
+    cache.num_slots = 1
+    cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
+    states = torch.zeros(1, 1, head.config.target_size, device="meta")
+    for layer in range(num_layers):
+        head(states, states, cache, layer)
+    return cache.numbers_per_token
+
+
 def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
-    """The multi-token-prediction layers of a target; without `weights` its configuration alone is
-    believed.
+    """Return the multi-token-prediction layers of a target.
+
+    Args:
+        weights: False with random weights: whether the checkpoint holds such layers is not checked.
 
     Raises:
         SettingError: a target without such layers, or with layers that transformers does not read.
@@ -131,6 +167,7 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
     """
     text = target.config.get_text_config(decoder=True)
     size = vocabulary_size(text)
+    # They draft as an EAGLE head does that reads the states after the target's last layer alone.
     config = EagleConfig(
         layers=(text.num_hidden_layers,),
         target_size=text.hidden_size,
@@ -141,7 +178,7 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
     checkpoint = MtpCheckpoint(kind=Mtp(), settings=settings, config=config, target=target)
     if not weights:
         return checkpoint
-    file, names = _stored(target)
+    file, names = _tensor_names(target)
     patterns = _patterns(MODEL_FOR_CAUSAL_LM_MAPPING[type(target.config)], checkpoint.numbers)
     if not any(re.search(pattern, name) for pattern in patterns for name in names):
         model = f"model={target.settings.name}"
@@ -182,8 +219,8 @@ def _layers_config(settings: DraftSettings, target: Checkpoint) -> PreTrainedCon
     return config
 
 
-def _stored(target: Checkpoint) -> tuple[Path, Collection[str]]:
-    """The names of all tensors of a checkpoint, and the file that tells them."""
+def _tensor_names(target: Checkpoint) -> tuple[Path, Collection[str]]:
+    """Return the file that names the tensors of a checkpoint, and these names."""
     settings = target.settings
     try:
         if (index := fetch(settings, "model.safetensors.index.json")) is not None:

@@ -8,7 +8,7 @@ import itertools
 from harness.engines.protocol import Engine, Question
 from harness.experiments.conversations import Conversations
 from harness.experiments.encoding import Encoded, chats_of
-from harness.experiments.laps import num_laps
+from harness.experiments.laps import choose_num_laps
 from harness.experiments.prompts import Asked, PromptSet
 from harness.experiments.repetition import Part, batches_to_ask, laps_to_ask, share_prompts
 from harness.experiments.session import Session
@@ -115,7 +115,7 @@ class Asking:
         in_flight = settings.batch_size > 1 or engine.has_rate
         if not engine.alternates or (len(engine.arms) == 1 and in_flight):
             return 1
-        return num_laps(num_prompts, settings.batch_size, engine.has_rate)
+        return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
 
     def _first_question(self, part: Part) -> Question:
         """The question of a batch or lap, about first turns."""

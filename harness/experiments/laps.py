@@ -7,26 +7,23 @@ is what an interval is over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
 
-from harness.decoding.protocols import Iteration
-from harness.engines.counters import Counted
-from harness.engines.protocol import Arm, Question
-from harness.engines.requests import RequestRecord
-
-# A lap begins and ends with fewer requests in flight than it should have. With enough prompts for
-# _MANY_LAPS laps, each has up to _LONGEST_LAP times as many requests as are in flight at once.
+# A lap begins and ends with fewer requests in flight than it should have, so laps are long where
+# that leaves _MANY_LAPS of them: up to _LONGEST_LAP times the requests that are in flight at once.
 _MANY_LAPS = 16
 _LONGEST_LAP = 4
 # Requests of a lap that are sent at random times.
 _OPEN_LOOP_LAP = 8
 
 
-def num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
-    """How many laps there are: as many as prompts where one request is in flight at a time.
+def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
+    """Return how many laps there are: as many as prompts where one request is in flight at a time.
+
+    128 prompts with batch_size=4 make 16 laps of 8.
 
     Args:
-        batch_size: requests in flight, none of which should be missing in a lap.
+        batch_size: requests in flight at once; a lap has at least as many prompts, if there are so
+            many.
         open_loop: whether requests are sent at a rate, whatever is in flight.
     """
     in_flight = max(batch_size, _OPEN_LOOP_LAP) if open_loop else batch_size
@@ -37,32 +34,7 @@ def num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
     return max(1, num_prompts // lap_size)
 
 
-def in_laps(num_prompts: int, number: int) -> list[slice]:
-    """The prompts of each lap; laps differ by one prompt at most."""
-    ends = [num_prompts * lap // number for lap in range(number + 1)]
+def in_laps(num_prompts: int, num_laps: int) -> list[slice]:
+    """Return the prompts of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6, 6:10."""
+    ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
-
-
-class Twin(Arm):
-    """An arm under another name, for a comparison of an arm with itself."""
-
-    def __init__(self, name: str, arm: Arm) -> None:
-        self.name = name
-        self.arm = arm
-        self.tells = arm.tells
-
-    @property
-    def given_up(self) -> str | None:  # type: ignore[override]
-        return self.arm.given_up
-
-    @property
-    def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
-        return self.arm.last_requests
-
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`."""
-        return self.arm.stream(question)
-
-    def counted(self) -> Counted | None:
-        """See `Arm.counted`."""
-        return self.arm.counted()

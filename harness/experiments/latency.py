@@ -20,7 +20,6 @@ from harness.experiments.conversations import Conversations
 from harness.experiments.encoding import Encoded, decide_ignore_eos
 from harness.experiments.experts import experts_read
 from harness.experiments.interleaving import Answers, ask_all
-from harness.experiments.laps import Twin
 from harness.experiments.latency_columns import LatencyFigures
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
@@ -30,6 +29,7 @@ from harness.experiments.prompts import load_prompts
 from harness.experiments.quietness import Quietness
 from harness.experiments.session import Session
 from harness.experiments.suspicion import suspicion
+from harness.experiments.twin import Twin
 from harness.menu.commands.latency import LatencySettings
 from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of

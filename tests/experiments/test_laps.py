@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.experiments.laps import in_laps, num_laps
+from harness.experiments.laps import choose_num_laps, in_laps
 from harness.report.doubts import doubts
 from in_process import Harness, only, results
 from report_files import latency_run
@@ -50,7 +50,7 @@ def serve() -> Iterator[Serve]:
 def test_laps_are_long_where_there_are_many(
     num_prompts: int, batch_size: int, open_loop: bool, expected: int
 ) -> None:
-    number = num_laps(num_prompts, batch_size, open_loop)
+    number = choose_num_laps(num_prompts, batch_size, open_loop)
     assert number == expected
     sizes = [len(range(num_prompts)[lap]) for lap in in_laps(num_prompts, number)]
     assert sum(sizes) == num_prompts

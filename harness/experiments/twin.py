@@ -1,0 +1,35 @@
+"""An arm that is measured against itself: how far apart two identical arms come out is the noise of the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.decoding.protocols import Iteration
+from harness.engines.counters import Counted
+from harness.engines.protocol import Arm, Question
+from harness.engines.requests import RequestRecord
+
+
+class Twin(Arm):
+    """An arm under a second name, for `engine.aa=true` (columns `aa_ratio`)."""
+
+    def __init__(self, name: str, arm: Arm) -> None:
+        self.name = name
+        self.arm = arm
+        self.tells = arm.tells
+
+    @property
+    def given_up(self) -> str | None:  # type: ignore[override]
+        return self.arm.given_up
+
+    @property
+    def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
+        return self.arm.last_requests
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """See `Arm.stream`."""
+        return self.arm.stream(question)
+
+    def counted(self) -> Counted | None:
+        """See `Arm.counted`."""
+        return self.arm.counted()
