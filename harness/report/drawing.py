@@ -74,7 +74,7 @@ Curves = Mapping[str, Sequence[Point]]
 def dot_plot(
     rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False
 ) -> list[Figure]:
-    """A figure with a row of dots below each label; none without any dots.
+    """Draw a row of dots below each label, for the first 40 rows that have any -> one figure, or none without dots.
 
     Args:
         reference: where a line marks no difference.
@@ -102,7 +102,7 @@ def dot_plot(
 
 
 def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: str = "") -> Any:
-    """The axes of a figure with these curves and their bounds, from 0 to `top`."""
+    """Draw curves with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`."""
     curves = {name: points for name, points in curves.items() if points}
     has_long_names = not set(curves) <= set(_STYLES)
     num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
@@ -198,7 +198,8 @@ def _draw_dots(axes: Any, rows: Sequence[DotRow], series: str) -> None:
 
 
 def _scale_from_zero(axes: Any, values: Sequence[float]) -> None:
-    if max(values) > 20 * min(values):
+    # A logarithmic axis has no place for 0.
+    if max(values) > 20 * min(values) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     else:
