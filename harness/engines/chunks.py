@@ -17,6 +17,13 @@ class AnswerError(RunError):
     """A server sent something that cannot be true."""
 
 
+class DraftSums(NamedTuple):
+    """Draft tokens over all iterations."""
+
+    num_drafted: int
+    num_accepted: int
+
+
 class Drafts(NamedTuple):
     """How many tokens were drafted and accepted.
 
@@ -28,7 +35,7 @@ class Drafts(NamedTuple):
             came first.
     """
 
-    sums: tuple[int, int]
+    sums: DraftSums
     outcomes: list[tuple[int, int]]
     in_order: bool
 
@@ -92,34 +99,38 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
     metrics = _mapping(event.get("metrics"), "metrics")
     details = _mapping(event.get("sglext"), "sglext")
     timings = _mapping(event.get("timings"), "timings")
-    if found := _mapping(metrics.get("speculative_decoding"), "metrics.speculative_decoding"):
-        sums = _sums(found, "num_draft_tokens", "num_accepted_draft_tokens")
-        drafted = _counts(found, "per_step_drafted")
-        accepted = _counts(found, "per_step_accepted")
+    of_vllm = _mapping(metrics.get("speculative_decoding"), "metrics.speculative_decoding")
+    of_sglang = _mapping(details.get("spec_tokens_details"), "sglext.spec_tokens_details")
+    if of_vllm:
+        sums = _sums(of_vllm, "num_draft_tokens", "num_accepted_draft_tokens")
+        drafted = _counts(of_vllm, "per_step_drafted")
+        accepted = _counts(of_vllm, "per_step_accepted")
         if drafted and accepted:
             return Drafts(sums, _outcomes(drafted, accepted), in_order=True)
-        histogram = _counts(found, "acceptance_histogram")
-    elif found := _mapping(details.get("spec_tokens_details"), "sglext.spec_tokens_details"):
-        sums = _sums(found, "spec_num_proposed_drafts", "spec_num_correct_drafts")
-        histogram = _counts(found, "spec_correct_drafts_histogram")
+        histogram = _counts(of_vllm, "acceptance_histogram")
+    elif of_sglang:
+        sums = _sums(of_sglang, "spec_num_proposed_drafts", "spec_num_correct_drafts")
+        histogram = _counts(of_sglang, "spec_correct_drafts_histogram")
     elif "draft_n" in timings:
-        sums, histogram = _sums(timings, "draft_n", "draft_n_accepted"), []
+        sums = _sums(timings, "draft_n", "draft_n_accepted")
+        histogram = []
     else:
         return None
-    return Drafts(sums, _outcomes_of_histogram(sums[0], histogram), in_order=False)
+    outcomes = _outcomes_of_histogram(sums.num_drafted, histogram)
+    return Drafts(sums, outcomes, in_order=False)
 
 
 def _shown_by(event: Mapping[str, Any]) -> Shown:
     """The field `__verbose`."""
-    found = _mapping(event.get("__verbose"), "__verbose")
-    settings = _mapping(found.get("generation_settings"), "generation_settings")
+    shown = _mapping(event.get("__verbose"), "__verbose")
+    settings = _mapping(shown.get("generation_settings"), "generation_settings")
     never_drawn = []
     for entry in _list(settings.get("logit_bias"), "logit_bias"):
         bias = _mapping(entry, "an entry of logit_bias")
         # JSON has no infinity.
         if "token" in bias and bias.get("bias") is None:
             never_drawn.append(_count(bias["token"], "a token of logit_bias"))
-    return Shown(_counts(found, "tokens"), never_drawn)
+    return Shown(_counts(shown, "tokens"), never_drawn)
 
 
 def _cached(event: Mapping[str, Any]) -> int | None:
@@ -127,9 +138,9 @@ def _cached(event: Mapping[str, Any]) -> int | None:
     usage = _mapping(event.get("usage"), "usage")
     details = _mapping(usage.get("prompt_tokens_details"), "usage.prompt_tokens_details")
     timings = _mapping(event.get("timings"), "timings")
-    for found, name in ((details, "cached_tokens"), (timings, "cache_n")):
-        if found.get(name) is not None:
-            return _count(found[name], name)
+    for fields, name in ((details, "cached_tokens"), (timings, "cache_n")):
+        if fields.get(name) is not None:
+            return _count(fields[name], name)
     return None
 
 
@@ -181,10 +192,12 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
     return [(each, count) for count, num_times in enumerate(histogram) for _ in range(num_times)]
 
 
-def _sums(found: Mapping[str, Any], drafted: str, accepted: str) -> tuple[int, int]:
-    sums = _count(found.get(drafted), drafted), _count(found.get(accepted), accepted)
-    _check_accepted(*sums)
-    return sums
+def _sums(fields: Mapping[str, Any], drafted: str, accepted: str) -> DraftSums:
+    """The sums in the fields with these names."""
+    num_drafted = _count(fields.get(drafted), drafted)
+    num_accepted = _count(fields.get(accepted), accepted)
+    _check_accepted(num_drafted, num_accepted)
+    return DraftSums(num_drafted, num_accepted)
 
 
 def _check_accepted(num_drafted: int, num_accepted: int) -> None:
@@ -194,8 +207,8 @@ def _check_accepted(num_drafted: int, num_accepted: int) -> None:
         )
 
 
-def _counts(found: Mapping[str, Any], name: str) -> list[int]:
-    return [_count(value, f"an entry of {name}") for value in _list(found.get(name), name)]
+def _counts(fields: Mapping[str, Any], name: str) -> list[int]:
+    return [_count(value, f"an entry of {name}") for value in _list(fields.get(name), name)]
 
 
 def _count(value: Any, name: str) -> int:

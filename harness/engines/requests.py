@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.trees import Branch
-from harness.engines.chunks import Chunk, Drafts, read_drafts
+from harness.engines.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
 
@@ -74,7 +74,7 @@ class RequestRecord:
     outcomes_in_order: bool = True
     branches: list[Branch] = field(default_factory=list)
     num_cached: int | None = None
-    sums: tuple[int, int] | None = None
+    sums: DraftSums | None = None
     leave_after: int | None = None
     error: RequestError | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -55,6 +55,33 @@ _FEWEST_TOKENS = 2000
 _MOST_TOKENS = 4_000_000
 # Texts whose logits are computed together: of a large vocabulary, those of one text are many.
 _SCORED_TOGETHER = 8
+
+
+class _Text(NamedTuple):
+    """A request, and the tokens of its answer."""
+
+    asked: Asked
+    token_ids: Sequence[int]
+
+
+class _Rounded(NamedTuple):
+    """The exact probabilities [n, V] along a text, by two routes that differ by rounding alone."""
+
+    probabilities: Floats
+    others: Floats
+
+
+class _Group(NamedTuple):
+    """Drawn tokens of a sampling setting that are tested together.
+
+    Attributes:
+        quantiles: of the tokens in the exact distribution.
+        rounded_masses: of the cells of the test, as another rounding has them; None if not known.
+    """
+
+    name: str
+    quantiles: Floats
+    rounded_masses: Floats | None
 
 
 class LoadTest:
@@ -115,7 +142,7 @@ class LoadTest:
         tried = samplings(settings.decoding, biased, self._arm.penalises_prompts)
         if engine_of(settings).own_loop:
             # Our loop has no others, which nobody expects of it.
-            self._taken += [one for one in tried if not one.parameters]
+            self._taken += [sampling for sampling in tried if not sampling.parameters]
             return
         for sampling in tried:
             if is_taken(self._arm, Asked(tuple(prompt), sampling, 1, index=0), settings.seed):
@@ -129,7 +156,7 @@ class LoadTest:
         self, asked: Sequence[Asked], num_in_flight: int, doing: str = "under load"
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
-        requests = [one.request(self._settings.seed) for one in asked]
+        requests = [each.request(self._settings.seed) for each in asked]
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_collections():
             for record in self._arm.under_load(requests, num_in_flight):
@@ -148,19 +175,19 @@ class LoadTest:
         # Half of them in each round.
         num_tokens = self._num_drawn_tokens()
         num_drawn = math.ceil(num_tokens / self._mean_length / 2)
-        asked = self._workload.first_turns(num_drawn)
-        self._say_how_much(len(asked), num_tokens)
-        answers = self._answers(asked, self._num_in_flight)
-        texts = [answer.token_ids for answer in answers]
-        second = self._workload.second_turns(asked, texts, num_drawn)
+        first = self._workload.first_turns(num_drawn)
+        self._say_how_much(len(first), num_tokens)
+        answers = self._answers(first, self._num_in_flight)
+        first_texts = [answer.token_ids for answer in answers]
+        second = self._workload.second_turns(first, first_texts, num_drawn)
         answers += self._answers(second, self._num_in_flight, "under load, second turns")
-        read = [
-            (one, answer)
-            for one, answer in zip([*asked, *second], answers, strict=True)
-            if one.is_compared and answer.token_ids
-        ]
-        require_token_ids([answer for _, answer in read])
-        compared = [(one, answer.token_ids) for one, answer in read]
+        compared: list[_Text] = []
+        read: list[RequestRecord] = []
+        for asked, answer in zip([*first, *second], answers, strict=True):
+            if asked.is_compared and answer.token_ids:
+                compared.append(_Text(asked, answer.token_ids))
+                read.append(answer)
+        require_token_ids(read)
         batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
         scores = _Scores(reference, batch_size, self._settings.seed)
         with progress("comparing", len(compared)) as advance:
@@ -214,11 +241,11 @@ class LoadTest:
         test = self._test()
         parts = []
         for sampling in self._taken:
-            for which, found, moved in scores.groups(sampling):
-                check = test.check(found, moved)
+            for group in scores.groups(sampling):
+                check = test.check(group.quantiles, group.rounded_masses)
                 parts.append(check)
                 self.checks.append(
-                    sampled_columns(check) | {"sampling": f"{sampling.name}, {which}"}
+                    sampled_columns(check) | {"sampling": f"{sampling.name}, {group.name}"}
                 )
         pairs = test.check_pairs(scores.all_quantiles)
         self.checks.append(sampled_columns(pairs) | {"sampling": PAIRS})
@@ -245,31 +272,31 @@ class LoadTest:
     def _compare_with_alone(self) -> None:
         taken = self._taken
         workload = self._workload
-        asked = workload.first_turns(0)
-        asked = [one for one in asked if one.is_greedy and one.is_compared]
-        asked_num = self._settings.num_draws
-        num_each = _NUM_ALONE if asked_num == "auto" else -(-asked_num // max(1, len(taken)))
+        greedy = [
+            asked for asked in workload.first_turns(0) if asked.is_greedy and asked.is_compared
+        ]
+        num_draws = self._settings.num_draws
+        num_each = _NUM_ALONE if num_draws == "auto" else -(-num_draws // max(1, len(taken)))
         drawn: list[Asked] = []
         for place, sampling in enumerate(taken):
             prompt = self._prompts[place % len(self._prompts)]
             drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
-        loaded = workload.shuffled([*asked, *drawn])
+        loaded = workload.shuffled([*greedy, *drawn])
         about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
         say(f"testing the {self._arm.name} arm: {about}, and up to as many alone")
         answers = self._answers(loaded, self._num_in_flight)
-        under_load = dict(zip((one.index for one in loaded), answers, strict=True))
-        texts = [under_load[one.index] for one in asked]
-        self._add_greedy_texts(asked, texts)
+        under_load = dict(zip((asked.index for asked in loaded), answers, strict=True))
+        self._add_greedy_texts(greedy, [under_load[asked.index] for asked in greedy])
         if not taken:
             return
         level = self._settings.false_alarm_rate / (len(taken) + 1)
         test = SampledTest(_NUM_COMPARED, level, self._settings.shift)
         parts = []
         for sampling in taken:
-            own = [one for one in drawn if one.sampling is sampling]
-            again = workload.repeated(own[0].prompt, sampling, num_each, _NUM_COMPARED)
+            of_sampling = [asked for asked in drawn if asked.sampling is sampling]
+            again = workload.repeated(of_sampling[0].prompt, sampling, num_each, _NUM_COMPARED)
             alone = self._answers(again, 1, f"alone, {sampling.name}")
-            loaded_answers = [under_load[one.index] for one in own]
+            loaded_answers = [under_load[asked.index] for asked in of_sampling]
             samples = [
                 Generation("alone", requests=alone),
                 Generation("load", requests=loaded_answers),
@@ -281,21 +308,23 @@ class LoadTest:
         overall = together(parts)
         self._add_overall(overall, overall.acceptance)
 
-    def _add_greedy_texts(self, asked: Sequence[Asked], answers: Sequence[RequestRecord]) -> None:
+    def _add_greedy_texts(self, greedy: Sequence[Asked], answers: Sequence[RequestRecord]) -> None:
         """Compare greedy texts with the model's own; where it cannot be loaded, with those of
         requests alone.
         """
         references = self._references
         divergences: list[Divergence | None] = []
         if references.for_texts() is None:
-            alone = self._answers(asked, 1, "alone")
-            for one, answer, other in zip(asked, answers, alone, strict=True):
-                parted = first_divergence(None, one.prompt, other.token_ids, answer.token_ids)
-                divergences.append(parted)
+            alone = self._answers(greedy, 1, "alone")
+            for asked, answer, expected in zip(greedy, answers, alone, strict=True):
+                divergences.append(
+                    first_divergence(None, asked.prompt, expected.token_ids, answer.token_ids)
+                )
         else:
-            for one, answer in zip(asked, answers, strict=True):
-                parted = references.text_divergence(one.prompt, answer.text, one.num_tokens)
-                divergences.append(parted)
+            for asked, answer in zip(greedy, answers, strict=True):
+                divergences.append(
+                    references.text_divergence(asked.prompt, answer.text, asked.num_tokens)
+                )
         num_tokens = sum(len(answer.token_ids) for answer in answers)
         self.checks.append(greedy_columns(divergences, num_tokens))
 
@@ -318,34 +347,37 @@ class _Scores:
         self._batch_size = batch_size
         self._generator = np.random.default_rng([seed, 1])
         self._quantiles: dict[str, list[Floats]] = defaultdict(list)
-        self._rounded: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
+        self._rounded: dict[str, list[_Rounded]] = defaultdict(list)
 
-    def add(self, texts: Sequence[tuple[Asked, Sequence[int]]]) -> Iterator[None]:
+    def add(self, texts: Sequence[_Text]) -> Iterator[None]:
         """Score texts; yields after each."""
         # Texts of about the same length need little filling.
-        by_length = sorted(texts, key=lambda pair: len(pair[1]))
+        by_length = sorted(texts, key=lambda text: len(text.token_ids))
         for batch in in_batches(by_length, self._batch_size):
-            for asked, text in batch:
-                check_known([*asked.prompt, *text], self._reference.vocabulary_size)
-            prompts = [asked.prompt for asked, _ in batch]
-            logits = self._reference.logits_along(prompts, [text for _, text in batch])
-            for row, (asked, text) in enumerate(batch):
-                self._add(asked, text, logits[row, : len(text)])
+            for text in batch:
+                check_known([*text.asked.prompt, *text.token_ids], self._reference.vocabulary_size)
+            prompts = [text.asked.prompt for text in batch]
+            logits = self._reference.logits_along(prompts, [text.token_ids for text in batch])
+            for row, (asked, token_ids) in enumerate(batch):
+                self._add(asked, token_ids, logits[row, : len(token_ids)])
                 yield
 
-    def groups(self, sampling: Sampling) -> Iterator[tuple[str, Floats, Floats | None]]:
-        """Yield the quantiles of first tokens and of later ones, and their shares if rounded."""
-        found = self._quantiles[sampling.name]
-        for name, part in (("first tokens", slice(0, 1)), ("later tokens", slice(1, None))):
-            values = np.concatenate([text[part] for text in found]) if found else np.zeros(0)
-            moved = None
-            pairs = self._rounded[sampling.name]
-            if pairs:
-                exact = np.concatenate([one[part] for one, _ in pairs])
-                other = np.concatenate([one[part] for _, one in pairs])
-                if len(exact):
-                    moved = cell_masses(exact, other, num_cells_for(len(values)))
-            yield name, values, moved
+    def groups(self, sampling: Sampling) -> Iterator[_Group]:
+        """Yield the first tokens of a setting's texts, and the later ones."""
+        yield self._group("first tokens", sampling, slice(0, 1))
+        yield self._group("later tokens", sampling, slice(1, None))
+
+    def _group(self, name: str, sampling: Sampling, places: slice) -> _Group:
+        by_text = self._quantiles[sampling.name]
+        values = np.concatenate([values[places] for values in by_text]) if by_text else np.zeros(0)
+        rounded_masses = None
+        rounded = self._rounded[sampling.name]
+        if rounded:
+            exact = np.concatenate([each.probabilities[places] for each in rounded])
+            others = np.concatenate([each.others[places] for each in rounded])
+            if len(exact):
+                rounded_masses = cell_masses(exact, others, num_cells_for(len(values)))
+        return _Group(name, values, rounded_masses)
 
     def _add(self, asked: Asked, text: Sequence[int], logits: Tensor) -> None:
         if asked.is_greedy:
@@ -358,15 +390,15 @@ class _Scores:
             return
         sampling = asked.sampling
         exact = sampling.probabilities_along(logits, asked.prompt, text)
-        found = quantiles(exact, text, self._generator)
-        self._quantiles[sampling.name].append(found)
-        self.all_quantiles.append(found)
+        of_text = quantiles(exact, text, self._generator)
+        self._quantiles[sampling.name].append(of_text)
+        self.all_quantiles.append(of_text)
         if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(asked.prompt) > 1:
             # The same logits by another route: in a batch of one, with a prompt one token shorter.
-            prompt, last = asked.prompt[:-1], asked.prompt[-1]
-            other = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
-            again = sampling.probabilities_along(other, asked.prompt, text)
-            self._rounded[sampling.name].append((exact, again))
+            *prompt, last = asked.prompt
+            other_logits = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
+            others = sampling.probabilities_along(other_logits, asked.prompt, text)
+            self._rounded[sampling.name].append(_Rounded(exact, others))
 
 
 def is_taken(arm: Arm, asked: Asked, seed: int) -> bool:
