@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import common
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from harness.decoding.randomness import uniforms
 from harness.drafting.prepared_trees import PreparedTrees
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
+from harness.engines.timing import quick_collections
 from harness.menu.records import make_drafter
 from harness.runners.static import StaticRunner
 
@@ -55,48 +59,59 @@ def measured(
 ) -> list[str]:
     """Return the figures of trees of so many levels."""
     warp = warp_of(settings.decoding)
-    make = make_drafter(pair, None, pair.vocabulary_size)
-    assert make is not None
-    part: Any = make(warp)
-    model = pair.target.model
-    prepared = PreparedTrees(part, model, pair.vocabulary_size, compiled=True, captured=False)
+    make: Any = make_drafter(pair, None, pair.vocabulary_size)
+    prepared = PreparedTrees(
+        make(warp), pair.target.model, pair.vocabulary_size, compiled=True, captured=False
+    )
     began = all_processor_time()
     prepared.prepare(1, LONGEST, [levels])
     compiling = all_processor_time() - began
     drafters: dict[str, Any] = {"eager": make(warp), "compiled": make(warp)}
     drafters["compiled"].prepared = prepared
-    seconds: dict[str, list[float]] = {name: [0.0] * len(prompts) for name in drafters}
-    for place, prompt in enumerate(prompts):
-        runner = StaticRunner(model, hidden_layers=part.layers)
-        step = runner.start([prompt])
+    totals: dict[str, list[float]] = {name: [] for name in drafters}
+    with quick_collections():
+        for place, prompt in enumerate(prompts):
+            numbers = uniforms(0, [place], num_turns * settings.draft.budget)[..., 0]
+            drawn_with = numbers.split(settings.draft.budget, dim=1)
+            seconds = of_prompt(drafters, pair.target.model, prompt, levels, drawn_with)
+            for name, total in seconds.items():
+                totals[name].append(total)
+    prepared.close()
+    ratio = common.ratio(totals["eager"], totals["compiled"])
+    count = len(prompts) * (num_turns - 1)
+    means = [f"{1000 * sum(total) / count:.2f}" for total in totals.values()]
+    of_ratio = f"{ratio.estimate:.2f} ({common.interval(ratio)})"
+    return [str(levels), f"{compiling:.1f}", *means, of_ratio]
+
+
+def of_prompt(
+    drafters: dict[str, Any],
+    model: PreTrainedModel,
+    prompt: list[int],
+    levels: int,
+    drawn_with: Sequence[Tensor],
+) -> dict[str, float]:
+    """Return the seconds of each drafter's proposals but the first, which reads the prompt."""
+    seconds = dict.fromkeys(drafters, 0.0)
+    runner = StaticRunner(model, hidden_layers=drafters["eager"].layers)
+    step = runner.start([prompt])
+    following = int(step.logits[0, -1].argmax())
+    for drafter in drafters.values():
+        drafter.start([prompt], [following], step)
+    for turn, numbers in enumerate(drawn_with):
+        trees = {}
+        for name in sorted(drafters, reverse=bool(turn % 2)):
+            took, trees[name] = timed_proposal(drafters[name], levels, numbers)
+            if turn:
+                seconds[name] += took
+        assert trees["eager"] == trees["compiled"], "the trees differ"
+        step = runner.extend(torch.tensor([[following]]))
+        runner.keep([1])
         following = int(step.logits[0, -1].argmax())
         for drafter in drafters.values():
-            drafter.start([prompt], [following], step)
-        numbers = uniforms(0, [place], num_turns * settings.draft.budget)[..., 0]
-        for turn, drawn_with in enumerate(numbers.split(settings.draft.budget, dim=1)):
-            order = sorted(drafters, reverse=bool(turn % 2))
-            trees = {}
-            for name in order:
-                took, trees[name] = timed_proposal(drafters[name], levels, drawn_with)
-                if turn:  # the first one reads the prompt
-                    seconds[name][place] += took
-            assert trees["eager"] == trees["compiled"], "the trees differ"
-            step = runner.extend(torch.tensor([[following]]))
-            runner.keep([1])
-            following = int(step.logits[0, -1].argmax())
-            for drafter in drafters.values():
-                drafter.follow(torch.tensor([[1]]))
-                drafter.observe([0], [following], step)
-    prepared.close()
-    ratio = common.ratio(seconds["eager"], seconds["compiled"])
-    count = len(prompts) * (num_turns - 1)
-    means = [f"{1000 * sum(seconds[name]) / count:.2f}" for name in drafters]
-    return [
-        str(levels),
-        f"{compiling:.1f}",
-        *means,
-        f"{ratio.estimate:.2f} ({common.interval(ratio)})",
-    ]
+            drafter.follow(torch.tensor([[1]]))
+            drafter.observe([0], [following], step)
+    return seconds
 
 
 def timed_proposal(drafter: Any, levels: int, numbers: torch.Tensor) -> tuple[float, Any]:
