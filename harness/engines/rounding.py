@@ -2,7 +2,7 @@
 
 The last positions of a text are computed again by routes that would be equal without rounding: alone
 and in a batch, with and without a cache, one token at a time and several, and with embeddings that
-are changed by at most a unit of their format, after which every later operation rounds differently.
+are changed by at most the epsilon of their format, after which every later operation rounds differently.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _NUM_LIKELY = 8
 # run; of normal errors one of two million is larger.
 _NUM_DEVIATIONS = 5.0
 
+# `Reference.logits`: (prompts, continuations=None) -> [B, V].
 Logits = Callable[..., Tensor]
 
 
@@ -38,6 +39,7 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     """
     length = len(token_ids)
     has_cached_routes = length > max(_CACHED)
+    # A cached route needs a token for the cache before its continuation.
     shortest = max(_CACHED) + 1 if has_cached_routes else 1
     num_positions = min(NUM_POSITIONS, length - shortest + 1)
     texts = [token_ids[: length - place] for place in range(num_positions)]
@@ -51,10 +53,11 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
 
 
 def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> float:
-    """The largest margin between two tokens that rounding explains at the first position.
+    """The largest margin between two tokens that rounding explains after the whole text.
 
     Args:
-        logits: [R, P, V], see `recompute`.
+        logits: [R, P, V], see `recompute`; the whole text is position 0.
+        tokens: those two.
         epsilon: of the format that the logits were computed in.
     """
     num_routes, _, vocabulary_size = logits.shape
@@ -63,7 +66,7 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     values = logits.gather(-1, likely.expand(num_routes, -1, -1))
     margins = values[..., :1] - values[..., 1:]
     deviation = float(margins.var(0).mean().sqrt())
-    # Even exact logits are rounded: each of both by half a unit, in each of both texts.
+    # Even exact logits are rounded: two logits in two texts, by half a unit each.
     largest = logits[:, 0, list(tokens)].abs().max()
     unit = _unit(float(largest), epsilon)
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
@@ -91,7 +94,7 @@ def _unit(value: float, epsilon: float) -> float:
 
 @contextmanager
 def _changed_embeddings(model: Any) -> Iterator[None]:
-    """Change what the model reads by at most one unit of its format, at random."""
+    """Change what the model reads at random, by at most the epsilon of its format, relatively."""
     generator = torch.Generator().manual_seed(0)
 
     def change(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -208,7 +208,7 @@ class Session:
             self.devices = placed.device_names()
         else:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
-            elsewhere = engine.place(settings.engine)
+            elsewhere = engine.location(settings.engine)
             self.devices = here if elsewhere is None else [elsewhere]
         write_environment(self.directory, self.devices)
         return self.placed

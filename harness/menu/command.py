@@ -30,7 +30,7 @@ class Command(Record):
         example: its arguments in the list of commands.
         examples: what `--help` shows: arguments, and what they are for.
         notes: further sentences for `--help`.
-        place: where it stands in the list of commands, the smallest first.
+        help_order: where it stands in the list of commands, the smallest first.
         settings: the dataclass of its settings; None for a command that takes paths, whose module has
             `main(arguments)`.
         experiment: the class of its measurement (see `menu/experiment.py`), or the module whose
@@ -49,7 +49,7 @@ class Command(Record):
     example: ClassVar[str] = ""
     examples: ClassVar[Sequence[tuple[str, str]]] = ()
     notes: ClassVar[str] = ""
-    place: ClassVar[int] = 100
+    help_order: ClassVar[int] = 100
     settings: ClassVar[type[RunSettings] | None] = None
     experiment: ClassVar[str | type]
     row: ClassVar[type[RunRow] | None] = None

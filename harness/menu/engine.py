@@ -109,7 +109,7 @@ class EngineRecord(Record, Abilities):
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
 
-    def place(self, settings: Any) -> str | None:
+    def location(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.
 
         Args:

@@ -121,7 +121,7 @@ ENGINES = Engines("engine", EngineRecord, "harness.menu.engines", "harness.engin
 
 def commands() -> list[Command]:
     """Every command that needs no file, in the order in which they are listed."""
-    return sorted(COMMANDS.all().values(), key=lambda command: command.place)
+    return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
 
 
 def with_settings() -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# A character has at most four bytes; if it is still broken after as many tokens, it will never be
-# whole.
+# A character has at most four bytes, so at most four tokens hold it; if it is still broken then, it
+# will never be whole.
 _LONGEST_WAIT = 4
 # Enough of the prompt that the first new token gets its leading space, and no more than must be
 # decoded each time.
@@ -36,20 +36,22 @@ class Detokenizer:
         text = self._new_text()
         if text.endswith(_BROKEN) and len(self._pending) < _LONGEST_WAIT:
             return None
-        return self._taken(text)
+        self._advance()
+        return text
 
     def flush(self) -> str:
         """Return the rest when the text ends, with its broken character."""
-        return self._taken(self._new_text())
+        text = self._new_text()
+        self._advance()
+        return text
 
     def _new_text(self) -> str:
         before = self._decode(self._context)
         return self._decode([*self._context, *self._pending])[len(before) :]
 
-    def _taken(self, text: str) -> str:
+    def _advance(self) -> None:
         self._context = [*self._context, *self._pending][-2 * _CONTEXT :]
         self._pending = []
-        return text
 
     def _decode(self, tokens: list[int]) -> str:
         return str(

@@ -19,7 +19,12 @@ _FIGURES = (
 
 
 def figures_of(paths: Sequence[Path]) -> dict[str, Any]:
-    """Pairs as `report` orders them, those of one group in a row; notes say what could not be read."""
+    """Pairs as `report` orders them, those of a group one after the other; notes say what could not
+    be read.
+
+    {"pairs": [{"name": "tiny with tiny_draft", "group": "...", "best": True, "speedup": 2.3, ...}],
+    "notes": ["..."]}, where the fastest K of a group is `best`.
+    """
     there = [path for path in paths if path.exists()]
     if not there:
         absent = [f"nothing has been measured yet: there is no {path}" for path in paths]

@@ -39,11 +39,12 @@ def print_sweep(
     """Print the final tables on stdout, and on stderr where the rows are.
 
     Args:
-        pooled: rows over all runs of each job that was repeated.
+        pooled: rows over all runs of each job that was repeated. The tables have them in place of
+            the rows of single runs.
     """
     record = COMMANDS[command]
     if len(pooled) == 1:
-        # One measurement, which happens to be a sweep.
+        # One job, repeated: printed like a single run.
         print_document(record.pooled(pooled[0]), plain_console(WIDE))
     elif rows:
         all_rows = [*rows, *itertools.chain.from_iterable(pooled)]
@@ -82,7 +83,9 @@ def sweep_document(command: str, rows: Rows) -> Document:
 
 
 def exit_code(command: str, rows: Rows) -> int:
-    """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0."""
+    """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0: a bad answer
+    outweighs an open one.
+    """
     if any(row.status != "ok" for row in rows):
         return 1
     jobs = grouped(rows, attrgetter("job")).values()

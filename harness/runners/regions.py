@@ -37,7 +37,8 @@ _compiled: dict[str, Callable[..., Any]] = {}
 
 
 def compile_call(call: Call, model: nn.Module, *, repeated_alone: bool = False) -> Call:
-    """Compile a call of a model: a pass over the same tensors every time.
+    """Compile a call of a model: a function without arguments over tensors that it holds already,
+    the same ones every time.
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
     small model's pass.
@@ -204,8 +205,10 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     Few rows on a CPU are multiplied as sums, which inductor fuses with what follows. A library's
     product of few rows takes up to twice as long, and separates two kernels.
     """
-    is_fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and matrix.stride(0) == 1
-    if not is_fast or len(rows) > _FEW_ROWS:
+    is_transposed_weight = matrix.stride(0) == 1
+    in_float32_on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
+    suits_sums = in_float32_on_cpu and is_transposed_weight
+    if not suits_sums or len(rows) > _FEW_ROWS:
         return rows @ matrix
     # as_strided forces the rows into memory; otherwise each sum would compute them again.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))

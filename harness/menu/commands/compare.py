@@ -68,7 +68,7 @@ class Compare(Command):
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("json=true < prompts.txt", "one prompt per line, one JSON record each"),
     )
-    place = 2
+    help_order = 2
     settings = CompareSettings
     experiment = "harness.experiments.compare"
     row = CompareRow

@@ -137,7 +137,7 @@ class Distill(Command):
         "After Ctrl-C or a kill the same command goes on. "
         "The result is a directory that draft= takes."
     )
-    place = 5
+    help_order = 5
     settings = DistillSettings
     experiment = "harness.experiments.distill"
     row = DistillRow

@@ -101,7 +101,7 @@ class Eval(Command):
         "Answers are kept in eval_answers/ next to results.file: after Ctrl-C or a crash the same "
         "command resumes."
     )
-    place = 3
+    help_order = 3
     settings = EvalSettings
     experiment = "harness.experiments.evaluation"
     row = EvalRow

@@ -103,7 +103,7 @@ class Latency(Command):
             "a sweep over comma-separated values",
         ),
     )
-    place = 1
+    help_order = 1
     settings = LatencySettings
     experiment = "harness.experiments.latency"
     row = LatencyRow

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
 
+# The K of a grid whose settings name none, where the engine takes any.
 DRAFT_TOKENS = (1, 3, 5)
 
 
@@ -28,7 +29,7 @@ class MapSettings(PromptedSettings):
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
         draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it tells it.
-        share: of the cells that are measured at most, beyond the grid's corners; others are interpolated.
+        share: at most this share of the cells is measured, though always the corners; the others are interpolated.
         num_prompts: how many prompts a cell measures at least; a whole number of batches.
         num_warmup: batches that every arm decodes first and that are not counted.
         num_resamples: samples of the paired bootstrap.
@@ -42,6 +43,7 @@ class MapSettings(PromptedSettings):
     num_warmup: int = 1
     num_resamples: int = 2000
 
+    # So `engine.aa` and `decoding.ignore_eos=auto` are allowed.
     COMPARES_TIMES = True
 
     def __post_init__(self) -> None:
@@ -69,8 +71,8 @@ class MapSettings(PromptedSettings):
         one_by_one = engine.takes_batches or self.batch_sizes == (1,)
         require(one_by_one, "batch_sizes", rule, list(self.batch_sizes))
         rule = f"must be null with engine={name}: a server drafts with a K of its own"
-        asked = self.draft_tokens
-        require(engine.computes_here or asked is None, "draft_tokens", rule, list(asked or ()))
+        numbers = self.draft_tokens
+        require(engine.computes_here or numbers is None, "draft_tokens", rule, list(numbers or ()))
 
 
 class Map(Command):
@@ -88,7 +90,7 @@ class Map(Command):
         "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing"
         " (map.svg), into the run's directory."
     )
-    place = 2
+    help_order = 2
     settings = MapSettings
     experiment = "harness.experiments.map"
     row = MapRow

@@ -81,7 +81,7 @@ class Plan(Command):
         ),
     )
     notes = "Exit code 0: it fits; 1: it does not, or planning failed; 2: a wrong setting."
-    place = 6
+    help_order = 6
     settings = PlanSettings
     experiment = "harness.experiments.plan"
     row = PlanRow

@@ -130,7 +130,7 @@ class Recovery(Command):
     notes = (
         "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."
     )
-    place = 4
+    help_order = 4
     settings = RecoverySettings
     experiment = "harness.experiments.recovery"
     row = RecoveryRow

@@ -11,7 +11,7 @@ class Regress(Command):
     name = "regress"
     summary = "whether a change made anything worse: exit code 0 no, 1 yes, 3 it cannot be told"
     example = "before=results/a.csv after=results/b.csv margin=0.02"
-    place = 9
+    help_order = 9
     experiment = "harness.report.regress"
     measures = False
     sweeps = False

@@ -11,7 +11,7 @@ class Report(Command):
     name = "report"
     summary = "tables, Markdown and an HTML page with plots from the CSV files of what was measured"
     example = "results"
-    place = 8
+    help_order = 8
     experiment = "harness.report.command"
     measures = False
     sweeps = False

@@ -83,7 +83,7 @@ class Serve(Command):
 Ctrl-C ends it. A question to it:
   curl http://127.0.0.1:5000/predict -H 'Content-Type: application/json' \\
     -d '{"prompt": "Once upon a time"}'"""
-    place = 7
+    help_order = 7
     settings = ServeSettings
     experiment = "harness.serve.command"
     measures = False

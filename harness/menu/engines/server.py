@@ -97,7 +97,7 @@ class Server(EngineRecord):
         rule = "must be set for recovery, which compares with its texts"
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
-    def place(self, settings: Any) -> str:
+    def location(self, settings: Any) -> str:
         return str(settings.url)
 
     def addresses(self, settings: Any) -> Addresses:
