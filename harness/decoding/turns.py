@@ -262,7 +262,7 @@ def decode_batch(
         first_step: Step | None = None
         is_first = not rows.members
         if joining and not turns.is_queued:
-            prompts = [prompt for one in joining for prompt in one.prompts]
+            prompts = [prompt for each in joining for prompt in each.prompts]
             first_step = target.start(prompts) if is_first else target.add(prompts)
             record = rows.join(joining, first_step.logits)
             joining = []

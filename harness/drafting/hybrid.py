@@ -80,19 +80,19 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
         super().start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        found = self._text.propose(num_draft_tokens, uniforms)
-        assert found.lengths is not None
+        from_text = self._text.propose(num_draft_tokens, uniforms)
+        assert from_text.lengths is not None
         replaced = [
             length > 0 and record.prefers_text()
-            for length, record in zip(found.lengths, self._records, strict=True)
+            for length, record in zip(from_text.lengths, self._records, strict=True)
         ]
         self._replaced = replaced
         if all(replaced):
-            self.other.replace(found.tokens, replaced)
-            return found
+            self.other.replace(from_text.tokens, replaced)
+            return from_text
         proposal = self.other.propose(num_draft_tokens, uniforms)
         if any(replaced):
-            proposal = _mixed(found, proposal, replaced)
+            proposal = _mixed(from_text, proposal, replaced)
             self.other.replace(proposal.tokens, replaced)
         self._text.replace(proposal.tokens)
         return proposal
@@ -113,24 +113,24 @@ def part_with_head(drafter: Drafter) -> HeadDrafter | None:
     return part if isinstance(part, HeadDrafter) else None
 
 
-def _mixed(found: Proposal, drafted: Proposal, replaced: Sequence[bool]) -> Proposal:
-    """The proposal that has the rows `replaced` of `found`, and the others of `drafted`."""
-    assert found.lengths is not None
+def _mixed(from_text: Proposal, drafted: Proposal, replaced: Sequence[bool]) -> Proposal:
+    """The proposal that has the rows `replaced` of `from_text`, and the others of `drafted`."""
+    assert from_text.lengths is not None
     assert drafted.probabilities is not None
     device = drafted.tokens.device
     num_rows, width = drafted.tokens.shape
-    longest = max(width, found.tokens.shape[1])
+    longest = max(width, from_text.tokens.shape[1])
     # All rows are computed and then chosen from: picking some would wait for the device.
     is_text = to_device([int(row) for row in replaced], device).unsqueeze(1) > 0
     is_certain = is_text | (torch.arange(longest, device=device) >= width)
-    found_tokens = filled_up(found.tokens.to(device), num_rows, longest)
-    tokens = torch.where(is_certain, found_tokens, filled_up(drafted.tokens, num_rows, longest))
+    text_tokens = filled_up(from_text.tokens.to(device), num_rows, longest)
+    tokens = torch.where(is_certain, text_tokens, filled_up(drafted.tokens, num_rows, longest))
     drawn_from = filled_up(drafted.probabilities, num_rows, longest)
     certain = torch.zeros_like(drawn_from).scatter_(2, tokens.unsqueeze(2), 1.0)
     probabilities = torch.where(is_certain.unsqueeze(2), certain, drawn_from)
     offered = [width] * len(replaced) if drafted.lengths is None else drafted.lengths
     lengths = [
         of_text if is_replaced else of_other
-        for of_text, of_other, is_replaced in zip(found.lengths, offered, replaced, strict=True)
+        for of_text, of_other, is_replaced in zip(from_text.lengths, offered, replaced, strict=True)
     ]
     return Proposal(tokens, probabilities, lengths)

@@ -295,17 +295,17 @@ def plan_pair(
         check_quantizer(checkpoint, device)
         return device
 
-    found = sketch_pair(target, draft, placement, dtype, device_of, weights)
+    sketched = sketch_pair(target, draft, placement, dtype, device_of, weights)
     translation: Translation | None = None
     if weights == "random":
-        tokenizer = random_tokenizer(*found.checkpoints)
+        tokenizer = random_tokenizer(*sketched.checkpoints)
     else:
         tokenizer = load_tokenizer(target)
-        for checkpoint in found.checkpoints[1:]:
+        for checkpoint in sketched.checkpoints[1:]:
             other = load_tokenizer(checkpoint.settings, "draft")
-            translation = how_to_translate(found.checkpoints[0], checkpoint, tokenizer, other)
+            translation = how_to_translate(sketched.checkpoints[0], checkpoint, tokenizer, other)
     return PlannedPair(
-        **vars(found) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus)
+        **vars(sketched) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus)
     )
 
 

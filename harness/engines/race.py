@@ -83,7 +83,7 @@ def _seconds_until(lap: Generation, number: int) -> float | None:
 
 def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:
     """Every rejection that the text went through, in order."""
-    found = []
+    rejections = []
     num_generated = 0
     for iteration in lap.iterations:
         accepted, proposed, new = (
@@ -100,7 +100,7 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
             if iteration.verdict is not None:
                 target = float(iteration.verdict.target_probability[0, accepted])
                 draft = float(iteration.verdict.draft_probability[0, accepted])
-            found.append(
+            rejections.append(
                 Rejection(
                     position=num_generated + accepted,
                     rejected=rejected,
@@ -110,7 +110,7 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
                 )
             )
         num_generated += len(new)
-    return found
+    return rejections
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

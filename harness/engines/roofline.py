@@ -77,7 +77,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
 
     Each of `batch_size` rows has `num_tokens` in the cache, on average over the run.
     """
-    found = []
+    roofs = []
     for model in placed.models:
         placement = model.placement
         read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
@@ -90,14 +90,14 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         }
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
         floor_ms /= placement.num_ranks if placement.split else 1  # which read their parts at once
-        found.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
+        roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[1]
         # One pass may draft all tokens, so that its rate would say little.
-        found.append(
+        roofs.append(
             Roof(head.read_bytes(batch_size) + batch_size * num_tokens * head.cache_bytes, None)
         )
-    return found * 2 if placed.shared else found
+    return roofs * 2 if placed.shared else roofs
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

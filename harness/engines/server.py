@@ -162,10 +162,10 @@ class ServerArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        bodies = [self._form.body(one.question, 0, one.parameters) for one in requests]
+        bodies = [self._form.body(request.question, 0, request.parameters) for request in requests]
         self.last_requests = [
-            RequestRecord(place, len(one.question.prompts[0]), leave_after=one.leave_after)
-            for place, one in enumerate(requests)
+            RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
+            for place, request in enumerate(requests)
         ]
         ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
         asking = self._ask_in_flight(bodies, num_in_flight, ended.put)
@@ -234,8 +234,8 @@ class ServerArm(Arm):
         """Find the model's name, and how the server takes a prompt. Raises RunError if it completes none."""
         owner = None
         try:
-            models = [found async for found in self.client.models.list()]
-            if model not in [found.id for found in models]:
+            models = [listed async for listed in self.client.models.list()]
+            if model not in [listed.id for listed in models]:
                 model = models[0].id
             owner = models[0].owned_by
             self.penalises_prompts = penalises_prompts(owner)

@@ -49,7 +49,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
         ask_for(repository, file, revision, "dataset")
-        found = huggingface_hub.hf_hub_download(
+        path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )
     except huggingface_hub.errors.RemoteEntryNotFoundError:
@@ -60,16 +60,16 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
         error = explain(exception, "prompts", place)
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
-    return Path(found)
+    return Path(path)
 
 
 def _cached(settings: PromptSettings, file: str) -> Path | None:
     """A file of a set on the hub as it was last fetched; None if it never was."""
     assert settings.repository is not None
-    found = huggingface_hub.try_to_load_from_cache(
+    path = huggingface_hub.try_to_load_from_cache(
         settings.repository, file, revision=settings.revision, repo_type="dataset"
     )
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def fetched_commit(settings: PromptSettings) -> str | None:

@@ -127,8 +127,8 @@ def _gsm8k_examples(settings: PromptSettings) -> str:
 def gsm8k_answer(completion: str) -> tuple[str, str | None]:
     """A solution up to where the next question begins, and the number behind `####`."""
     solution = completion.partition("Question:")[0]
-    found = _GSM8K_ANSWER.search(solution)
-    return solution.rstrip(), None if found is None else plain_number(found[1])
+    match = _GSM8K_ANSWER.search(solution)
+    return solution.rstrip(), None if match is None else plain_number(match[1])
 
 
 def plain_number(text: str) -> str:

@@ -72,7 +72,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 def _attributes(docstring: str) -> dict[str, str]:
     _, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     name = ""
     for line in section.splitlines():
         if line and not line.startswith(" "):
@@ -80,10 +80,10 @@ def _attributes(docstring: str) -> dict[str, str]:
             break
         match = re.fullmatch(r" {4}(\w+): (.*)", line)
         if match:
-            name, found[match[1]] = match[1], match[2]
+            name, meanings[match[1]] = match[1], match[2]
         elif line.strip() and name:
-            found[name] += f" {line.strip()}"
-    return {name: _in_words_of_a_user(text) for name, text in found.items()}
+            meanings[name] += f" {line.strip()}"
+    return {name: _in_words_of_a_user(text) for name, text in meanings.items()}
 
 
 def _in_words_of_a_user(text: str) -> str:

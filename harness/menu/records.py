@@ -79,36 +79,36 @@ class Methods(SettingsRegistry[Method]):
 
     def is_built_in(self, name: str) -> bool:
         """See `Registry.is_built_in`; of a hybrid, whether both parts are."""
-        if found := self._parts(name):
-            return all(super(Methods, self).is_built_in(part) for part in found)
+        if parts_of_name := self._parts(name):
+            return all(super(Methods, self).is_built_in(part) for part in parts_of_name)
         return super().is_built_in(name)
 
     def source(self, name: str) -> bytes | None:
         """See `Registry.source`; of a hybrid, the code of its text method."""
-        found = self._parts(name)
-        return super().source(found[0] if found else name)
+        parts_of_name = self._parts(name)
+        return super().source(parts_of_name[0] if parts_of_name else name)
 
     def split(self, draft: str) -> tuple[str, str] | None:
         """The text method and the other draft in a hybrid's name; None for any other name."""
-        found = parts(draft)
-        if found is None:
+        parts_of_name = parts(draft)
+        if parts_of_name is None:
             return None
-        first = found[0]
+        first = parts_of_name[0]
         known = first in self.names() or self.is_in_file(first)
-        return found if known and isinstance(self[first], TextMethod) else None
+        return parts_of_name if known and isinstance(self[first], TextMethod) else None
 
     def _parts(self, name: str) -> tuple[str, str] | None:
         """The parts of a hybrid's method; the plus in a file's path divides nothing."""
-        found = parts(name)
-        if found is None or not self.is_in_file(name):
-            return found
-        divides = found[0] in self.names() or self.is_in_file(found[0])
-        return found if divides else None
+        parts_of_name = parts(name)
+        if parts_of_name is None or not self.is_in_file(name):
+            return parts_of_name
+        divides = parts_of_name[0] in self.names() or self.is_in_file(parts_of_name[0])
+        return parts_of_name if divides else None
 
     def _load(self, name: str) -> Method:
-        if (found := self._parts(name)) is None:
+        if (parts_of_name := self._parts(name)) is None:
             return super()._load(name)
-        first, second = found
+        first, second = parts_of_name
         return hybrid(name, self[first], self[second])
 
 

@@ -122,18 +122,18 @@ class Registry(Generic[AnyRecord]):
             raise SettingError(self._setting, rule, name) from error
         return self._checked(name, found)
 
-    def _checked(self, name: str, found: Any) -> AnyRecord:
+    def _checked(self, name: str, record: Any) -> AnyRecord:
         """The record itself; a class is instantiated."""
-        if inspect.isclass(found) and issubclass(found, self._base):
-            found = found()
-        if not isinstance(found, self._base):
+        if inspect.isclass(record) and issubclass(record, self._base):
+            record = record()
+        if not isinstance(record, self._base):
             name_of_base = self._base.__name__
             article = "an" if name_of_base[0] in "AEIOU" else "a"
             rule = f"must be {article} {name_of_base} of harness"
             raise SettingError(self._setting, rule, name)
         if not self.is_built_in(name):
-            found.name = name
-        return found
+            record.name = name
+        return record
 
     def _built_in(self) -> tuple[str, ...]:
         return _modules_of(self._package)

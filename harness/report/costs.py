@@ -132,12 +132,12 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
         return []
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
         return []
-    found = []
+    others = []
     for k, (length, *ends) in enumerate(lengths, 1):
         verification = 1 + (costs.verify - 1) * _share_of_verification(row, k, measured)
         cost = k * costs.draft + verification
-        found.append(OtherK(k, length / cost, *(end and end / cost for end in ends)))
-    return found
+        others.append(OtherK(k, length / cost, *(end and end / cost for end in ends)))
+    return others
 
 
 def _share_of_verification(row: LatencyRow, k: int, measured: int) -> float:

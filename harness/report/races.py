@@ -73,15 +73,15 @@ def _beginning(row: CompareRow) -> str:
     return f" over the first {row.num_compared} tokens, where the {shorter} text ends"
 
 
-def rejections(found: Sequence[Rejection] | None) -> Document:
+def rejections(rejected: Sequence[Rejection] | None) -> Document:
     """Every rejection of a race: the token, its probabilities under both models, and its replacement.
 
     Args:
-        found: None where the engine does not tell them.
+        rejected: None where the engine does not tell them.
     """
-    if found is None:
+    if rejected is None:
         return [Line("The engine does not tell which draft tokens were rejected.", "dim")]
-    if not found:
+    if not rejected:
         return [Line("No draft token was rejected.", "dim")]
     columns = (
         Column("at"),
@@ -92,7 +92,7 @@ def rejections(found: Sequence[Rejection] | None) -> Document:
     )
     note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
     # The fields of a rejection are the columns, in the same order.
-    rows = tuple(TableRow(rejection) for rejection in found)
+    rows = tuple(TableRow(rejection) for rejection in rejected)
     return [Table("rejections", "", columns, rows, notes=(note,), look="plain")]
 
 

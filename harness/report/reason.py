@@ -163,10 +163,10 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     if len(predictions) < 2:
         return None
     shown = []
-    for one in predictions[:_MOST_K]:
-        bounds = interval(one.low, one.high)
-        shown.append(f"{one.num_draft_tokens}: {bounds or f'{one.speedup:.2f}'}×")
-    best = max(predictions, key=lambda one: one.speedup)
+    for prediction in predictions[:_MOST_K]:
+        bounds = interval(prediction.low, prediction.high)
+        shown.append(f"{prediction.num_draft_tokens}: {bounds or f'{prediction.speedup:.2f}'}×")
+    best = max(predictions, key=lambda prediction: prediction.speedup)
     largest = " or a larger one" if best is predictions[-1] else ""
     covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"

@@ -92,32 +92,32 @@ def document(
 ) -> Document:
     """The table of all comparisons, and what to know about them."""
     columns = [
-        Column("measurement", of=lambda one: pair_name(one.after), text=True, once=True),
+        Column("measurement", of=lambda pair: pair_name(pair.after), text=True, once=True),
         Column("K", of="after.num_draft_tokens", optional=True),
         Column("figure", of="figure.name", text=True),
-        Column("before", "{:.4g}".format, lambda one: one.means and one.means[0]),
-        Column("after", "{:.4g}".format, lambda one: one.means and one.means[1]),
+        Column("before", "{:.4g}".format, lambda pair: pair.means and pair.means[0]),
+        Column("after", "{:.4g}".format, lambda pair: pair.means and pair.means[1]),
         Column("change", of="change"),
         Column("95 % interval", of="interval"),
         Column("would show", "{:.1%}".format, "visible"),
         Column("verdict", of="in_words", text=True),
     ]
-    table = Table.of("regress", "", compared, columns, strong=lambda one: one.verdict == "worse")
+    table = Table.of("regress", "", compared, columns, strong=lambda pair: pair.verdict == "worse")
     lines: list[Table | Line] = [table]
     about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
     change = "Change: the geometric mean of after / before, prompt by prompt"
     lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
     covers: set[str] = set()
-    for one in compared:
-        if one.comparison and one.comparison.change.covers:
-            covers.add(one.comparison.change.covers)
+    for pair in compared:
+        if pair.comparison and pair.comparison.change.covers:
+            covers.add(pair.comparison.change.covers)
     if covers:
         lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
     for name, measured in noise_by_figure(noise).items():
         threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
         lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
-    reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
+    reasons = {f"{pair.figure.name}: {pair.reason}." for pair in compared if pair.reason}
     lines += sentences("warning", *sorted(reasons), *_unpaired(before, after))
     lines += sentences("dim", *_differences(compared))
     return lines
@@ -187,7 +187,7 @@ def _differences(compared: Sequence[Compared]) -> list[str]:
     """Circumstances in which both sides differ."""
     lines = []
     for name in _CIRCUMSTANCES:
-        pairs = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
+        pairs = {(getattr(pair.before, name), getattr(pair.after, name)) for pair in compared}
         for old, new in sorted(pairs, key=str):
             if old != new:
                 lines.append(
@@ -204,11 +204,11 @@ def _short(name: str, value: str | None) -> str:
 
 def _judge(compared: Sequence[Compared]) -> None:
     """Raise a VerdictError unless nothing is worse."""
-    worse = [one for one in compared if one.verdict == "worse"]
-    unknown = [one for one in compared if one.verdict == "cannot tell"]
+    worse = [pair for pair in compared if pair.verdict == "worse"]
+    unknown = [pair for pair in compared if pair.verdict == "cannot tell"]
     if worse:
-        texts = [f"{one.figure.name} {one.change} for {pair_name(one.after)}" for one in worse]
+        texts = [f"{pair.figure.name} {pair.change} for {pair_name(pair.after)}" for pair in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
     if unknown:
-        names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))
+        names = ", ".join(dict.fromkeys(pair.figure.name for pair in unknown))
         raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)

@@ -209,7 +209,7 @@ def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
 def changes_by_prompt(sides: Sides) -> list[Compared]:
     """The figures of `latency` that both sides have."""
     compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
-    known = [one for one in compared if one is not None]
+    known = [pair for pair in compared if pair is not None]
     if known:
         return known
     reason = "the files of the prompts are gone (column directory)"
@@ -264,13 +264,13 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
 
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
     """Without the differences that are not significant once all pairs are counted."""
-    p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
+    p_values = [pair.comparison.p_value if pair.comparison else float("nan") for pair in of_figure]
     adjusted = []
-    for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
-        if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
+    for pair, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
+        if len(of_figure) > 1 and pair.verdict in ("better", "worse") and p_value >= _LEVEL:
             reason = f"not significant among {len(of_figure)} comparisons"
-            one = replace(one, verdict="cannot tell", reason=reason)
-        adjusted.append(one)
+            pair = replace(pair, verdict="cannot tell", reason=reason)
+        adjusted.append(pair)
     return adjusted
 
 

@@ -101,7 +101,7 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
     return both[..., 0], both[..., 1]
 
 
-def _in_words(pairs: Sequence[MeasuredPair], one: Ranked) -> str:
-    share = one.relative_to_best
+def _in_words(pairs: Sequence[MeasuredPair], ranked: Ranked) -> str:
+    share = ranked.relative_to_best
     bounds = f"{share.low:.2f} to {share.high:.2f}"
-    return f"{pairs[one.index].method} ({share.estimate:.2f}; {bounds})"
+    return f"{pairs[ranked.index].method} ({share.estimate:.2f}; {bounds})"

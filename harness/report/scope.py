@@ -49,7 +49,7 @@ def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]
 def _range(categories: Sequence[Category]) -> str:
     """`2.43× for multiplication to 2.60× for addition`."""
     ordered = sorted(categories, key=attrgetter("speedup.estimate"))
-    ends = [f"{times(one.speedup.estimate)} for {one.name}" for one in (ordered[0], ordered[-1])]
+    ends = [f"{times(pair.speedup.estimate)} for {pair.name}" for pair in (ordered[0], ordered[-1])]
     return " to ".join(ends)
 
 

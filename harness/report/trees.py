@@ -122,8 +122,8 @@ def _verify(rival: Rival) -> float | None:
     return None if costs is None else costs.verify
 
 
-def _bounds(found: Interval | None) -> str | None:
-    return None if found is None else interval(found.low, found.high)
+def _bounds(ratio: Interval | None) -> str | None:
+    return None if ratio is None else interval(ratio.low, ratio.high)
 
 
 def _iterations(chain: MeasuredPair, tree: MeasuredPair) -> Common:
