@@ -1,27 +1,43 @@
 """The verdict of `recovery` on every combination of draft, tree and rule, on the tiny model.
 
-    python benchmarks/lossless_combinations.py [--only tiny_eagle3] [--draws 6000] [--shift 0.2]
+    python benchmarks/lossless_combinations.py [--only tiny_eagle3] [--head DIRECTORY] [--draws 6000]
+                                               [--shift 0.2]
 
 Tokens are drawn at temperature 1 from the three likeliest, so that few outcomes are possible and few
 draws decide; trees have 6 nodes in 3 levels. All combinations are lossless but `rule=eagle`, which
-draws some tokens without top-k. The level is that of `recovery`; `--shift` is what its tests must be able to see.
+draws some tokens without top-k. The level is that of `recovery`; `--shift` is what its tests must be
+able to see. `--head` adds a head that is stored elsewhere.
+
+Hybrids continue texts that repeat themselves, and take what a single known token says, so that the
+text proposes often: the table has the share of proposals in which it did. `pard` is `tiny_draft`
+with a mask token in its configuration. It was not trained with masks, so it is often wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import common
 import pandas as pd
+from torch import Tensor
 
 import harness
 from harness.config.errors import VerdictError
+from harness.decoding.protocols import Proposal
+from harness.drafting.text import TextDrafter
+from harness.menu.hybrid import parts
+from harness.menu.names import PACKAGE
 
 TREE_DRAFTS = ("tiny_eagle3", "tiny_draft", "tiny_medusa", "tiny_dflash")
-CHAIN_DRAFTS = ("suffix+tiny_eagle3", "lookup", "suffix", "early_exit")
+TREE_HYBRIDS = ("suffix+tiny_eagle3", "lookup+tiny_dflash")
+CHAIN_DRAFTS = ("lookup", "suffix", "early_exit", "lookup+tiny_draft", "pard")
 TREES = ("static", "dynamic", "sequences")
 RULES = ("deepmind", "block")
 FILE = "results/lossless_combinations.csv"
@@ -29,6 +45,11 @@ FILE = "results/lossless_combinations.csv"
 FEW = (
     *("num_prompts=5", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3"),
     *("decoding.temperature=1", "decoding.top_k=3", "runner=static"),
+)
+# A text that repeats itself proposes even where few tokens are read.
+REPEATED = (
+    *("and a red hat", "went to the mill and", "was very sad. He", "12 + 31 = 43"),
+    *("the yellow kite, and",),
 )
 
 
@@ -38,6 +59,7 @@ class Combination(NamedTuple):
     draft: str
     tree: str
     rule: str
+    own: Sequence[str] = ()  # settings of this draft alone
 
     @property
     def expected(self) -> str:
@@ -46,26 +68,98 @@ class Combination(NamedTuple):
 
     def overrides(self) -> list[str]:
         """The settings of `recovery`."""
-        named = [f"draft={self.draft}", f"decoding.rule={self.rule}"]
+        named = [f"draft={self.draft}", f"decoding.rule={self.rule}", *self.own]
         tree = [f"draft.tree={self.tree}", "draft.budget=6"]
         return named if self.tree == "chain" else [*named, *tree]
 
 
-def combinations() -> Iterator[Combination]:
-    """Every draft with every tree and rule that it takes."""
-    for draft in TREE_DRAFTS:
-        yield from (Combination(draft, tree, rule) for tree in TREES for rule in RULES)
-        yield Combination(draft, "dynamic", "eagle")
-    for draft in (*TREE_DRAFTS, *CHAIN_DRAFTS):
-        yield from (Combination(draft, "chain", rule) for rule in RULES)
+class TextShare:
+    """Counts the rows of proposals, and those for which a text had a guess."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.num_guesses = 0
+        self._propose = TextDrafter.propose
+
+    def __enter__(self) -> TextShare:
+        share = self
+
+        def counted(drafter: TextDrafter, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+            proposal = share._propose(drafter, num_draft_tokens, uniforms)
+            lengths = proposal.lengths or []
+            share.num_rows += len(lengths)
+            share.num_guesses += sum(length > 0 for length in lengths)
+            return proposal
+
+        TextDrafter.propose = counted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *about_errors: object) -> None:
+        TextDrafter.propose = self._propose  # type: ignore[method-assign]
+
+    def __str__(self) -> str:
+        return f"{self.num_guesses / self.num_rows:.0%}" if self.num_rows else ""
+
+
+def combinations(heads: Sequence[str], directory: Path) -> Iterator[Combination]:
+    """Every draft with every tree and rule that it takes.
+
+    Args:
+        heads: that are stored elsewhere.
+        directory: where files for the combinations are written.
+    """
+    for draft in (*TREE_DRAFTS, *heads):
+        yield from of_draft(draft, TREES)
+    repeated = repeated_prompts(directory)
+    for draft in TREE_HYBRIDS:
+        yield from of_draft(draft, ("static", "dynamic"), settings_of_hybrid(draft, repeated))
+    for draft in CHAIN_DRAFTS:
+        own = settings_of_hybrid(draft, repeated) if parts(draft) else []
+        if draft == "pard":
+            draft = parallel_draft(directory)
+        yield from of_draft(draft, (), own)
+
+
+def of_draft(draft: str, trees: Sequence[str], own: Sequence[str] = ()) -> Iterator[Combination]:
+    """A draft with these trees and as a chain, under every rule."""
+    for tree in (*trees, "chain"):
+        yield from (Combination(draft, tree, rule, own) for rule in RULES)
+    if "dynamic" in trees:
+        yield Combination(draft, "dynamic", "eagle", own)
+
+
+def settings_of_hybrid(draft: str, prompts: Path) -> list[str]:
+    """Let a text propose wherever its last token occurred before."""
+    ngrams = ["draft.max_ngram=1"] if draft.startswith("lookup") else []
+    return ["draft.least_text=1", f"prompts={prompts}", *ngrams]
+
+
+def repeated_prompts(directory: Path) -> Path:
+    """Write the prompts of hybrids."""
+    file = directory / "repeated.jsonl"
+    lines = [json.dumps({"prompt": " ".join([text] * 4)}) for text in REPEATED]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def parallel_draft(directory: Path) -> str:
+    """Write `tiny_draft` as a parallel draft."""
+    copy = directory / "pard"
+    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", copy)
+    file = copy / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | {"pard_token": 1}), encoding="utf-8")
+    return str(copy)
 
 
 def verdict(combination: Combination, options: argparse.Namespace) -> tuple[object, ...]:
     """Run `recovery`, and return the row of the table."""
     began = time.process_time()
     how = [f"shift={options.shift}", f"num_draws={options.draws}", f"results.file={FILE}", *FEW]
+    share = TextShare()
     try:
-        harness.run("recovery", *combination.overrides(), *how)
+        with share:
+            harness.run("recovery", *combination.overrides(), *how)
         found = "lossless"
     except VerdictError as error:
         found = str(error).partition(":")[0]
@@ -75,7 +169,7 @@ def verdict(combination: Combination, options: argparse.Namespace) -> tuple[obje
     drawn = rows[rows.check == "sampled"]
     whole = drawn[drawn.prompt_index.isna()]
     return (
-        combination.draft,
+        Path(combination.draft).name,
         combination.tree,
         combination.rule,
         found if found == combination.expected else f"{found}, not {combination.expected}",
@@ -83,6 +177,7 @@ def verdict(combination: Combination, options: argparse.Namespace) -> tuple[obje
         f"{drawn.p_value.min():.2g}",
         f"{whole.power.min():.4f}",
         f"{whole.acceptance_rate.iloc[-1]:.0%}",
+        str(share),
         f"{seconds:.0f}",
     )
 
@@ -92,20 +187,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="combinations whose draft begins so")
+    parser.add_argument("--head", action="append", default=[], help="a directory; may be repeated")
     common.add_numbers(parser, draws=6000, shift=0.2)
     options = parser.parse_args()
     rows = []
-    for combination in combinations():
-        if combination.draft.startswith(options.only):
-            rows.append(verdict(combination, options))
-            print(*rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        for combination in combinations(options.head, Path(directory)):
+            if Path(combination.draft).name.startswith(options.only):
+                rows.append(verdict(combination, options))
+                print(*rows[-1], flush=True)
     columns = ["draft", "tree", "rule", "verdict", "draws", "smallest p", "power"]
     how = (
         f"num_draws={options.draws} shift={options.shift:g}, K=3, budget 6, temperature 1, top-k 3"
     )
     common.show(
         f"`recovery` with {how}, {common.versions()}",
-        [*columns, "accepted", "processor s"],
+        [*columns, "accepted", "text", "processor s"],
         rows,
     )
 
