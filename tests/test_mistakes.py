@@ -226,7 +226,7 @@ MISTAKES = {
     # Trees
     "latency draft.tree=wide": "draft.tree=wide: must be one of chain, static, dynamic",
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
-    "latency draft.score_temperature=0": "draft.score_temperature=0.0: must be positive",
+    "latency draft.score_temperature=0": "draft.score_temperature=0.0: must be auto or positive",
     "latency draft.rates=wide": "draft.rates=wide: must be a list of rates, or a speculation_profile.json",
     "latency draft.rates=missing.json": "draft.rates=missing.json: cannot be read: No such file",
     "latency draft.rates={a:1}": "draft.rates={a:1}: must be a list, not a mapping",

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Proposal, TreeDrafter
+from harness.decoding.protocols import Proposal, Step, TreeDrafter
 from harness.decoding.trees import TreeProposal
 from harness.decoding.warp import AnyWarp
 from harness.drafting.head_drafter import HeadDrafter, Unread
+from harness.drafting.score_temperatures import ScoreTemperatures
 from harness.drafting.text_branches import TextBranch, first_tokens
 from harness.drafting.tree_growth import Draws, Grown, Growth, Predictor
 from harness.drafting.tree_plan import TreePlan
@@ -30,6 +31,19 @@ class HeadTrees(HeadDrafter, TreeDrafter):
     def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> None:
         super().__init__(head, target, warp)
         self.plan = plan
+        self._scores = ScoreTemperatures(plan.score_temperature)
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self._scores = ScoreTemperatures(self.plan.score_temperature)
+        super().start(prompts, first_tokens, step)
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self._scores.add(len(prompts))
+        super().add(prompts, first_tokens, step)
 
     @abstractmethod
     def predictor(self, unread: Unread, depth: int) -> Predictor:
@@ -53,9 +67,11 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         depth = self.num_drafted(depth)
         growth = self.growth(depth)
         taken = first_tokens(branches, len(uniforms), self.device)
-        draws = Draws(uniforms.to(self.device), *taken)
+        temperatures = self._scores.of_rows(self.warp, self.device)
+        draws = Draws(uniforms.to(self.device), *taken, temperatures)
         call = functools.partial(self.grow, growth, depth)
         grown = Grown(*self._run(call, depth, draws, self.prepared))
+        self._scores.remember(grown)
         proposal = growth.trees(grown, branches)
         self._proposed = proposal.tokens
         probabilities = proposal.probabilities
@@ -74,6 +90,14 @@ class HeadTrees(HeadDrafter, TreeDrafter):
 
     def follow(self, path: Tensor) -> None:
         self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        self._scores.observe(self._proposed, num_accepted, next_tokens)
+        super().observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._scores.select(rows)
+        super().select(rows)
 
     def over_vocabulary(self, logits: Tensor) -> Tensor:
         """Spread logits [..., V of the head] over the target's tokens."""

@@ -11,6 +11,7 @@ from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import AnyWarp
+from harness.drafting.score_temperatures import ScoreTemperatures
 from harness.drafting.tree_growth import Predictor
 from harness.drafting.tree_plan import TreePlan
 
@@ -42,6 +43,7 @@ class ModelTreeDrafter(TreeDrafter):
         self._trees: list[_ReadTree] | None = None
         # [B, N], the nodes of the last tree; once its path is known, those on the path.
         self._proposed = torch.empty(0)
+        self._scores = ScoreTemperatures(plan.score_temperature)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -49,6 +51,8 @@ class ModelTreeDrafter(TreeDrafter):
         logits = self._runner.start(prompts).logits
         self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
         self._trees = None
+        self._scores = ScoreTemperatures(self._plan.score_temperature)
+        self._scores.add(len(prompts))
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -57,6 +61,7 @@ class ModelTreeDrafter(TreeDrafter):
         self._runner.add(prompts)
         new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
         self._unseen = torch.cat([self._unseen, new])
+        self._scores.add(len(prompts))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`. Nothing of it stays in the cache."""
@@ -70,7 +75,7 @@ class ModelTreeDrafter(TreeDrafter):
         self._trees = [_ReadTree(num_unseen) for _ in range(num_rows)]
         predictor = _ModelPredictor(self._runner, self._unseen, self._trees, limits)
         uniforms = uniforms.to(self._unseen.device)
-        proposal = self._plan.propose(predictor, depth, self._warp, uniforms)
+        proposal = self._plan.propose(predictor, depth, self._warp, uniforms, self._scores)
         self._proposed = proposal.tokens
         probabilities = proposal.probabilities
         if probabilities is not None:
@@ -86,6 +91,7 @@ class ModelTreeDrafter(TreeDrafter):
         if self._trees is None:
             self._unseen = torch.cat([self._unseen, following], dim=1)
             return
+        self._scores.observe(self._proposed, num_accepted, next_tokens)
         self._keep_path(self._trees, num_accepted)
         self._trees = None
         decided = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
@@ -105,6 +111,7 @@ class ModelTreeDrafter(TreeDrafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)
+        self._scores.select(rows)
         self._unseen = self._unseen[to_device(rows, self._unseen.device)]
 
     def _catch_up(self) -> None:

@@ -59,11 +59,12 @@ class PreparedTrees(PreparedHead):
         return functools.partial(self._drafter.grow, growth, number)
 
     def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """See `PreparedHead.example`. A text has taken a token."""
+        """See `PreparedHead.example`. A text has taken a token. Low temperatures make deep trees."""
         device = self._drafter.device
         uniforms = torch.full((size, self._drafter.plan.budget), 0.5, device=device)
         taken = torch.ones(size, dtype=torch.long, device=device)
-        return Draws(uniforms, taken, taken > 0)
+        temperatures = torch.full((size,), 0.1, device=device)
+        return Draws(uniforms, taken, taken > 0, temperatures)
 
     def require_same(
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str

@@ -52,11 +52,13 @@ class Draws(NamedTuple):
         uniforms: [B, budget].
         taken: [B], a token that is no child of the root, because the text has it there,
         is_taken: [B], in the rows where this is true.
+        temperatures: [B], at which the nodes of a dynamic tree are scored.
     """
 
     uniforms: Tensor
     taken: Tensor
     is_taken: Tensor
+    temperatures: Tensor
 
 
 class Grown(NamedTuple):
@@ -68,11 +70,14 @@ class Grown(NamedTuple):
             [B, N], or the distributions [B, N + 1, V] that the children of the root and of each
             node were drawn from.
         parents: [B, N], as in a `TreeShape`; None where the shape depends on no tensor.
+        confidences: [B, N, C], the logarithm of each node's probability after its parent at C
+            temperatures; None where nobody asks for them.
     """
 
     tokens: Tensor
     chosen_by: Tensor
     parents: Tensor | None = None
+    confidences: Tensor | None = None
 
 
 class Growth(ABC):
@@ -98,12 +103,14 @@ class _Level(NamedTuple):
 
     Attributes:
         tokens, scores: [B, n]; the scores are logarithms.
+        confidences: [B, n, C], see `Grown`.
         best: [B, width], the places of the expanded ones; None in the last level.
     """
 
     tokens: Tensor
     scores: Tensor
-    best: Tensor | None
+    confidences: Tensor | None
+    best: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -111,13 +118,16 @@ class DynamicGrowth(Growth):
     """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be reached,
     and keep the likeliest of all that were found.
 
-    A node's score is the product of the predicted probabilities on its path, at a temperature, so a
-    parent scores no less than its children. The trees follow from the texts alone.
+    A node's score is the product of the predicted probabilities on its path, at the row's
+    temperature, so a parent scores no less than its children. The trees follow from the texts alone.
+
+    Attributes:
+        candidates: the temperatures of `Grown.confidences`; none for None.
     """
 
     depth: int
     budget: int
-    temperature: float = 1.0
+    candidates: tuple[float, ...] = ()
 
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
         """See `Growth.grow`."""
@@ -125,25 +135,36 @@ class DynamicGrowth(Growth):
         width = min(predictor.width or self.budget, self.budget, logits.shape[-1])
         # Scores of the nodes that the logits follow: at first the root's.
         above = logits.new_zeros(len(logits), 1, dtype=torch.float32)
+        # Rows that only fill up a batch have none.
+        temperatures = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)
+        temperatures = temperatures.view(-1, 1, 1)
         levels: list[_Level] = []
         while len(levels) + 1 < self.depth:
-            tokens, scores = self._children(logits, above, width)
-            best = scores.topk(width, dim=1).indices
-            levels.append(_Level(tokens, scores, best))
-            above = scores.gather(1, best)
-            logits = predictor.expand(tokens.gather(1, best), best // width)
-        levels.append(_Level(*self._children(logits, above, width), best=None))
+            level = self._children(logits, temperatures, above, width)
+            best = level.scores.topk(width, dim=1).indices
+            levels.append(level._replace(best=best))
+            above = level.scores.gather(1, best)
+            logits = predictor.expand(level.tokens.gather(1, best), best // width)
+        levels.append(self._children(logits, temperatures, above, width))
         return self._likeliest(levels, width)
 
-    def _children(self, logits: Tensor, above: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and scores [B, n * width] of the likeliest children of nodes [B, n] that
-        score `above`.
-        """
-        confidence = (logits.float() / self.temperature).log_softmax(-1)
+    def _children(self, logits: Tensor, temperatures: Tensor, above: Tensor, width: int) -> _Level:
+        """Return the n * width likeliest children of nodes [B, n] that score `above`."""
+        logits = logits.float()
+        confidence = (logits / temperatures).log_softmax(-1)
         children = confidence.topk(width, dim=-1)
+        num_above = above.shape[1]
+        tokens = children.indices.expand(-1, num_above, -1).flatten(1)
         scores = (above.unsqueeze(2) + children.values).flatten(1)
-        tokens = children.indices.expand(-1, above.shape[1], -1).flatten(1)
-        return tokens, scores
+        if not self.candidates:
+            return _Level(tokens, scores, None)
+        chosen = logits.gather(2, children.indices)
+        at_each = [
+            chosen / temperature - (logits / temperature).logsumexp(-1, keepdim=True)
+            for temperature in self.candidates
+        ]
+        confidences = torch.stack(at_each, dim=-1).expand(-1, num_above, -1, -1).flatten(1, 2)
+        return _Level(tokens, scores, confidences)
 
     def _likeliest(self, levels: Sequence[_Level], width: int) -> Grown:
         """Return the trees of the nodes that score best, of all that were found."""
@@ -163,7 +184,12 @@ class DynamicGrowth(Growth):
         # Numbers among all that were found become numbers among those that are chosen.
         places = torch.searchsorted(chosen + 1, chosen_parents) + 1
         renumbered = torch.where(chosen_parents == 0, 0, places)
-        return Grown(tokens.gather(1, chosen), scores.gather(1, chosen), renumbered)
+        return Grown(
+            tokens.gather(1, chosen),
+            scores.gather(1, chosen),
+            renumbered,
+            _confidences(levels, chosen),
+        )
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
         """See `Growth.trees`."""
@@ -270,6 +296,15 @@ class StaticGrowth(Growth):
         if self._warp is None:
             return merged(proposal, [self._values] * len(branches), branches)
         return beside(proposal, self._values, branches)
+
+
+def _confidences(levels: Sequence[_Level], chosen: Tensor) -> Tensor | None:
+    """Return the confidences of chosen nodes [B, N] -> [B, N, C]; None without any."""
+    found = [level.confidences for level in levels if level.confidences is not None]
+    if not found:
+        return None
+    of_all = torch.cat(found, dim=1)
+    return of_all.gather(1, chosen.unsqueeze(2).expand(-1, -1, of_all.shape[2]))
 
 
 def _in_order(of_nodes: dict[int, Tensor]) -> Tensor:

@@ -14,6 +14,12 @@ import torch
 from torch import Tensor
 
 from harness.decoding.trees import Parents, TreeProposal, TreeShape
+from harness.drafting.score_temperatures import (
+    CANDIDATES,
+    ScoreTemperature,
+    ScoreTemperatures,
+    temperatures_of,
+)
 from harness.drafting.sequences import SequenceGrowth
 from harness.drafting.text_branches import first_tokens
 from harness.drafting.tree_growth import (
@@ -36,16 +42,14 @@ class TreePlan:
         budget: the most nodes of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted.
         replacement: of sequences: whether several may begin with the same token.
-        score_temperature: of dynamic trees: the lowest temperature at which nodes are scored. Greedy
-            decoding follows the likeliest token of a good draft far more often than its probability at
-            temperature 1 says.
+        score_temperature: of dynamic trees, see `ScoreTemperatures`.
     """
 
     kind: Literal["static", "dynamic", "sequences"]
     budget: int
     rates: tuple[float, ...] = ()
     replacement: bool = True
-    score_temperature: float = 0.1
+    score_temperature: ScoreTemperature = 1.0
 
     def is_deterministic(self, warp: Any) -> bool:
         """Whether trees follow from the texts alone, where tokens are drawn with this warp."""
@@ -71,20 +75,34 @@ class TreePlan:
         return _growth(self, depth, getattr(warp, "current", warp), device)
 
     def propose(
-        self, predictor: Predictor, depth: int, warp: Any, uniforms: Tensor
+        self,
+        predictor: Predictor,
+        depth: int,
+        warp: Any,
+        uniforms: Tensor,
+        scores: ScoreTemperatures | None = None,
     ) -> TreeProposal:
-        """Grow a tree for each row, with uniforms [B, budget]; other arguments as of `growth`."""
+        """Grow a tree for each row, with uniforms [B, budget]; other arguments as of `growth`.
+
+        Args:
+            scores: of the rows, which follows their trees; None for rows without a past.
+        """
         device = uniforms.device
+        if scores is None:
+            scores = ScoreTemperatures(self.score_temperature)
+            scores.add(len(uniforms))
         growth = self.growth(depth, warp, device)
-        draws = Draws(uniforms, *first_tokens((), len(uniforms), device))
-        return growth.trees(growth.grow(predictor, draws), ())
+        taken = first_tokens((), len(uniforms), device)
+        grown = growth.grow(predictor, Draws(uniforms, *taken, scores.of_rows(warp, device)))
+        scores.remember(grown)
+        return growth.trees(grown, ())
 
 
 @lru_cache(maxsize=64)
 def _growth(plan: TreePlan, depth: int, warp: Any, device: torch.device) -> Growth:
     if plan.kind == "dynamic":
-        temperature = max(*_temperatures(warp), plan.score_temperature)
-        return DynamicGrowth(depth, plan.budget, temperature)
+        candidates = CANDIDATES if plan.score_temperature == "auto" else ()
+        return DynamicGrowth(depth, plan.budget, candidates)
     static_warp = None if _is_greedy(warp) else warp
     if plan.kind == "static":
         parents = best_shape(plan.rates, depth, plan.budget)
@@ -107,15 +125,8 @@ def sequences_shape(num_sequences: int, depth: int) -> Parents:
     return tuple(parents)
 
 
-def _temperatures(warp: Any) -> list[float]:
-    """Return the temperatures of a batch's rows, or the one that they share."""
-    current = getattr(warp, "current", warp)
-    rows = getattr(current, "rows", [current])
-    return [row.temperature for row in rows]
-
-
 def _is_greedy(warp: Any) -> bool:
-    return max(_temperatures(warp)) == 0
+    return max(temperatures_of(warp)) == 0
 
 
 @lru_cache(maxsize=64)

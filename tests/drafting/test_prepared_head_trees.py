@@ -51,7 +51,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 WARM = Warp(0.8)
 DEPTH, BUDGET = 3, 7
 LENGTH = 16
-DYNAMIC = TreePlan("dynamic", BUDGET)
+DYNAMIC = TreePlan("dynamic", BUDGET, score_temperature="auto")
 STATIC = TreePlan("static", BUDGET, (0.6, 0.3, 0.2))
 SEQUENCES = TreePlan("sequences", BUDGET)
 PLANS = {"dynamic": (DYNAMIC, GREEDY), "static": (STATIC, WARM), "sequences": (SEQUENCES, WARM)}

@@ -14,7 +14,7 @@ from architectures import generated, random_model
 from block_reference import block_expected
 from chains import GREEDY, chain, p_value_of_texts, request, small_chain, texts
 from eagle_reference import eagle_expected
-from fakes import ChainTreeDrafter, MarkovRunner
+from fakes import MarkovRunner, PlanDrafter, TablePredictor
 from harness.decoding.batch import Request
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Step, TreeDrafter
@@ -53,24 +53,6 @@ DEPTH, BUDGET = 4, 9
 RATES = (0.6, 0.3, 0.2)
 
 
-class TablePredictor(Predictor):
-    """What follows a token depends on that token alone.
-
-    Args:
-        last: the last token of each row's text.
-    """
-
-    def __init__(self, transitions: Tensor, last: Sequence[int]) -> None:
-        self._logits = transitions.log()
-        self._last = torch.tensor(last).unsqueeze(1)
-
-    def root(self) -> Tensor:
-        return self._logits[self._last]
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        return self._logits[tokens]
-
-
 def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
     """The tokens up to each node."""
     paths: list[tuple[int, ...]] = [()]
@@ -81,7 +63,9 @@ def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
 
 def grown(growth: Growth, predictor: Predictor, uniforms: Tensor) -> TreeProposal:
     """Trees of the predictor alone."""
-    draws = Draws(uniforms, *first_tokens((), len(uniforms), uniforms.device))
+    num_rows = len(uniforms)
+    taken = first_tokens((), num_rows, uniforms.device)
+    draws = Draws(uniforms, *taken, torch.ones(num_rows))
     return growth.trees(growth.grow(predictor, draws), ())
 
 
@@ -209,20 +193,6 @@ def test_sequences_fill_the_budget() -> None:
         assert set(deeper.shape.parents) == {chain_of(11)}
 
 
-class Growing(ChainTreeDrafter):
-    """Proposes the trees of a plan, over a table."""
-
-    def __init__(self, transitions: Tensor, plan: TreePlan) -> None:
-        super().__init__(transitions, ())
-        self._plan = plan
-
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        predictor = TablePredictor(self._transitions, [row[-1] for row in self.rows])
-        proposal = self._plan.propose(predictor, depth, Warp(1.0), uniforms)
-        self._proposed = proposal.tokens
-        return proposal
-
-
 @pytest.mark.parametrize("rule", [verify_rounds, verify_traversal])
 def test_sequences_keep_the_target_s_distribution(
     rule: TreeRule, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +207,7 @@ def test_sequences_keep_the_target_s_distribution(
     what = Request([[0]] * num_rows, numbers, Warp(1.0), length)
 
     def p_value() -> float:
-        drafter = Growing(draft, TreePlan("sequences", 6))
+        drafter = PlanDrafter(draft, TreePlan("sequences", 6), Warp(1.0))
         runner = MarkovRunner(target.float())
         records = speculative_trees(runner, drafter, what, 2, 6, rule)
         return p_value_of_texts(texts(records, num_rows), target, 0)

@@ -11,6 +11,10 @@ from torch import Tensor
 from harness.decoding.adaptive import DraftLength
 from harness.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
+from harness.decoding.warp import Warp
+from harness.drafting.score_temperatures import ScoreTemperatures
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.tree_plan import TreePlan
 
 
 class MarkovRunner(TreeRunner):
@@ -197,3 +201,51 @@ class ChainTreeDrafter(TreeDrafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
+
+
+class TablePredictor(Predictor):
+    """What follows a token depends on that token alone.
+
+    Args:
+        last: the last token of each row's text.
+    """
+
+    def __init__(self, transitions: Tensor, last: Sequence[int]) -> None:
+        self._logits = transitions.log()
+        self._last = torch.tensor(last).unsqueeze(1)
+
+    def root(self) -> Tensor:
+        return self._logits[self._last]
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        return self._logits[tokens]
+
+
+class PlanDrafter(ChainTreeDrafter):
+    """Proposes the trees of a plan, over transition probabilities [V, V]."""
+
+    def __init__(self, transitions: Tensor, plan: TreePlan, warp: Warp) -> None:
+        super().__init__(transitions, ())
+        self._plan = plan
+        self._warp = warp
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        super().start(prompts, first_tokens, step)
+        self.scores = ScoreTemperatures(self._plan.score_temperature)
+        self.scores.add(len(prompts))
+
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+        predictor = TablePredictor(self._transitions, [row[-1] for row in self.rows])
+        proposal = self._plan.propose(predictor, depth, self._warp, uniforms, self.scores)
+        self._proposed = proposal.tokens
+        return proposal
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        self.scores.observe(self._proposed, num_accepted, next_tokens)
+        super().observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.scores.select(rows)
+        super().select(rows)

@@ -74,8 +74,10 @@ class ModelDraftSettings(SampledDraftSettings):
             rates that were measured there.
         replacement: of sequences: draw each by itself, so that several may begin alike; false
             begins each with another token, as greedy decoding always does.
-        score_temperature: of a dynamic tree: nodes are scored by the draft's probabilities at the
-            run's temperature, but at least this one; 1 is what EAGLE-2 scores by in greedy decoding.
+        score_temperature: of a dynamic tree: nodes are scored by the draft's probabilities at this
+            temperature, or at the run's if that is higher; 1 is what EAGLE-2 scores by in greedy
+            decoding. `auto` chooses for each row, in every iteration, the temperature at which the
+            draft's probabilities predicted the row's last tokens best.
     """
 
     layers: tuple[int, ...] | None = None
@@ -84,7 +86,7 @@ class ModelDraftSettings(SampledDraftSettings):
     budget: int = 16
     rates: tuple[float, ...] | str = _RATES
     replacement: bool = True
-    score_temperature: float = 0.1
+    score_temperature: float | Literal["auto"] = "auto"
 
     HAS_WEIGHTS = True
 
@@ -94,8 +96,8 @@ class ModelDraftSettings(SampledDraftSettings):
         require(known, "threshold", "must be in [0, 1]", self.threshold)
         within = 1 <= self.budget <= _MOST_NODES
         require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
-        possible = self.score_temperature > 0
-        require(possible, "score_temperature", "must be positive", self.score_temperature)
+        possible = self.score_temperature == "auto" or self.score_temperature > 0
+        require(possible, "score_temperature", "must be auto or positive", self.score_temperature)
         self._settle_rates()
 
     def _settle_rates(self) -> None:
