@@ -72,11 +72,11 @@ def test_a_static_tree_reads_the_rates_that_a_run_measured(
     """
     monkeypatch.setattr(PreparedTrees, "prepare", lambda head, *shapes: None)
     few = [*FEW[1:], "num_prompts=2", "decoding=greedy"]
-    levels = "decoding.num_draft_tokens=auto"
+    levels = "decoding.num_draft_tokens=4"
     harness("latency", "draft=tiny_eagle3_tree", levels, "runner=compiled", *few)
     row = results().iloc[-1]
     assert row.runner.startswith("compiled")
-    assert (row.draft_tree, row.num_draft_tokens, row.identical_prompts) == ("dynamic", "auto", 2)
+    assert (row.draft_tree, row.num_draft_tokens, row.identical_prompts) == ("dynamic", 4, 2)
     assert row.tokens_per_iteration > 1
     rates = json.loads(row.acceptance_by_rank)
     assert 0.5 < rates[0] <= 1
