@@ -9,7 +9,7 @@ from harness.engines.protocol import Engine, Question
 from harness.experiments.conversations import Conversations
 from harness.experiments.encoding import Encoded, chats_of
 from harness.experiments.laps import choose_num_laps
-from harness.experiments.prompts import Asked, PromptSet
+from harness.experiments.prompts import Occurrence, PromptSet
 from harness.experiments.repetition import Part, batches_to_ask, laps_to_ask, share_prompts
 from harness.experiments.session import Session
 from harness.menu.commands.latency import LatencySettings
@@ -121,7 +121,7 @@ class Asking:
         """The question of a batch or lap, about first turns."""
         encoded = self._encoded.part(part.places)
         pairs = zip(encoded.indices, part.repeats, strict=True)
-        indices = [self._prompt_set.index(Asked(place, 0, repeat)) for place, repeat in pairs]
+        indices = [self._prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
         return self._session.ask(
             encoded.token_ids,
             indices,

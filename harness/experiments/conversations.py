@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.experiments.prompts import Asked, Prompt, PromptSet
+from harness.experiments.prompts import Occurrence, Prompt, PromptSet
 from harness.experiments.session import Session
 
 # Tokens by which an answer may grow when it is read again as text.
@@ -36,24 +36,28 @@ class Conversations:
 
         Their prompts have empty answers until `for_arm` fills them in.
         """
-        conversations = [self._prompt_set.asked(index) for index in first.indices]
-        num_turns = max(self._num_turns(asked) for asked in conversations)
+        conversations = [self._prompt_set.occurrence(index) for index in first.indices]
+        num_turns = max(self._num_turns(occurrence) for occurrence in conversations)
         questions = []
         for turn in range(1, num_turns):
-            going_on = [asked for asked in conversations if turn < self._num_turns(asked)]
+            going_on = [
+                occurrence for occurrence in conversations if turn < self._num_turns(occurrence)
+            ]
             questions.append(self._later(first, going_on, turn))
         return questions
 
-    def _later(self, first: Question, conversations: Sequence[Asked], turn: int) -> Question:
+    def _later(self, first: Question, conversations: Sequence[Occurrence], turn: int) -> Question:
         """The question about one turn of some conversations."""
-        indices = [self._prompt_set.index(asked._replace(turn=turn)) for asked in conversations]
+        indices = [
+            self._prompt_set.index(occurrence._replace(turn=turn)) for occurrence in conversations
+        ]
         prompts = [self._so_far(index, None) for index in indices]
         new_tokens = first.decoding.max_new_tokens
         most_answered = turn * (new_tokens + _MARGIN)
         token_ids = self._session.encode(prompts, new_tokens=most_answered + new_tokens)
         longest_prompt = max(map(len, token_ids))
         self.longest = max(self.longest, most_answered + longest_prompt)
-        repeats = [asked.repeat for asked in conversations] if first.repeats else ()
+        repeats = [occurrence.repeat for occurrence in conversations] if first.repeats else ()
         return dataclasses.replace(
             first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
         )
@@ -77,16 +81,16 @@ class Conversations:
                 text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
                 self._answers[arm, request.index] = str(text)
 
-    def _num_turns(self, asked: Asked) -> int:
-        return len(self._prompt_set.prompts[asked.place].turns)
+    def _num_turns(self, occurrence: Occurrence) -> int:
+        return len(self._prompt_set.prompts[occurrence.place].turns)
 
     def _so_far(self, index: int, arm: str | None) -> Prompt:
         """The conversation up to a turn, with the answers of an arm; with empty ones for None."""
-        asked = self._prompt_set.asked(index)
-        first = self._prompt_set.prompts[asked.place]
+        occurrence = self._prompt_set.occurrence(index)
+        first = self._prompt_set.prompts[occurrence.place]
         chat = first.chat()
-        for number, text in enumerate(first.turns[1 : asked.turn + 1]):
-            answered = self._prompt_set.index(asked._replace(turn=number))
+        for number, text in enumerate(first.turns[1 : occurrence.turn + 1]):
+            answered = self._prompt_set.index(occurrence._replace(turn=number))
             answer = "" if arm is None else self._answers[arm, answered]
             chat.append({"role": "assistant", "content": answer})
             chat.append({"role": "user", "content": text})

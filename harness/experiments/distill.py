@@ -86,10 +86,10 @@ class Distill(Experiment):
         rows = []
         for stage, latency in self.stages.items():
             figures = {"stage": stage} | (self.figures if stage == "after" else {})
-            asked = DistillRow.asked(self.settings)
+            columns = DistillRow.setting_columns(self.settings)
             for row in latency.rows(session):
                 measured = {name: getattr(row, name) for name in LatencyRow.columns()}
-                rows.append(DistillRow(**(asked | measured | figures)))
+                rows.append(DistillRow(**(columns | measured | figures)))
         return rows
 
     def _train(self, session: Session, module: Any, texts: Sequence[TrainingText]) -> None:

@@ -336,7 +336,7 @@ class Latency(Experiment):
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         prompt = self.prompt_set.at(request.index)
-        asked = self.prompt_set.asked(request.index)
+        occurrence = self.prompt_set.occurrence(request.index)
         # A row of a batch takes as long as its batch.
         seconds = request.seconds if generation.sent else generation.seconds
         figures: dict[str, Any] = {}
@@ -354,8 +354,8 @@ class Latency(Experiment):
             Acceptance.of(request.outcomes),
             num_iterations=len(request.outcomes) or None,
             prompt_index=request.index,
-            prompt_place=asked.place,
-            asked_before=asked.repeat,
+            prompt_place=occurrence.place,
+            asked_before=occurrence.repeat,
             category=prompt.category,
             turn=prompt.turn,
             prompt=prompt.text,

@@ -63,7 +63,7 @@ class LatencyFigures:
         by_place: dict[int, Acceptance] = {}
         for request in self.arms["speculative"].answered:
             # Turns of a conversation are not independent, nor are repetitions of a prompt.
-            place = self.prompt_set.asked(request.index).place
+            place = self.prompt_set.occurrence(request.index).place
             so_far = by_place.get(place, Acceptance())
             by_place[place] = so_far + Acceptance.of(request.outcomes)
         return Measured(
@@ -103,8 +103,8 @@ class LatencyFigures:
         """Return the columns about prompts that were asked again."""
         prompts = set()
         for request in arm.requests:
-            asked = self.prompt_set.asked(request.index)
-            prompts.add((asked.place, asked.turn))
+            occurrence = self.prompt_set.occurrence(request.index)
+            prompts.add((occurrence.place, occurrence.turn))
         return {"num_different_prompts": len(prompts), "salted": self.salted}
 
     @property

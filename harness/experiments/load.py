@@ -35,7 +35,7 @@ from harness.experiments.quantiles import QuantileTest, cell_masses, num_cells_f
 from harness.experiments.references import References
 from harness.experiments.samplings import Sampling, samplings
 from harness.experiments.session import Session
-from harness.experiments.workload import FOLLOW_UP, Asked, Workload, most_drawn
+from harness.experiments.workload import FOLLOW_UP, PlannedRequest, Workload, most_drawn
 from harness.menu.commands.recovery import RecoverySettings
 from harness.menu.records import engine_of
 from harness.results.acceptance import Acceptance
@@ -60,7 +60,7 @@ _SCORED_TOGETHER = 8
 class _Text(NamedTuple):
     """A request, and the tokens of its answer."""
 
-    asked: Asked
+    planned: PlannedRequest
     token_ids: Sequence[int]
 
 
@@ -145,7 +145,9 @@ class LoadTest:
             self._taken += [sampling for sampling in tried if not sampling.parameters]
             return
         for sampling in tried:
-            if is_taken(self._arm, Asked(tuple(prompt), sampling, 1, index=0), settings.seed):
+            if is_taken(
+                self._arm, PlannedRequest(tuple(prompt), sampling, 1, index=0), settings.seed
+            ):
                 self._taken.append(sampling)
             else:
                 self._refused.append(sampling.name)
@@ -153,10 +155,10 @@ class LoadTest:
             say(f"refused by the engine, and not tested: {', '.join(self._refused)}")
 
     def _answers(
-        self, asked: Sequence[Asked], num_in_flight: int, doing: str = "under load"
+        self, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str = "under load"
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
-        requests = [each.request(self._settings.seed) for each in asked]
+        requests = [each.request(self._settings.seed) for each in planned]
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_collections():
             for record in self._arm.under_load(requests, num_in_flight):
@@ -183,9 +185,9 @@ class LoadTest:
         answers += self._answers(second, self._num_in_flight, "under load, second turns")
         compared: list[_Text] = []
         read: list[RequestRecord] = []
-        for asked, answer in zip([*first, *second], answers, strict=True):
-            if asked.is_compared and answer.token_ids:
-                compared.append(_Text(asked, answer.token_ids))
+        for planned, answer in zip([*first, *second], answers, strict=True):
+            if planned.is_compared and answer.token_ids:
+                compared.append(_Text(planned, answer.token_ids))
                 read.append(answer)
         require_token_ids(read)
         batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
@@ -220,11 +222,11 @@ class LoadTest:
         return (1 + most_drawn(self._settings.decoding.max_new_tokens)) / 2
 
     def _num_drawn_tokens(self) -> int:
-        asked = self._settings.num_draws
+        num_draws = self._settings.num_draws
         if not self._taken:
             return 0
-        if asked != "auto":
-            return asked
+        if num_draws != "auto":
+            return num_draws
         # Where no number is enough, more draws would change nothing.
         return self._tokens_needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
 
@@ -273,11 +275,13 @@ class LoadTest:
         taken = self._taken
         workload = self._workload
         greedy = [
-            asked for asked in workload.first_turns(0) if asked.is_greedy and asked.is_compared
+            planned
+            for planned in workload.first_turns(0)
+            if planned.is_greedy and planned.is_compared
         ]
         num_draws = self._settings.num_draws
         num_each = _NUM_ALONE if num_draws == "auto" else -(-num_draws // max(1, len(taken)))
-        drawn: list[Asked] = []
+        drawn: list[PlannedRequest] = []
         for place, sampling in enumerate(taken):
             prompt = self._prompts[place % len(self._prompts)]
             drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
@@ -285,18 +289,18 @@ class LoadTest:
         about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
         say(f"testing the {self._arm.name} arm: {about}, and up to as many alone")
         answers = self._answers(loaded, self._num_in_flight)
-        under_load = dict(zip((asked.index for asked in loaded), answers, strict=True))
-        self._add_greedy_texts(greedy, [under_load[asked.index] for asked in greedy])
+        under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
+        self._add_greedy_texts(greedy, [under_load[planned.index] for planned in greedy])
         if not taken:
             return
         level = self._settings.false_alarm_rate / (len(taken) + 1)
         test = SampledTest(_NUM_COMPARED, level, self._settings.shift)
         parts = []
         for sampling in taken:
-            of_sampling = [asked for asked in drawn if asked.sampling is sampling]
+            of_sampling = [planned for planned in drawn if planned.sampling is sampling]
             again = workload.repeated(of_sampling[0].prompt, sampling, num_each, _NUM_COMPARED)
             alone = self._answers(again, 1, f"alone, {sampling.name}")
-            loaded_answers = [under_load[asked.index] for asked in of_sampling]
+            loaded_answers = [under_load[planned.index] for planned in of_sampling]
             samples = [
                 Generation("alone", requests=alone),
                 Generation("load", requests=loaded_answers),
@@ -308,7 +312,9 @@ class LoadTest:
         overall = together(parts)
         self._add_overall(overall, overall.acceptance)
 
-    def _add_greedy_texts(self, greedy: Sequence[Asked], answers: Sequence[RequestRecord]) -> None:
+    def _add_greedy_texts(
+        self, greedy: Sequence[PlannedRequest], answers: Sequence[RequestRecord]
+    ) -> None:
         """Compare greedy texts with the model's own; where it cannot be loaded, with those of
         requests alone.
         """
@@ -316,14 +322,14 @@ class LoadTest:
         divergences: list[Divergence | None] = []
         if references.for_texts() is None:
             alone = self._answers(greedy, 1, "alone")
-            for asked, answer, expected in zip(greedy, answers, alone, strict=True):
+            for planned, answer, expected in zip(greedy, answers, alone, strict=True):
                 divergences.append(
-                    first_divergence(None, asked.prompt, expected.token_ids, answer.token_ids)
+                    first_divergence(None, planned.prompt, expected.token_ids, answer.token_ids)
                 )
         else:
-            for asked, answer in zip(greedy, answers, strict=True):
+            for planned, answer in zip(greedy, answers, strict=True):
                 divergences.append(
-                    references.text_divergence(asked.prompt, answer.text, asked.num_tokens)
+                    references.text_divergence(planned.prompt, answer.text, planned.num_tokens)
                 )
         num_tokens = sum(len(answer.token_ids) for answer in answers)
         self.checks.append(greedy_columns(divergences, num_tokens))
@@ -355,11 +361,13 @@ class _Scores:
         by_length = sorted(texts, key=lambda text: len(text.token_ids))
         for batch in in_batches(by_length, self._batch_size):
             for text in batch:
-                check_known([*text.asked.prompt, *text.token_ids], self._reference.vocabulary_size)
-            prompts = [text.asked.prompt for text in batch]
+                check_known(
+                    [*text.planned.prompt, *text.token_ids], self._reference.vocabulary_size
+                )
+            prompts = [text.planned.prompt for text in batch]
             logits = self._reference.logits_along(prompts, [text.token_ids for text in batch])
-            for row, (asked, token_ids) in enumerate(batch):
-                self._add(asked, token_ids, logits[row, : len(token_ids)])
+            for row, (planned, token_ids) in enumerate(batch):
+                self._add(planned, token_ids, logits[row, : len(token_ids)])
                 yield
 
     def groups(self, sampling: Sampling) -> Iterator[_Group]:
@@ -379,42 +387,42 @@ class _Scores:
                 rounded_masses = cell_masses(exact, others, num_cells_for(len(values)))
         return _Group(name, values, rounded_masses)
 
-    def _add(self, asked: Asked, text: Sequence[int], logits: Tensor) -> None:
-        if asked.is_greedy:
+    def _add(self, planned: PlannedRequest, text: Sequence[int], logits: Tensor) -> None:
+        if planned.is_greedy:
             likeliest = logits.argmax(-1).tolist()
             self.num_greedy += len(text)
             # After the first token that differs, the texts are not comparable.
             self.divergences.append(
-                first_divergence(self._reference, asked.prompt, likeliest, text)
+                first_divergence(self._reference, planned.prompt, likeliest, text)
             )
             return
-        sampling = asked.sampling
-        exact = sampling.probabilities_along(logits, asked.prompt, text)
+        sampling = planned.sampling
+        exact = sampling.probabilities_along(logits, planned.prompt, text)
         of_text = quantiles(exact, text, self._generator)
         self._quantiles[sampling.name].append(of_text)
         self.all_quantiles.append(of_text)
-        if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(asked.prompt) > 1:
+        if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(planned.prompt) > 1:
             # The same logits by another route: in a batch of one, with a prompt one token shorter.
-            *prompt, last = asked.prompt
+            *prompt, last = planned.prompt
             other_logits = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
-            others = sampling.probabilities_along(other_logits, asked.prompt, text)
+            others = sampling.probabilities_along(other_logits, planned.prompt, text)
             self._rounded[sampling.name].append(_Rounded(exact, others))
 
 
-def is_taken(arm: Arm, asked: Asked, seed: int) -> bool:
+def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
     """Whether an arm takes a request, and does not refuse its sampling setting.
 
     Raises:
         RunError: it does not answer at all.
     """
     try:
-        [record] = arm.under_load([asked.request(seed)], 1)
+        [record] = arm.under_load([planned.request(seed)], 1)
     except SettingError:
         return False
     except RunError as error:
-        raise RunError(f"{asked.sampling.name}: {error}") from error
+        raise RunError(f"{planned.sampling.name}: {error}") from error
     if record.error is not None and record.error.code not in _REFUSALS:
-        raise RunError(f"{asked.sampling.name}: {record.error}")
+        raise RunError(f"{planned.sampling.name}: {record.error}")
     return record.error is None
 
 

@@ -71,7 +71,7 @@ class Prompt:
         ]
 
 
-class Asked(NamedTuple):
+class Occurrence(NamedTuple):
     """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""
 
     place: int
@@ -111,28 +111,31 @@ class PromptSet:
             taken += [prompt for prompt in turn if prompt is not None]
         return tuple(taken[:count])
 
-    def index(self, asked: Asked) -> int:
+    def index(self, occurrence: Occurrence) -> int:
         """The index of a prompt, or of a turn of a conversation, for each time that it is asked."""
-        return asked.place + len(self.prompts) * (asked.turn + self._most_turns * asked.repeat)
+        times = occurrence.turn + self._most_turns * occurrence.repeat
+        return occurrence.place + len(self.prompts) * times
 
-    def asked(self, index: int) -> Asked:
+    def occurrence(self, index: int) -> Occurrence:
         """The reverse of `index`."""
         times, place = divmod(index, len(self.prompts))
         repeat, turn = divmod(times, self._most_turns)
-        return Asked(place, turn, repeat)
+        return Occurrence(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
         """The prompt of an index, which may be a later turn, or asked again."""
-        asked = self.asked(index)
-        prompt = dataclasses.replace(self.prompts[asked.place], index=index)
+        occurrence = self.occurrence(index)
+        prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
         if not prompt.turns:
             return prompt
-        return dataclasses.replace(prompt, text=prompt.turns[asked.turn], turn=asked.turn + 1)
+        return dataclasses.replace(
+            prompt, text=prompt.turns[occurrence.turn], turn=occurrence.turn + 1
+        )
 
     def first_unused(self, num_asked: int) -> int:
         """Return an index above those of all turns and repetitions of this many prompts."""
         times = -(-num_asked // len(self.prompts))
-        return self.index(Asked(0, repeat=max(1, times)))
+        return self.index(Occurrence(0, repeat=max(1, times)))
 
     @functools.cached_property
     def _most_turns(self) -> int:
@@ -292,8 +295,8 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
         turns += [_text(turn, "every one of turns") for turn in value[1:]]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "conversations":
-        asked = _asked(value)
-        return Prompt(asked[0], turns=tuple(asked))
+        turns = _human_texts(value)
+        return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
         chat = _messages(value)
         return Prompt(chat[-1]["content"], messages=chat)
@@ -305,14 +308,14 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text)
 
 
-def _asked(value: Any) -> list[str]:
+def _human_texts(value: Any) -> list[str]:
     """The human's messages in a conversation of ShareGPT."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadFile("must have a list of objects with from and value as conversations")
-    asked = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
-    if not asked:
+    texts = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
+    if not texts:
         raise BadFile("has nothing from a human among its conversations")
-    return [_text(text, "every value of a human") for text in asked]
+    return [_text(text, "every value of a human") for text in texts]
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:

@@ -281,7 +281,7 @@ class Session:
         """
         columns: dict[str, Any] = {"run": self.run}
         if issubclass(kind, RunRow):
-            columns |= kind.asked(self.settings) | self._circumstances()
+            columns |= kind.setting_columns(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None

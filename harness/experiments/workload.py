@@ -29,7 +29,7 @@ def most_drawn(max_new_tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlannedRequest:
     """A request of the load.
 
     Attributes:
@@ -82,16 +82,16 @@ class Workload:
         self._generator = np.random.default_rng(seed)
         self._num_made = 0
 
-    def first_turns(self, num_drawn: int) -> list[Asked]:
+    def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
         """Requests with the run's prompts, and with others that begin like them or nearly so."""
         return self._mixed(list(self._alike()), num_drawn)
 
     def second_turns(
-        self, asked: Sequence[Asked], answers: Sequence[Sequence[int]], num_drawn: int
-    ) -> list[Asked]:
+        self, planned: Sequence[PlannedRequest], answers: Sequence[Sequence[int]], num_drawn: int
+    ) -> list[PlannedRequest]:
         """Requests that go on after greedy answers to the prompts of the run."""
         texts = []
-        for request, answer in zip(asked, answers, strict=True):
+        for request, answer in zip(planned, answers, strict=True):
             is_of_run = request.prompt in self._prompts
             if request.is_greedy and request.is_compared and is_of_run:
                 following = self._prompts[request.index % len(self._prompts)]
@@ -100,15 +100,15 @@ class Workload:
 
     def repeated(
         self, prompt: Sequence[int], sampling: Sampling, num: int, num_tokens: int
-    ) -> list[Asked]:
+    ) -> list[PlannedRequest]:
         """The same request over and over, each with random numbers of its own."""
-        return [self._asked(tuple(prompt), sampling, num_tokens) for _ in range(num)]
+        return [self._plan(tuple(prompt), sampling, num_tokens) for _ in range(num)]
 
-    def shuffled(self, asked: Sequence[Asked]) -> list[Asked]:
+    def shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
         """The requests in a random order, with some among them that are left midway."""
-        texts = [request.prompt for request in asked]
-        mixed = list(asked)
-        for _ in range(len(asked) // _READ_FOR_ONE_LEFT):
+        texts = [request.prompt for request in planned]
+        mixed = list(planned)
+        for _ in range(len(planned) // _READ_FOR_ONE_LEFT):
             mixed.append(self._left_midway(texts))
         return [mixed[place] for place in self._generator.permutation(len(mixed))]
 
@@ -122,27 +122,27 @@ class Workload:
             # The beginning that many tokenizers put before a text stays.
             yield (prompt[0], *prompt[2:])
 
-    def _mixed(self, texts: Sequence[tuple[int, ...]], num_drawn: int) -> list[Asked]:
+    def _mixed(self, texts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
         requests = []
         for text in texts:
             length = self._length(self._most)
-            requests.append(self._asked(text, self._greedy, length))
+            requests.append(self._plan(text, self._greedy, length))
         num_drawn = num_drawn if self._samplings else 0
         for number in range(num_drawn):
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
-            requests.append(self._asked(self._any(texts), sampling, length))
+            requests.append(self._plan(self._any(texts), sampling, length))
         return self.shuffled(requests)
 
-    def _left_midway(self, texts: Sequence[tuple[int, ...]]) -> Asked:
+    def _left_midway(self, texts: Sequence[tuple[int, ...]]) -> PlannedRequest:
         ways = [self._greedy, *self._samplings]
         sampling = ways[int(self._generator.integers(len(ways)))]
-        asked = self._asked(self._any(texts), sampling, self._most)
-        return dataclasses.replace(asked, leave_after=self._length(max(1, self._most // 2)))
+        planned = self._plan(self._any(texts), sampling, self._most)
+        return dataclasses.replace(planned, leave_after=self._length(max(1, self._most // 2)))
 
-    def _asked(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> Asked:
+    def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
         self._num_made += 1
-        return Asked(prompt, sampling, num_tokens, self._num_made)
+        return PlannedRequest(prompt, sampling, num_tokens, self._num_made)
 
     def _any(self, texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return texts[int(self._generator.integers(len(texts)))]

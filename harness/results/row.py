@@ -88,7 +88,7 @@ class Row:
         return cls(**{name: _parsed(cells.get(name), **about) for name, about in columns})
 
     @classmethod
-    def asked(cls, settings: Any) -> dict[str, Any]:
+    def setting_columns(cls, settings: Any) -> dict[str, Any]:
         """The columns that repeat what `settings` say."""
         return {
             name: _look_up(settings, about["path"])

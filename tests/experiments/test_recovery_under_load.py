@@ -24,7 +24,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_collections
 from harness.experiments.load import is_taken
 from harness.experiments.samplings import samplings
-from harness.experiments.workload import Asked, Workload
+from harness.experiments.workload import PlannedRequest, Workload
 from harness.menu.methods.model import ModelDraftSettings
 from in_process import Harness, results
 from tiny_checkpoints import load_pair, save_talkative_pair
@@ -78,7 +78,7 @@ def workload() -> Workload:
     return Workload(PROMPTS, samplings(DECODING, [])[:4], DECODING, seed=0)
 
 
-def alone(engine: LocalEngine, arm: LocalArm, asked: Asked) -> list[int]:
+def alone(engine: LocalEngine, arm: LocalArm, asked: PlannedRequest) -> list[int]:
     with quick_collections():
         return generate(engine, arm, asked.request(seed=0).question).tokens[0]
 
@@ -123,7 +123,7 @@ def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
 
     [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
     with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
-        is_taken(Dying(), Asked((1, 2), sampling, 1, 0), seed=0)
+        is_taken(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
 
 
 def test_the_requests_are_mixed() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.experiments.prompts import Asked, Prompt, PromptSet
+from harness.experiments.prompts import Occurrence, Prompt, PromptSet
 from harness.experiments.repetition import batches_to_ask, laps_to_ask, share_prompts
 from in_process import Harness, only, results
 from wording import mentions
@@ -63,12 +63,15 @@ def test_indices_of_turns_and_repetitions_are_all_different() -> None:
     prompts = (Prompt("a", turns=("a", "b", "c")), Prompt("d"))
     prompt_set = PromptSet("talks", prompts, "")
     every = [
-        Asked(place, turn, repeat) for repeat in range(3) for turn in range(3) for place in (0, 1)
+        Occurrence(place, turn, repeat)
+        for repeat in range(3)
+        for turn in range(3)
+        for place in (0, 1)
     ]
     indices = [prompt_set.index(asked) for asked in every]
     assert indices == list(range(18))
-    assert [prompt_set.asked(index) for index in indices] == every
-    assert prompt_set.at(prompt_set.index(Asked(0, 2, 1))).text == "c"
+    assert [prompt_set.occurrence(index) for index in indices] == every
+    assert prompt_set.at(prompt_set.index(Occurrence(0, 2, 1))).text == "c"
     assert prompt_set.first_unused(5) == 18
 
 

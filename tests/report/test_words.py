@@ -98,7 +98,7 @@ def row_of(kind: type[RunRow], settings: Any) -> RunRow:
         filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
     if hasattr(settings, "num_prompts"):
         filled["num_prompts"] = settings.num_prompts
-    return kind(**(kind.asked(settings) | filled))
+    return kind(**(kind.setting_columns(settings) | filled))
 
 
 @pytest.mark.parametrize(("kind", "row"), COMMANDS)

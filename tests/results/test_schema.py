@@ -87,7 +87,9 @@ def test_columns_repeat_the_settings(kind: type[RunRow], settings: type) -> None
         DecodingSettings(temperature=0.25, num_draft_tokens=3),
         PlacementSettings(strategy="cpu"),
     )
-    asked = kind.asked(settings_of(settings, model=model, decoding=decoding, placement=placement))
+    asked = kind.setting_columns(
+        settings_of(settings, model=model, decoding=decoding, placement=placement)
+    )
     assert set(asked) <= set(kind.columns())
     expected = {
         "model": "m",
@@ -102,7 +104,7 @@ def test_columns_repeat_the_settings(kind: type[RunRow], settings: type) -> None
 
 
 def test_without_a_draft_its_columns_are_empty() -> None:
-    asked = EvalRow.asked(settings_of(EvalSettings, draft=None))
+    asked = EvalRow.setting_columns(settings_of(EvalSettings, draft=None))
     assert {value for name, value in asked.items() if name.startswith("draft")} == {None}
 
 
