@@ -18,6 +18,8 @@ _FLOODS = {
     "transformers.generation.utils": (
         "Passing `generation_config` together with generation-related arguments"
     ),
+    # For a text that is cut, or refused in our own words: prompts are compared with the context.
+    "transformers.tokenization_utils_base": "Token indices sequence length is longer than",
     # Once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.

@@ -16,6 +16,7 @@ from torch._inductor import compile_fx
 
 from harness.config.settings import ModelSettings
 from harness.models.quiet import quiet_libraries
+from tiny_checkpoints import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +80,23 @@ def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
         "something that matters",
         "MatMul8bitLt: inputs will be cast",
     ]
+
+
+def test_a_text_longer_than_the_context_is_no_warning() -> None:
+    """The text of `prompts.lengths`, which is cut, or of a draft that reads a file."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        quiet_libraries()
+        tokenizer = make_tokenizer()
+        tokenizer.model_max_length = 4
+        assert len(tokenizer("longer than four")["input_ids"]) == 16
+    finally:
+        logger.removeHandler(handler)
+    assert records == []
 
 
 def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.MonkeyPatch) -> None:
