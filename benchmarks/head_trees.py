@@ -3,10 +3,10 @@
     python benchmarks/head_trees.py [--draft tiny_eagle3] [--budget 16] [--levels 4,8]
                                     [--tree dynamic] [--temperature 0] [--prompts 9] [--turns 10]
 
-Both drafters follow one text and take turns: each proposes a tree, and is told that nothing of it was
-accepted and which token follows. Their trees must be equal. The target reads the same tokens, once
-for both, outside of the times. Compiling is timed as well, by the processor time of this process and
-of its compilers; it is cold where inductor's cache (`TORCHINDUCTOR_CACHE_DIR`) is empty.
+Both drafters follow one text and take turns: each proposes a tree, and is told that nothing of it
+was accepted and which token follows. Their trees must be equal. The target reads the same tokens,
+once for both, outside of the times. Compiling is timed as well, by the processor time of this
+process and of its compilers; it is cold where inductor's cache (`TORCHINDUCTOR_CACHE_DIR`) is empty.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def main() -> None:
     )
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, options.prompts)
-    print(
-        f"draft={options.draft} draft.tree={options.tree} budget {options.budget}, {common.versions()}"
-    )
+    tree = f"draft.tree={options.tree} draft.budget={options.budget}"
+    print(f"draft={options.draft} {tree}, {common.versions()}")
     print("levels | compiling, s | eager, ms | compiled, ms | eager over compiled")
     for levels in map(int, options.levels.split(",")):
         print(" | ".join(measured(settings, pair, prompts, levels, options.turns)), flush=True)

@@ -18,7 +18,7 @@ class EagleTrees(HeadTrees):
     """
 
     def num_ahead(self, num_draft_tokens: int) -> int:
-        """See `HeadDrafter.num_ahead`: a chain's tokens, or the nodes of all levels but the last."""
+        """See `HeadDrafter.num_ahead`: a chain's tokens, or all nodes above the last level."""
         num_expanded = self.plan.most_expanded(num_draft_tokens)
         return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
 
@@ -26,8 +26,8 @@ class EagleTrees(HeadTrees):
         return _EaglePredictor(self, self.read(unread), unread.starts + unread.counts)
 
     def logits_of(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, n, V] after entries with these states [B, n, width], and the states that
-        the entries of their children take.
+        """Return logits [B, n, V] after entries with these states [B, n, width], and the states
+        that the entries of their children take.
         """
         normed = self.head.norm(states)
         logits = self.over_vocabulary(self._logits(normed))

@@ -214,22 +214,25 @@ class HeadDrafter(Drafter):
             call: takes `Unread` and the inputs.
             number: of draft tokens, or levels of a tree.
         """
-        prepared_number = None if prepared is None else prepared.number_for(self, number)
-        if prepared_number is not None and most(self._num_unread) > self.most_unread(
-            prepared_number
-        ):
-            self._read_early()
+        fitting = None if prepared is None else self._fitting(prepared, number)
         unread = self._unread()
-        if (
-            prepared is None
-            or prepared_number is None
-            or not self._has_room(prepared, prepared_number)
-        ):
+        if prepared is None or fitting is None:
             outputs = self._run_eagerly(call, number, unread, *inputs)
         else:
-            outputs = prepared(prepared_number, unread, *inputs)
+            outputs = prepared(fitting, unread, *inputs)
         self._count_as_read(self.num_reread)
         return outputs
+
+    def _fitting(self, prepared: PreparedDrafts, number: int) -> int | None:
+        """Return the number of the prepared proposal that can be used now, and read features early
+        that it cannot read; None where there is none, or no room for it.
+        """
+        fitting = prepared.number_for(self, number)
+        if fitting is None:
+            return None
+        if most(self._num_unread) > self.most_unread(fitting):
+            self._read_early()
+        return fitting if self._has_room(prepared, fitting) else None
 
     def _run_eagerly(
         self, call: Callable[..., tuple[Any, ...]], number: int, unread: Unread, *inputs: Tensor

@@ -49,6 +49,7 @@ class HeadTrees(HeadDrafter, TreeDrafter):
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         """Read the features, and predict the tokens of a tree of at most `depth` levels."""
 
+    @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`."""
         return self._chain(num_draft_tokens, uniforms, None)

@@ -54,7 +54,7 @@ class PreparedTrees(PreparedHead):
 
     def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
         """See `PreparedHead.proposal`."""
-        # Made here: tensors that it keeps must be on the device before a call is traced or captured.
+        # Made here: its tensors must be on the device before a call is traced or captured.
         growth = self._drafter.growth(number)
         return functools.partial(self._drafter.grow, growth, number)
 

@@ -113,7 +113,7 @@ class _Trie:
         return len(self.tokens)
 
     def fill(self, num_nodes: int) -> None:
-        """Repeat the first token: no rule tests a token again that was drawn without replacement."""
+        """Repeat the first token: no rule tests a token of draws without replacement again."""
         while len(self.tokens) < num_nodes:
             self.add(0, self.tokens[0])
             self.following.append(-1)

@@ -1,6 +1,7 @@
 """How trees of draft tokens grow, whatever predicts the tokens.
 
-A tree grows as tensors alone, which a compiler or a CUDA graph can take; the host then reads its shape.
+A tree grows as tensors alone, which a compiler or a CUDA graph can take; the host then reads its
+shape.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from harness.decoding.transfer import to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 from harness.drafting.text_branches import TextBranch, beside, merged
 
-# A dynamic tree expands this many nodes of a level, and looks at as many children of each, as EAGLE-2
-# does, where each expansion takes time.
+# A dynamic tree expands this many nodes of a level, and looks at as many children of each, as
+# EAGLE-2 does, where each expansion takes time.
 WIDTH = 10
 
 
@@ -26,7 +27,8 @@ class Predictor(Protocol):
     """Predicts the tokens after the nodes of growing trees, level by level.
 
     Attributes:
-        width: the most nodes of a level that a dynamic tree expands; None for as many as it can use.
+        width: the most nodes of a level that a dynamic tree expands; None for as many as it can
+            use.
     """
 
     width: int | None = WIDTH
@@ -50,8 +52,9 @@ class Draws(NamedTuple):
 
     Attributes:
         uniforms: [B, budget].
-        taken: [B], a token that is no child of the root, because the text has it there,
-        is_taken: [B], in the rows where this is true.
+        taken: [B], a token that is not drawn as a child of the root, because the row's text has a
+            branch that begins with it.
+        is_taken: [B], whether the row has such a branch.
         temperatures: [B], at which the nodes of a dynamic tree are scored.
     """
 
@@ -94,7 +97,8 @@ class Growth(ABC):
         """Read the shapes of trees that have grown, and join them with branches of the rows' texts.
 
         Args:
-            branches: take the place of nodes that count less; none for trees of the predictor alone.
+            branches: take the place of nodes that count less; none for trees of the predictor
+                alone.
         """
 
 
@@ -115,8 +119,8 @@ class _Level(NamedTuple):
 
 @dataclass(frozen=True)
 class DynamicGrowth(Growth):
-    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be reached,
-    and keep the likeliest of all that were found.
+    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be
+    reached, and keep the likeliest of all that were found.
 
     A node's score is the product of the predicted probabilities on its path, at the row's
     temperature, so a parent scores no less than its children. The trees follow from the texts alone.

@@ -157,7 +157,7 @@ def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
 
 
 def shape_values(rates: Sequence[float], parents: Parents) -> list[float]:
-    """Return the chance that each node is reached and accepted, in the tree that `best_shape` gives."""
+    """Return the chance that each node of the tree of `best_shape` is reached and accepted."""
     falling = list(itertools.accumulate(rates, min))
     values = [1.0]
     num_children = [0] * (len(parents) + 1)

@@ -1,4 +1,4 @@
-"""Prepared trees of heads of every kind: tokens, shapes and distributions are those of the eager head."""
+"""Prepared trees of heads of every kind: what is decided is what the eager head's trees decide."""
 
 from __future__ import annotations
 
