@@ -144,7 +144,7 @@ class HuggingFaceArm(Arm):
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: str = "constant"
-    tells = frozenset({"origins", "proposals"})
+    reports = frozenset({"origins", "proposals"})
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """See `Arm.stream`. A first record of the speculative arm has accepted tokens already."""

@@ -27,7 +27,7 @@ _SERVERS = {
 }
 
 
-async def told_name(client: Any, owned_by: str | None) -> str | None:
+async def reported_name(client: Any, owned_by: str | None) -> str | None:
     """`vLLM 0.32.0`, or the name alone where the version is not told; None for an unknown server.
 
     Args:

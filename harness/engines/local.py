@@ -50,7 +50,7 @@ class LocalArm(Arm):
     policy: Adaptive
     fault: Fault = "none"
     phases: Phases | None = None
-    tells = frozenset({"origins", "proposals", "probabilities"})
+    reports = frozenset({"origins", "proposals", "probabilities"})
 
     def stream(self, question: Question) -> Records:
         """Records as they are decided; the iterator takes a `batch.Change` after each."""

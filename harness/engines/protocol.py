@@ -71,7 +71,7 @@ class Arm:
     """One way of generating, `regular` or `speculative`.
 
     Attributes:
-        tells: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
+        reports: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
         last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance
             is there, if it is told, because records do not have it.
         never_drawn: tokens that it never draws where texts go on after their end.
@@ -83,7 +83,7 @@ class Arm:
 
     name: str
     given_up: str | None = None
-    tells: frozenset[str] = frozenset()
+    reports: frozenset[str] = frozenset()
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False
     last_requests: Sequence[RequestRecord] = ()
@@ -188,7 +188,7 @@ class Engine:
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
-        tells_tokens: whether its tokens are those that the model drew, and not read from text.
+        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
         alternates: whether its arms can take turns at no cost, without loading each again.
         queues: whether a question may have more prompts than its batch size, as many as the batch
             size are kept in flight.
@@ -199,7 +199,7 @@ class Engine:
 
     arms: Sequence[Arm]
     devices: Sequence[torch.device] = ()
-    tells_tokens: bool = True
+    reports_token_ids: bool = True
     queues: bool = False
     has_rate: bool = False
     salts: bool | None = None

@@ -31,7 +31,7 @@ from harness.engines.connection import (
 )
 from harness.engines.counters import Counted, CounterPage
 from harness.engines.dialects import penalises_prompts
-from harness.engines.identity import told_name
+from harness.engines.identity import reported_name
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.request_form import RequestForm
 from harness.engines.requests import RequestError, RequestRecord, as_records
@@ -94,7 +94,7 @@ class ServerEngine(Engine):
             self.close()
             raise
         self.has_rate = settings.rate is not None
-        self.tells_tokens = all(arm.tells_tokens for arm in self.arms)
+        self.reports_token_ids = all(arm.reports_token_ids for arm in self.arms)
         self.salts = all(arm.salts for arm in self.arms)
         names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
         self.server = "; ".join(names) or None
@@ -118,7 +118,7 @@ class ServerArm(Arm):
     batch_size: int
     loop: asyncio.AbstractEventLoop
     say: Callable[[str], None]
-    tells_tokens: bool = False
+    reports_token_ids: bool = False
     server: str | None = None
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False
@@ -239,7 +239,7 @@ class ServerArm(Arm):
                 model = models[0].id
             owner = models[0].owned_by
             self.penalises_prompts = penalises_prompts(owner)
-            self.server = await told_name(self.client, owner)
+            self.server = await reported_name(self.client, owner)
         except Exception:
             pass  # some servers have no such list; the request below shows whether this one works
         chat = self.settings.chat
@@ -257,7 +257,7 @@ class ServerArm(Arm):
             request = RequestRecord(0, len(ids))
             await self._ask(self._form.body(question, 0), request, lambda tokens: None)
             if request.error is None:
-                self.tells_tokens = (takes_ids or chat) and not request.from_text
+                self.reports_token_ids = (takes_ids or chat) and not request.from_text
                 self.never_drawn = request.never_drawn
                 return
             if request.error.code not in (400, 404, 422):

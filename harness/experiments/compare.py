@@ -159,7 +159,7 @@ class Compare(Experiment):
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
                     columns |= outcome(engine, question, *laps.values())
-                    if "proposals" in engine.arms[-1].tells:
+                    if "proposals" in engine.arms[-1].reports:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
@@ -181,13 +181,13 @@ class Compare(Experiment):
     ) -> None:
         """Show a race that has ended, as the settings ask."""
         settings: Any = session.settings
-        tells_origins = "origins" in engine.arms[-1].tells
+        reports_origins = "origins" in engine.arms[-1].reports
         if settings.json:
             speculative = laps[1] if len(laps) > 1 else None
-            _print_json(_record(row, speculative, tells_origins, rejected, session.tokenizer))
+            _print_json(_record(row, speculative, reports_origins, rejected, session.tokenizer))
             return
         if settings.view == "race":
-            show_race(self._console, laps, session.tokenizer, token_ids, tells_origins)
+            show_race(self._console, laps, session.tokenizer, token_ids, reports_origins)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
@@ -200,7 +200,7 @@ class Compare(Experiment):
             arm=arm.name,
             tokenizer=session.tokenizer,
             prompt=question.prompts[0],
-            legend="origins" in arm.tells,
+            legend="origins" in arm.reports,
         )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)
@@ -252,7 +252,7 @@ def _describe(session: Session) -> str:
 def _record(
     row: CompareRow,
     speculative: Generation | None,
-    tells_origins: bool,
+    reports_origins: bool,
     rejected: Sequence[Rejection] | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
@@ -267,10 +267,10 @@ def _record(
             counts[origin] += 1
             text = token_text(tokenizer, token)
             tokens.append(
-                {"token": token, "text": text, "origin": origin if tells_origins else None}
+                {"token": token, "text": text, "origin": origin if reports_origins else None}
             )
     record["speculative_tokens"] = tokens
-    record["origins"] = counts if tells_origins else None
+    record["origins"] = counts if reports_origins else None
     record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
     return record
 

@@ -41,7 +41,7 @@ _ONE_AT_A_TIME = (
     " decoding.num_draft_tokens=1,3,5 measures one after the other"
 )
 # Columns about acceptance that a server may tell though it tells no iterations.
-_TOLD = ("acceptance_rate", "mean_acceptance_length")
+_REPORTED = ("acceptance_rate", "mean_acceptance_length")
 
 
 @dataclass
@@ -50,13 +50,13 @@ class Measured:
 
     Attributes:
         acceptance: by iteration, where the engine reports it.
-        told: the columns about acceptance that a server reports.
+        reported: the columns about acceptance that a server reports.
         most_drafted: the largest number of draft tokens of an iteration that it reports; None where it does not.
     """
 
     speedup: Interval
     acceptance: Acceptance
-    told: dict[str, Any]
+    reported: dict[str, Any]
     regular_ms_per_token: float
     speculative_ms_per_token: float
     most_drafted: int | None = None
@@ -194,7 +194,7 @@ class Map(Experiment):
         return Measured(
             times.speedup(settings.num_resamples, settings.seed),
             acceptance=sum((generation.acceptance for generation in speculative), Acceptance()),
-            told={name: columns[name] for name in _TOLD if columns.get(name) is not None},
+            reported={name: columns[name] for name in _REPORTED if columns.get(name) is not None},
             regular_ms_per_token=_mean_time(regular),
             speculative_ms_per_token=_mean_time(speculative),
             most_drafted=_most_drafted(columns),
@@ -211,11 +211,11 @@ class Map(Experiment):
         return found
 
     def _number(self, cell: Cell) -> int | None:
-        """The K of a cell; of a server the one that it has told, if any."""
+        """The K of a cell; of a server the one that it has reported, if any."""
         number = self.numbers[cell[2]]
         if number is not None:
             return number
-        return number_told(list(self.measured.values()))
+        return reported_number(list(self.measured.values()))
 
     def _row(
         self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
@@ -237,7 +237,7 @@ class Map(Experiment):
         figures["speedup_covers"] = measured.speedup.covers
         figures["regular_ms_per_token"] = measured.regular_ms_per_token
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
-        return session.row(MapRow, measured.acceptance, **figures | measured.told)
+        return session.row(MapRow, measured.acceptance, **figures | measured.reported)
 
     def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
         schedule = schedule_of(rows)
@@ -269,8 +269,8 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
     return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
 
 
-def number_told(cells: Sequence[Measured]) -> int | None:
-    """The K that a server told in its cells; None where it told none, or another one under another load."""
+def reported_number(cells: Sequence[Measured]) -> int | None:
+    """The K that a server reported in its cells; None where it reported none, or another one under another load."""
     # Exact where the answers tell every iteration; the mean of sums may miss it.
     exact = {cell.acceptance.num_places for cell in cells}
     if 0 not in exact and len(exact) > 1:

@@ -175,7 +175,7 @@ class Recovery(Experiment):
         divergences: list[Divergence | None] = []
 
         def after_question(question: Question, generations: Answers) -> None:
-            if engine.tells_tokens:
+            if engine.reports_token_ids:
                 require_token_ids([each for name in arms for each in generations[name].requests])
             answers = [generations[name].requests for name in arms]
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
@@ -310,7 +310,7 @@ class Recovery(Experiment):
                 question = session.ask([context.token_ids] * len(batch), batch, asked)
                 generation = generate(engine, arm, question)
                 # The tokens of a text are not those that were drawn, nor as many.
-                if engine.tells_tokens:
+                if engine.reports_token_ids:
                     require_token_ids(generation.requests)
                     require_lengths(generation, asked.max_new_tokens)
                 yield generation

@@ -31,7 +31,7 @@ class References:
 
     def for_tokens(self) -> Reference | None:
         """To compare token ids; None also where the engine does not report them."""
-        return self.for_texts() if self._engine.tells_tokens else None
+        return self.for_texts() if self._engine.reports_token_ids else None
 
     def for_texts(self) -> Reference | None:
         """To compare texts, whose tokens may be unknown."""

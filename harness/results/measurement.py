@@ -20,7 +20,7 @@ from harness.menu.records import ENGINES, METHODS, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import AnswerRow, RunRow
-from harness.results.servers import ToldServer, told_servers
+from harness.results.servers import ServerReport, server_reports
 from harness.results.weights import hub_commit
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
@@ -109,12 +109,12 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     return Measurement(digest, started, reusable, any_start=always)
 
 
-def _servers(settings: RunSettings) -> list[ToldServer] | None:
+def _servers(settings: RunSettings) -> list[ServerReport] | None:
     addresses = engine_of(settings).addresses(settings.engine)
-    return told_servers(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
+    return server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
 
 
-def started_of(servers: list[ToldServer]) -> str | None:
+def started_of(servers: list[ServerReport]) -> str | None:
     """The start of all servers as one text; None if one does not tell it, or without any."""
     times = [server.started for server in servers if server.started is not None]
     return "; ".join(times) if times and len(times) == len(servers) else None
@@ -125,7 +125,9 @@ def measurement_digest(settings: RunSettings) -> str:
     return identify(settings).digest
 
 
-def _digest(settings: RunSettings, leaving_out: Collection[str], servers: list[ToldServer]) -> str:
+def _digest(
+    settings: RunSettings, leaving_out: Collection[str], servers: list[ServerReport]
+) -> str:
     """The digest of a measurement.
 
     Weights on a hub count with repository, revision and commit, weights in a directory with their

@@ -32,7 +32,7 @@ _NO_PAGE = (404, 405, 501)
 
 
 @dataclass(frozen=True)
-class ToldServer:
+class ServerReport:
     """A server as it describes itself.
 
     Attributes:
@@ -44,7 +44,7 @@ class ToldServer:
     started: str | None
 
 
-def told_servers(urls: Sequence[str], key: str | None = None) -> list[ToldServer] | None:
+def server_reports(urls: Sequence[str], key: str | None = None) -> list[ServerReport] | None:
     """Describe these servers; None where one does not answer.
 
     Args:
@@ -52,14 +52,14 @@ def told_servers(urls: Sequence[str], key: str | None = None) -> list[ToldServer
     """
     servers = []
     for url in dict.fromkeys(urls):
-        told = told_by(url, key)
-        if told is None:
+        report = server_report(url, key)
+        if report is None:
             return None
-        servers.append(told)
+        servers.append(report)
     return servers
 
 
-def told_by(url: str, key: str | None = None) -> ToldServer | None:
+def server_report(url: str, key: str | None = None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
     does not tell its models now: it is still loading (503), or refuses the key (401).
 
@@ -81,7 +81,7 @@ def told_by(url: str, key: str | None = None) -> ToldServer | None:
     started = about.pop("/version started", None)
     if started is None and found:
         started = found[1]
-    return ToldServer(about, None if started is None else str(started))
+    return ServerReport(about, None if started is None else str(started))
 
 
 def page_of(url: str, key: str | None = None) -> str | None:

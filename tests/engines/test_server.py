@@ -93,7 +93,7 @@ def llama_cpp(**behaviour: Any) -> EchoServer:
 def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) -> None:
     server = llama_cpp()
     engine, question = open_engine(server), ask()
-    assert engine.tells_tokens
+    assert engine.reports_token_ids
     assert engine.arms[0].never_drawn == {NEVER_DRAWN}
     generation = generate(engine, engine.arms[0], question)
     assert generation.tokens == texts(question)

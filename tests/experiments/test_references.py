@@ -11,7 +11,7 @@ from harness.experiments.references import References
 
 
 @pytest.mark.parametrize(
-    ("settings", "tells_tokens", "has_tokens", "has_texts"),
+    ("settings", "reports_token_ids", "has_tokens", "has_texts"),
     [
         ({}, True, True, True),
         ({"chat": False}, False, False, True),
@@ -20,12 +20,12 @@ from harness.experiments.references import References
     ],
 )
 def test_a_reference_is_for_what_the_model_read(
-    settings: dict[str, Any], tells_tokens: bool, has_tokens: bool, has_texts: bool
+    settings: dict[str, Any], reports_token_ids: bool, has_tokens: bool, has_texts: bool
 ) -> None:
     own = object()
     session: Any = SimpleNamespace(
         settings=SimpleNamespace(engine=SimpleNamespace(**settings)),
-        engine=SimpleNamespace(reference=own, tells_tokens=tells_tokens),
+        engine=SimpleNamespace(reference=own, reports_token_ids=reports_token_ids),
     )
     references = References(session)
     assert references.for_tokens() is (own if has_tokens else None)

@@ -31,7 +31,7 @@ from harness.results.measurement import (
     measurement_digest,
 )
 from harness.results.schema import LatencyRow
-from harness.results.servers import told_by
+from harness.results.servers import server_report
 from harness.results.weights import weights_identity
 from some_settings import settings_of
 
@@ -174,7 +174,7 @@ def test_a_start_is_read_from_metrics(tmp_path: Path) -> None:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        told = told_by(f"http://127.0.0.1:{server.server_port}/v1")
+        told = server_report(f"http://127.0.0.1:{server.server_port}/v1")
         server.shutdown()
     assert told is not None
     assert told.started == "1.79e+09"
@@ -192,7 +192,7 @@ def test_a_server_that_does_not_tell_its_models_now_is_not_described(status: int
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert told_by(f"http://127.0.0.1:{server.server_port}/v1") is None
+        assert server_report(f"http://127.0.0.1:{server.server_port}/v1") is None
         server.shutdown()
 
 
