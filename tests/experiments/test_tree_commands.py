@@ -108,7 +108,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_recovery_judges_trees(
     harness: Harness, pair: list[str], settings: list[str], lossless: bool
 ) -> None:
-    trees = ["draft.budget=5", "batch_size=500", "num_draws=5000", *settings]
+    trees = ["draft.budget=5", "batch_size=2500", "num_draws=5000", *settings]
     found = harness("recovery", *pair, *SMALL, *trees, code=0 if lossless else 1)
     assert ("Lossless:" in found.stdout) == lossless
     assert "by definition" not in found.stdout, "the draws show it"
@@ -120,7 +120,7 @@ def test_recovery_judges_trees_of_marginals(
     target, _, prompts = pair
     head = save_medusa_head(tmp_path, target.removeprefix("model="))
     trees = ["draft.tree=sequences", "draft.budget=6", "decoding.rule=block"]
-    draws = ["batch_size=500", "num_draws=5000"]
+    draws = ["batch_size=2500", "num_draws=5000"]
     found = harness("recovery", target, f"draft={head}", prompts, *SMALL, *trees, *draws)
     assert "Lossless:" in found.stdout
     assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
@@ -133,7 +133,7 @@ def test_a_text_and_a_head_are_verified_in_one_tree(
     target, _, prompts = pair
     head = save_medusa_head(tmp_path, target.removeprefix("model="))
     trees = ["draft.tree=static", "draft.budget=6", "draft.least_text=1", "draft.min_ngram=1"]
-    draws = ["batch_size=500", "num_draws=5000"]
+    draws = ["batch_size=2500", "num_draws=5000"]
     found = harness("recovery", target, f"draft=lookup+{head}", prompts, *SMALL, *trees, *draws)
     assert "Lossless:" in found.stdout
     greedy = ["decoding=greedy", "decoding.num_draft_tokens=8", "draft.least_text=1", *FEW]
@@ -148,7 +148,7 @@ def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone(
 ) -> None:
     """It draws the token after an accepted leaf at temperature 1. The draft is the target, so that there are many."""
     target, _, prompts = pair
-    trees = ["draft.tree=dynamic", "draft.budget=5", "decoding.rule=eagle", "batch_size=500"]
+    trees = ["draft.tree=dynamic", "draft.budget=5", "decoding.rule=eagle", "batch_size=2500"]
     draws = ["num_draws=5000", f"decoding.temperature={temperature}"]
     itself = [target, target.replace("model=", "draft="), prompts]
     code = 0 if lossless else 1
