@@ -28,7 +28,7 @@ _RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typi
 _TREE_RULES: dict[str, TreeRule] = {"block": verify_traversal, "eagle": verify_eagle}
 
 
-class Acceptance(NamedTuple):
+class AcceptanceRule(NamedTuple):
     """A rule of acceptance with its lenience. Equal for equal settings."""
 
     verification: Verification
@@ -40,12 +40,12 @@ def warp_of(decoding: DecodingSettings) -> Warp:
     return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
 
 
-def acceptance_of(decoding: DecodingSettings, fault: Fault) -> Acceptance:
+def rule_of(decoding: DecodingSettings, fault: Fault) -> AcceptanceRule:
     """The rule of these settings, with the fault in it."""
     rates = decoding.synthetic_rates
     rule = _RULES.get(decoding.rule, verify) if rates is None else AcceptByCoin(rates)
     lenience = LENIENCE if fault == "lenience" else decoding.lenience
-    return Acceptance(faulty_verification(fault, warp_of(decoding), rule), lenience)
+    return AcceptanceRule(faulty_verification(fault, warp_of(decoding), rule), lenience)
 
 
 def tree_rule_of(decoding: DecodingSettings, fault: Fault) -> TreeRule:
@@ -68,5 +68,8 @@ def decisions_of(
     """
     warp = warp_of(decoding)
     kinds = [False, True] if deterministic is None else [deterministic]
-    judges = [Judge(warp, *acceptance_of(decoding, fault), kind) for kind in kinds]
+    rule = rule_of(decoding, fault)
+    judges = [
+        Judge(warp, rule.verification, rule.lenience, is_deterministic=kind) for kind in kinds
+    ]
     return {width: judges if width > 1 else [Draw(warp)] for width in widths}

@@ -15,7 +15,7 @@ from harness.decoding.protocols import NonFiniteError
 from harness.decoding.randomness import uniforms
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import BatchWarp
-from harness.engines.acceptance import acceptance_of, tree_rule_of, warp_of
+from harness.engines.acceptance import rule_of, tree_rule_of, warp_of
 from harness.engines.faults import faulty_runner, faulty_warp
 from harness.engines.load import keep_in_flight
 from harness.engines.pair import Pair
@@ -144,14 +144,14 @@ class LocalArm(Arm):
                 warp=warp,
                 agree=of_rank_0,
             )
-        acceptance = acceptance_of(decoding, self.fault)
+        rule = rule_of(decoding, self.fault)
         return speculative(
             target,
             self._drafter(warp),
             request,
             num_draft_tokens=num_draft_tokens,
-            lenience=acceptance.lenience,
-            verification=acceptance.verification,
+            lenience=rule.lenience,
+            verification=rule.verification,
             redraw=decoding.rule == "block",
             warp=warp,
             ahead=self.runners.works_ahead,

@@ -19,7 +19,7 @@ from harness.results.files import replace_file
 from harness.results.speculation_profile import (
     GOLDEN_FILE,
     PROFILE_FILE,
-    Measured,
+    MeasuredAcceptance,
     golden_lengths,
     speculation_profile,
 )
@@ -31,7 +31,7 @@ _THOUGHTS = ("<think>", "</think>")
 def write_acceptance(
     session: Session,
     settings: PromptedSettings,
-    measured: Measured,
+    measured: MeasuredAcceptance,
     texts: Iterable[str],
     rates_by_rank: Sequence[float] = (),
 ) -> None:
@@ -98,7 +98,7 @@ def _checkpoint(model: ModelSettings) -> dict[str, Any]:
     return {"id": name, "revision": model.revision, "quantization": model.quantization}
 
 
-def _conditions(settings: PromptedSettings, measured: Measured) -> dict[str, Any]:
+def _conditions(settings: PromptedSettings, measured: MeasuredAcceptance) -> dict[str, Any]:
     decoding = settings.decoding
     draft = settings.draft
     return {

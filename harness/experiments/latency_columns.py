@@ -20,7 +20,7 @@ from harness.experiments.rates import rate_columns
 from harness.menu.commands.latency import LatencySettings
 from harness.results.acceptance import Acceptance
 from harness.results.coverage import of_same_texts
-from harness.results.speculation_profile import Measured, length_columns
+from harness.results.speculation_profile import MeasuredAcceptance, length_columns
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LatencyFigures:
         """Samples and seed of every bootstrap."""
         return self.settings.num_resamples, self.settings.seed
 
-    def acceptance_by_prompt(self) -> Measured:
+    def acceptance_by_prompt(self) -> MeasuredAcceptance:
         """Return the acceptance of each prompt that the speculative arm answered."""
         by_place: dict[int, Acceptance] = {}
         for request in self.arms["speculative"].answered:
@@ -66,11 +66,12 @@ class LatencyFigures:
             place = self.prompt_set.occurrence(request.index).place
             so_far = by_place.get(place, Acceptance())
             by_place[place] = so_far + Acceptance.of(request.outcomes)
-        return Measured(
-            list(by_place.values()),
-            [self.prompt_set.at(place).category for place in by_place],
-            *self.resampling,
-            self.settings.num_levels,
+        return MeasuredAcceptance(
+            requests=list(by_place.values()),
+            categories=[self.prompt_set.at(place).category for place in by_place],
+            num_resamples=self.settings.num_resamples,
+            seed=self.settings.seed,
+            num_levels=self.settings.num_levels,
         )
 
     def columns(self, arm: MeasuredArm) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _REPORTED = ("acceptance_rate", "mean_acceptance_length")
 
 
 @dataclass
-class Measured:
+class MeasuredCell:
     """The figures of one measured cell.
 
     Attributes:
@@ -78,7 +78,7 @@ class Map(Experiment):
             rule = f"must not be above the prompts of the set, which are {most}"
             raise SettingError("batch_sizes", rule, batch_size)
         self.encoded: list[Encoded] = []
-        self.measured: dict[Cell, Measured] = {}
+        self.measured: dict[Cell, MeasuredCell] = {}
         # The K that the open engine was started for, where starting takes long.
         self.started_for: int | str | None = None
 
@@ -185,13 +185,13 @@ class Map(Experiment):
                 raise RunError(_ONE_AT_A_TIME)
         return engine
 
-    def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> Measured:
+    def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> MeasuredCell:
         regular = answers["regular"]
         speculative = answers["speculative"]
         settings = self.settings
         times = paired_times(regular, speculative)
         columns = MeasuredArm("speculative", list(speculative)).columns(())
-        return Measured(
+        return MeasuredCell(
             times.speedup(settings.num_resamples, settings.seed),
             acceptance=sum((generation.acceptance for generation in speculative), Acceptance()),
             reported={name: columns[name] for name in _REPORTED if columns.get(name) is not None},
@@ -269,7 +269,7 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
     return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
 
 
-def reported_number(cells: Sequence[Measured]) -> int | None:
+def reported_number(cells: Sequence[MeasuredCell]) -> int | None:
     """The K that a server reported in its cells; None where it reported none, or another one under another load."""
     # Exact where the answers tell every iteration; the mean of sums may miss it.
     exact = {cell.acceptance.num_places for cell in cells}

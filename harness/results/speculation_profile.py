@@ -28,7 +28,7 @@ _MOST_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAcceptance:
     """The acceptance of a run, by prompt.
 
     Attributes:
@@ -93,7 +93,7 @@ class Measured:
         return ratio_of_totals(tops, bottoms, num_resamples, self.seed)
 
 
-def length_columns(measured: Measured) -> dict[str, Any]:
+def length_columns(measured: MeasuredAcceptance) -> dict[str, Any]:
     """The columns about smaller K: lists with one entry for each K.
 
     They are the mean acceptance length and the bounds of its interval.
@@ -112,7 +112,7 @@ def length_columns(measured: Measured) -> dict[str, Any]:
 
 
 def speculation_profile(
-    measured: Measured,
+    measured: MeasuredAcceptance,
     *,
     method: str,
     extrapolates: bool,
@@ -159,7 +159,7 @@ def speculation_profile(
 
 
 def golden_lengths(
-    model: str, mode: str, measured: Measured, extrapolates: bool
+    model: str, mode: str, measured: MeasuredAcceptance, extrapolates: bool
 ) -> dict[str, dict[str, dict[int, float]]]:
     """InferenceX's table: the acceptance length of each K, two decimals.
 
@@ -185,7 +185,7 @@ def _conditional_by_schema(marginal: Sequence[float]) -> list[float]:
     ]
 
 
-def _per_request(measured: Measured) -> float | None:
+def _per_request(measured: MeasuredAcceptance) -> float | None:
     length = mean_length_per_request(measured.requests)
     return None if length is None else round(length, _DECIMALS)
 
@@ -195,7 +195,7 @@ def _histogram(total: Acceptance) -> dict[str, int]:
     return {str(1 + accepted): times for accepted, times in enumerate(total.histogram) if times}
 
 
-def _by_category(measured: Measured) -> dict[str, dict[str, Any]] | None:
+def _by_category(measured: MeasuredAcceptance) -> dict[str, dict[str, Any]] | None:
     found = {
         category: {
             "mean_accept_length": round(acceptance.mean_acceptance_length or 0.0, _DECIMALS),
@@ -221,7 +221,7 @@ def _validation(total: Acceptance, marginal: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _intervals(measured: Measured) -> dict[str, Any]:
+def _intervals(measured: MeasuredAcceptance) -> dict[str, Any]:
     """95 % intervals over prompts; None where there are too few."""
     most = measured.num_places
     places = range(min(most, _MOST_INTERVALS))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.experiments.map import Map, Measured, reported_number
+from harness.experiments.map import Map, MeasuredCell, reported_number
 from harness.experiments.session import Session
 from harness.experiments.surface import Cell
 from harness.report.map import crossing, map_document, schedule_of
@@ -117,8 +117,8 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
 def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     """vLLM with `num_speculative_tokens_per_batch_size`."""
 
-    def cell(told: int, outcomes: list[tuple[int, int]]) -> Measured:
-        return Measured(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
+    def cell(told: int, outcomes: list[tuple[int, int]]) -> MeasuredCell:
+        return MeasuredCell(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
 
     alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
     assert reported_number([alone, among_others]) is None

@@ -10,24 +10,24 @@ import pytest
 
 from harness.results.acceptance import Acceptance
 from harness.results.speculation_profile import (
-    Measured,
+    MeasuredAcceptance,
     golden_lengths,
     length_columns,
     speculation_profile,
 )
 
 
-def measured(*requests: list[tuple[int, int]], categories: Any = None) -> Measured:
+def measured(*requests: list[tuple[int, int]], categories: Any = None) -> MeasuredAcceptance:
     known = categories or [None] * len(requests)
-    return Measured([Acceptance.of(request) for request in requests], known, 1000, 0)
+    return MeasuredAcceptance([Acceptance.of(request) for request in requests], known, 1000, 0)
 
 
-def profile(of: Measured, **changes: Any) -> dict[str, Any]:
+def profile(of: MeasuredAcceptance, **changes: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {"method": "eagle3", "extrapolates": True, "is_block": False}
     return speculation_profile(of, **(asked | changes), about={}, own={})
 
 
-def from_histogram(lengths: Mapping[int, int], k: int) -> Measured:
+def from_histogram(lengths: Mapping[int, int], k: int) -> MeasuredAcceptance:
     outcomes = [(k, length - 1) for length, times in lengths.items() for _ in range(times)]
     return measured(outcomes)
 
@@ -65,7 +65,7 @@ def test_proposals_that_end_early_are_no_rejections_where_we_say_tested() -> Non
 
 def test_levels_of_trees_are_the_positions() -> None:
     outcomes = [Acceptance.of([(16, 2), (16, 1), (9, 0)])]
-    tree = Measured(outcomes, [None], 1000, 0, num_levels=2)
+    tree = MeasuredAcceptance(outcomes, [None], 1000, 0, num_levels=2)
     found = profile(tree, extrapolates=False)
     assert found["num_speculative_tokens"] == 2
     assert found["marginal_accept_rates"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
