@@ -13,7 +13,7 @@ import pytest
 
 from forked import run, start
 from halting import HALTED, halting
-from harness.experiments import session
+from harness.experiments import interleaving
 from harness.experiments.run import record_failure, run_command
 from harness.menu.commands.eval import EvalSettings
 from harness.menu.conversion import from_config
@@ -215,7 +215,7 @@ def test_published_accuracies_are_in_the_rows(
 def test_a_failed_run_is_a_row_and_keeps_its_answers(
     evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, calls = session.generate, []
+    generate, calls = interleaving.generate, []
 
     def out_of_memory_later(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
@@ -223,7 +223,7 @@ def test_a_failed_run_is_a_row_and_keeps_its_answers(
             raise MemoryError
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(session, "generate", out_of_memory_later)
+    monkeypatch.setattr(interleaving, "generate", out_of_memory_later)
     with pytest.raises(Exception, match="out of main memory"):
         evaluate()
     monkeypatch.undo()
@@ -279,7 +279,7 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     pair = f"model={taught[0]}", f"draft={taught[1]}"
     arguments = ["eval", *pair, "num_prompts=20", "batch_size=2", "operands=[1,3]"]
     # Each arm has warmed up and answered two batches.
-    with halting(session, "generate", after=2 + 2 * 2):
+    with halting(interleaving, "generate", after=2 + 2 * 2):
         running = start(*arguments, cwd=tmp_path, until=HALTED)
     end(running, signal_sent, exit_code)
     (store,) = tmp_path.glob("results/eval_answers/*.csv")

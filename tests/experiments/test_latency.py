@@ -19,7 +19,7 @@ from halting import HALTED, halting
 from harness.config.settings import ModelSettings
 from harness.engines.local import LocalArm
 from harness.engines.stopwatches import Phases
-from harness.experiments import session
+from harness.experiments import interleaving
 from in_process import Harness, only, results
 from processes import end, wait_for
 from tiny_checkpoints import make_tokenizer
@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_was_measured(
     long_run: list[str], harness: Harness, tmp_path: Path
 ) -> None:
     # Each arm has warmed up and answered three prompts.
-    with halting(session, "generate", after=2 + 2 * 3):
+    with halting(interleaving, "generate", after=2 + 2 * 3):
         running = start(*long_run, cwd=tmp_path, until=HALTED)
     stdout, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
@@ -290,7 +290,7 @@ def test_ctrl_c_keeps_what_was_measured(
 def test_a_kill_leaves_whole_rows(long_run: list[str], harness: Harness, tmp_path: Path) -> None:
     file = "outputs/*/*/*/latency_prompts.csv"
     # It does not end by itself, however long this process waits for its turn.
-    with halting(session, "generate", after=200):
+    with halting(interleaving, "generate", after=200):
         running = start(*long_run, cwd=tmp_path, until=file)
     wait_for(running, tmp_path, file, holding="prompt 2")
     end(running, signal.SIGKILL, -signal.SIGKILL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.experiments import pace, session
+from harness.experiments import interleaving, pace
 from harness.experiments.pace import Pace, in_words
 from in_process import Harness
 from wording import mentions
@@ -67,7 +67,7 @@ def test_what_is_left_is_estimated_from_the_question_after_the_warm_up(
 def test_latency_follows_its_questions(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is answered when it was said that it takes long."""
     told = Told()
-    original, generate = session.say, session.generate
+    original, generate = interleaving.say, interleaving.generate
 
     def say(line: str) -> None:
         original(line)
@@ -78,8 +78,8 @@ def test_latency_follows_its_questions(harness: Harness, monkeypatch: pytest.Mon
         assert told.came.wait(GENEROUS_S)
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(session, "say", say)
-    monkeypatch.setattr(session, "generate", generate_late)
+    monkeypatch.setattr(interleaving, "say", say)
+    monkeypatch.setattr(interleaving, "generate", generate_late)
     monkeypatch.setattr(pace, "SILENT_S", 0.01)
     outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100")
     assert "question 1 of 2 is not answered after" in outcome.stderr
