@@ -60,8 +60,7 @@ def speculative(
     """Speculative decoding: up to K proposed tokens, one target pass over them, one verdict.
 
     Args:
-        num_draft_tokens: K, or what chooses it before every iteration; 0 is an iteration of regular
-            decoding.
+        num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
         verification: takes what `verify` takes; it is not called where no row is offered a token.
         redraw: propose and accept with new random numbers in every iteration, for a rule whose
             decision depends on the tokens that it discards; see `decoding.randomness`.
@@ -74,10 +73,9 @@ def speculative(
     if isinstance(draft_length, int):
         draft_length = Constant(draft_length)
     works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
-    num_tokens_ahead = 2 * draft_length.most + 1 if works_ahead else None
-    steps = Speculation(
-        target, drafter, rows, lenience, verification, redraw, most_draft_tokens=draft_length.most
-    )
+    most = draft_length.most
+    num_tokens_ahead = 2 * most + 1 if works_ahead else None
+    steps = Speculation(target, drafter, rows, lenience, verification, redraw, most)
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
     def draft_and_verify(progress: Progress) -> AnyTurn:
