@@ -11,9 +11,11 @@ from torch import Tensor
 
 
 def to_device(
-    numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str
+    numbers: Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device | str,
+    dtype: torch.dtype = torch.long,
 ) -> Tensor:
-    """Copy whole numbers [n] or [B, n] to a tensor (int64) on `device`.
+    """Copy numbers [n] or [B, n] to a tensor on `device`.
 
     `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a
     copy from pinned memory is queued behind it instead.
@@ -21,11 +23,12 @@ def to_device(
     if isinstance(numbers, Arriving):
         return numbers.tensor.to(device)
     first = numbers[0] if numbers else None
-    if isinstance(first, int) and all(number == first for number in numbers):
-        return torch.full((len(numbers),), first, device=device)  # less than a copy costs
+    if isinstance(first, int | float) and all(number == first for number in numbers):
+        # Less than a copy costs.
+        return torch.full((len(numbers),), first, dtype=dtype, device=device)
     if torch.device(device).type != "cuda":
-        return torch.tensor(numbers, dtype=torch.long, device=device)
-    return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[Any]]:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harness.decoding.transfer import to_device
 from harness.drafting.tree_growth import Grown
 
 ScoreTemperature = float | Literal["auto"]
@@ -116,11 +117,12 @@ class ScoreTemperatures:
             warp: what the rows' tokens are drawn with.
         """
         if self._setting == "auto":
-            return torch.tensor([row.temperature for row in self._records], device=device)
+            learned = [row.temperature for row in self._records]
+            return to_device(learned, device, torch.float32)
         temperatures = [max(own, self._setting) for own in temperatures_of(warp)]
         if len(temperatures) == 1:
             temperatures *= len(self._records)
-        return torch.tensor(temperatures, device=device)
+        return to_device(temperatures, device, torch.float32)
 
     def remember(self, grown: Grown) -> None:
         """Keep the trees until their verdict, where something is learned from it."""
