@@ -149,7 +149,7 @@ def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone(
     """It draws the token after an accepted leaf at temperature 1. The draft is the target, so that there are many."""
     target, _, prompts = pair
     trees = ["draft.tree=dynamic", "draft.budget=5", "decoding.rule=eagle", "batch_size=2500"]
-    draws = ["num_draws=5000", f"decoding.temperature={temperature}"]
+    draws = ["num_draws=10000", f"decoding.temperature={temperature}"]
     itself = [target, target.replace("model=", "draft="), prompts]
     code = 0 if lossless else 1
     found = harness("recovery", *itself, *SMALL, *trees, *draws, code=code)
