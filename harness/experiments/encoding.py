@@ -138,13 +138,7 @@ def encode_set(
     num_skipped = 0
     num_truncated = 0
     token_ids = encode(planned, prompts, template)
-    room = planned.room(new_tokens)
-    if room is not None and room < 1:
-        limit = room + new_tokens
-        rule = (
-            f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
-        )
-        raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
+    room = _room_for_prompts(planned, settings, new_tokens)
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
     where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
@@ -172,6 +166,18 @@ def encode_set(
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
     chats = [] if num_truncated else chats_of(prompts)
     return Encoded(prompts, token_ids, chats, num_skipped, num_truncated)
+
+
+def _room_for_prompts(
+    planned: PlannedPair, settings: PromptedSettings, new_tokens: int
+) -> int | None:
+    """Return the most tokens of a prompt, None without a limit. Raises SettingError where none fits."""
+    room = planned.room(new_tokens)
+    if room is None or room >= 1:
+        return room
+    limit = room + new_tokens
+    rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
+    raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
 
 
 def _last(tokens: list[int], count: int, first: int | None) -> list[int]:

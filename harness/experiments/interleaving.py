@@ -37,8 +37,8 @@ def ask_all(
 ) -> None:
     """Give every arm every question, in turns, with a progress bar.
 
-    For each question, for each arm: the warm-up and `after_warmup` unless the arm is warm, then
-    `question_for`, the answer and `after_answer`. After the last arm `after_question`.
+    For each question, for each arm: `after_warmup` if the arm had to warm up, `question_for`, the
+    answer, `after_answer`. After the last arm `after_question`.
 
     Args:
         after_question: gets the answers of all arms; returns a text for the bar.
@@ -56,18 +56,14 @@ def ask_all(
     assert engine is not None
     arms = engine.arms if arms is None else arms
     warm: set[str] = set()
-    with (
-        progress("warming up" if warmups else "measuring", len(questions)) as advance,
-        pace(len(questions), say) as answered,
-        quick_collections(),
-    ):
+    bar = progress("warming up" if warmups else "measuring", len(questions))
+    with bar as advance, pace(len(questions), say) as answered, quick_collections():
         for question, in_turn in zip(questions, _alternating(arms), strict=False):
             answers: Answers = {}
             for arm in in_turn:
                 # Just before its question, because an engine may hold one arm at a time.
                 if arm.name not in warm or not engine.is_loaded(arm):
-                    for warmup in warmups:
-                        generate(engine, arm, warmup, allow_failures=allow_failures)
+                    _warm_up(engine, arm, warmups, allow_failures)
                     warm.add(arm.name)
                     after_warmup(arm.name)
                 own_question = question_for(question, arm.name)
@@ -76,6 +72,12 @@ def ask_all(
             advance(after_question(question, answers) or "measuring")
             answered()
             _check_answering(arms)
+
+
+def _warm_up(engine: Engine, arm: Arm, warmups: Sequence[Question], allow_failures: bool) -> None:
+    """Let an arm answer some questions, unmeasured."""
+    for warmup in warmups:
+        generate(engine, arm, warmup, allow_failures=allow_failures)
 
 
 def _answer(
