@@ -120,6 +120,8 @@ def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
 
 def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Compile a part of a graph."""
+    from torch._inductor.compile_fx import compile_fx  # loading it takes a second
+
     # Inductor traces a Python function that is the target of a node. Products with factors (alpha
     # and beta of addmm, as keywords) stay as they are.
     for node in part.graph.nodes:
@@ -130,49 +132,14 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
     if is_single:
         output.args = (output.args,)  # inductor knows tuples only
     part.recompile()
-    code = _kernels(part, options)
+    examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
+    code: Any = compile_fx(part, examples, config_patches=dict(options))
 
     def run(*inputs: Tensor) -> Any:
-        outputs = code(list(inputs))
+        outputs = code(*inputs)
         return outputs[0] if is_single else outputs
 
     return run
-
-
-def _kernels(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
-    """Return inductor's code for a part, without the wrappers of AOTAutograd where they do nothing.
-
-    These see to gradients, and to graphs whose inputs or outputs share memory. They would take a
-    twelfth of a small model's pass.
-    """
-    from torch._functorch import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # loading takes a second
-
-    numbers = _num_inputs_and_outputs(part.graph)
-    plain: list[Callable[[list[Any]], Any]] = []
-
-    def compile_inner(graph: fx.GraphModule, inputs: Any, **arguments: Any) -> Any:
-        # Otherwise a wrapper merges inputs, or takes out outputs that were added.
-        is_plain = _num_inputs_and_outputs(graph.graph) == numbers
-        compiled = compile_fx_inner(graph, inputs, **arguments)
-        if is_plain:
-            plain.append(compiled)
-        return compiled
-
-    examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
-    # That cache would give a part back with its wrappers; inductor's own cache is used.
-    with config.patch(enable_autograd_cache=False):
-        wrapped: Any = compile_fx(
-            part, examples, inner_compile=compile_inner, config_patches=dict(options)
-        )
-    if len(plain) == 1:
-        return plain[0]
-    return lambda inputs: wrapped(*inputs)
-
-
-def _num_inputs_and_outputs(graph: fx.Graph) -> tuple[int, int]:
-    outputs: Any = graph.output_node().args[0]
-    return len(graph.find_nodes(op="placeholder")), len(outputs)
 
 
 class _PlainTensors(TorchFunctionMode):
