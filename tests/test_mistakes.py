@@ -187,6 +187,7 @@ MISTAKES = {
     "latency engine=server": "engine.url=None: must be set with engine=server",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url=***: must hold no user, password or query",
     f"latency {URL} engine.regular_url=http://h/v1 draft=none": "draft=none: must",
+    "latency engine=server 'engine.url=\"http://[::1/v1\"'": "engine.url=***: must be an address",
     "latency engine=server engine.url=gpu1:8000": "engine.url=gpu1:8000: must be an address",
     "latency engine.url=http://h/v1": "engine.url: needs engine=server",
     f"latency {URL} engine.rate=0": "engine.rate=0.0: must be positive",

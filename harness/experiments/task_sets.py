@@ -25,7 +25,8 @@ _MATH_PROMPT = (
 )
 # Patterns of what changes how a formula looks and not its value.
 _LOOKS = (
-    (re.compile(r"\\(left|right|displaystyle|!|,|;|:| )"), ""),
+    # Not the second backslash of a row break.
+    (re.compile(r"(?<!\\)\\(?:(?:left|right|displaystyle)(?![a-zA-Z])|[!,;: ])"), ""),
     (re.compile(r"\\(d|t)frac"), r"\\frac"),
     (re.compile(r"\\(text|mathrm|mbox)\{([^{}]*)\}"), r"\2"),
     (re.compile(r"\^\{?\\circ\}?|\\\$|\$|\\%|%"), ""),

@@ -95,7 +95,8 @@ def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
     without_verdict = []
     for pair in pairs:
         if pair.row.speedup is not None and pair.row.speedup_low is None:
-            without_interval.append(f"{no_interval(pair.row).capitalize()}.")
+            cause = no_interval(pair.row)
+            without_interval.append(f"{cause[:1].upper()}{cause[1:]}.")
         if (reason := why_no_verdict(pair.run.rows)) is not None:
             without_verdict.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
     warnings = caveats(pair.row for pair in pairs)

@@ -120,7 +120,7 @@ def remove_jobs(path: Path, kind: type[RunRow]) -> None:
     Raises:
         RunError: when writing fails; what the file held is then unharmed.
     """
-    if not path.exists():
+    if _reads_only or not path.exists():
         return
     with _locked(path) as target:
         rows = [row for row in read_file(target, [*KINDS, kind]).rows if isinstance(row, kind)]

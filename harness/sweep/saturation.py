@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.config.run import RunSettings
 from harness.results.schema import RunRow
@@ -18,15 +18,9 @@ LEAST_GROWTH = 0.05
 _FILE = "left_out.txt"
 
 
-class _Throughput(NamedTuple):
-    """Tokens per second of each arm under a load, which is the batch size."""
-
-    load: int
-    of_arms: dict[str, float]
-
-
-# The jobs of this process, by their settings without the load.
-_measured: dict[str, list[_Throughput]] = {}
+# Of the jobs of this process, by their settings without the load, which is the batch size: the
+# tokens per second of each arm under each load.
+_measured: dict[str, dict[int, dict[str, float]]] = {}
 
 
 def note(settings: RunSettings, rows: Sequence[RunRow]) -> None:
@@ -39,7 +33,7 @@ def note(settings: RunSettings, rows: Sequence[RunRow]) -> None:
         if row.status == "ok" and values.tokens_per_second:
             of_arms[values.arm] = values.tokens_per_second
     if of_arms:
-        _measured.setdefault(_key(settings), []).append(_Throughput(_load(settings), of_arms))
+        _measured.setdefault(_key(settings), {})[_load(settings)] = of_arms
 
 
 def reached_before(settings: RunSettings) -> str | None:
@@ -50,18 +44,18 @@ def reached_before(settings: RunSettings) -> str | None:
     """
     if not _is_asked(settings):
         return None
-    before = sorted(_measured.get(_key(settings), []))
-    if len(before) < 2 or _load(settings) <= before[-1].load:
+    rates_by_load = _measured.get(_key(settings), {})
+    loads = sorted(rates_by_load)
+    if len(loads) < 2 or _load(settings) <= loads[-1]:
         return None
-    smaller, larger = before[-2:]
-    arms = sorted(smaller.of_arms.keys() & larger.of_arms.keys())
-    growths = [larger.of_arms[arm] / smaller.of_arms[arm] - 1 for arm in arms]
+    smaller, larger = loads[-2:]
+    before, after = rates_by_load[smaller], rates_by_load[larger]
+    arms = sorted(before.keys() & after.keys())
+    growths = [after[arm] / before[arm] - 1 for arm in arms]
     if not arms or max(growths) >= LEAST_GROWTH:
         return None
-    rates = ", ".join(
-        f"{arm} {smaller.of_arms[arm]:.1f} and {larger.of_arms[arm]:.1f} tokens/s" for arm in arms
-    )
-    return f"throughput does not grow from batch_size={smaller.load} to {larger.load} ({rates})"
+    rates = ", ".join(f"{arm} {before[arm]:.1f} and {after[arm]:.1f} tokens/s" for arm in arms)
+    return f"throughput does not grow from batch_size={smaller} to {larger} ({rates})"
 
 
 def leave_out(directory: Path, reason: str) -> None:

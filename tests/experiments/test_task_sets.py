@@ -64,6 +64,7 @@ def test_math_takes_what_is_in_the_last_box(completion: str, answer: str | None)
         (r"\text{Evelyn}", "Evelyn"),
         (r"90^\circ", "90"),
         (r"\$18", "18"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ],
 )
 def test_formulas_that_differ_in_looks_are_equal(one: str, other: str) -> None:

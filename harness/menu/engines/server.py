@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from harness.config.engines import EngineSettings
+from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.menu.engine import Addresses, EngineRecord, Opening
@@ -135,22 +137,29 @@ def _settings_of(run: RunSettings) -> ServerSettings:
     return run.engine
 
 
+_ADDRESS_RULE = "must be an address such as http://host:8000/v1"
+
+
 def _check_url(setting: str, url: str | None) -> None:
     if url is None:
         return
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(setting, _ADDRESS_RULE, "***") from error
     # Settings are written into rows, so the message must not repeat a password either.
     rule = "must hold no user, password or query: use engine.api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
     is_http = parts.scheme in ("http", "https") and bool(parts.netloc)
-    require(is_http, setting, "must be an address such as http://host:8000/v1", url)
+    require(is_http, setting, _ADDRESS_RULE, url)
 
 
 def _check_slo(slo: Mapping[str, float] | None) -> None:
     rule = f"must be milliseconds by name, of {' and '.join(SLO)}"
     for name, most in (slo or {}).items():
         is_number = isinstance(most, int | float) and not isinstance(most, bool)
-        require(name in SLO and is_number and most > 0, "slo", rule, f"{{{name}: {most}}}")
+        is_possible = name in SLO and is_number and 0 < most < math.inf
+        require(is_possible, "slo", rule, f"{{{name}: {most}}}")
 
 
 RECORD = Server()
