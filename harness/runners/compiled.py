@@ -1,11 +1,12 @@
 """The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding
 begins.
 
-The prepared shapes are a pass over prompts, an extension by one token, one by K + 1 tokens or by a
-tree of draft tokens, each of these also with what the target decides after it, and a draft's whole
-phase of K steps with its sampling. A smaller one is filled up to a prepared shape; one that fits
-none runs eagerly over the same cache. Compiling fuses the many small kernels of norms and rotary
-embeddings; capturing removes the host's work for the rest.
+The prepared shapes are an extension by one token, one by K + 1 tokens or by a tree of draft tokens,
+each also with what the target decides after it, and a draft's whole phase of K steps with its
+sampling. A smaller extension is filled up to a prepared shape; one that fits none runs eagerly over
+the same cache. Compiling
+fuses the many small kernels of norms and rotary embeddings; capturing removes the host's work for
+the rest.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class PreparedRunner(StaticRunner):
         self._prepared: Slots | None = None
         self._views: dict[int, Slots] = {}  # by prepared numbers of rows, ascending
         self._longest_prompt = 0
-        self._prompt_passes: dict[int, TensorCall] = {}  # by numbers of tokens, ascending
+        self._buckets: list[int] = []  # prepared numbers of tokens of a prompt, ascending
         self._widths: list[int] = []  # prepared numbers of tokens, ascending
         self._num_drawn: list[int] = []  # prepared numbers of drawn tokens, ascending
         self._warp: AnyWarp = Warp()
@@ -114,8 +115,8 @@ class PreparedRunner(StaticRunner):
             warp: for the tokens drawn.
             decisions: what may be decided after an extension, by its width. They are captured, not
                 compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
-            longest_prompt: passes over prompts of up to this many tokens are captured, or compiled
-                where nothing is captured and the model is small; 0 for none.
+            longest_prompt: passes over prompts of up to this many tokens are captured, not compiled;
+                0 for none.
             trees: what is read and decided of trees.
 
         Raises:
@@ -127,7 +128,7 @@ class PreparedRunner(StaticRunner):
         self._decisions = decisions if decisions and self._captured else {}
         self._num_drawn = sorted(set(num_drawn))
         self._widths = sorted(set(widths))
-        self._longest_prompt = longest_prompt
+        self._longest_prompt = longest_prompt if self._captured else 0
         self._trees = trees or TreeDemand()
         if not self._captured:
             self._trees = self._trees._replace(decisions=())
@@ -172,45 +173,16 @@ class PreparedRunner(StaticRunner):
             for size, view in self._views.items()
             for width in self._trees.widths
         }
-        takes_places = "logits_to_keep" in self._parameters
-        self._prompt_passes = {
-            width: PromptPass(self._forward, self._prepared, takes_places=takes_places)
-            for width in self._prompt_widths()
-        }
-
-    def _prompt_widths(self) -> list[int]:
-        """Return the numbers of tokens that passes over prompts are prepared for, ascending."""
-        assert self._prepared is not None
-        size = self._prepared.num_rows
-        if not self._longest_prompt:
-            return []
-        if self._captured:
-            return prompt_passes.buckets(self._longest_prompt, size, self._prepared.num_slots)
-        if prompt_passes.is_worth_compiling(self._model, size * self._longest_prompt):
-            return [self._longest_prompt]
-        return []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._prepared is not None and self._has_room(self._prepared, prompts):
             self._slots = self._prepared
-            width = self._prompt_width(prompts)
-            if width is not None:
+            width = self._least(self._buckets, max(map(len, prompts)))
+            are_equal = len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts)
+            # Equal prompts are read once.
+            if width is not None and not are_equal:
                 return self._start_prepared(prompts, width)
         return super().start(prompts)
-
-    def _prompt_width(self, prompts: Sequence[Sequence[int]]) -> int | None:
-        """Return the width of the prepared pass that reads these prompts; None if none does."""
-        assert self._prepared is not None
-        are_equal = len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts)
-        if are_equal:  # they are read once
-            return None
-        width = self._least(self._prompt_passes, max(map(len, prompts)))
-        if width is None or self._captured:
-            return width
-        # What fills a compiled pass up takes as long as what counts.
-        num_filled = self._prepared.num_rows * width
-        is_half_full = 2 * sum(map(len, prompts)) >= num_filled
-        return width if is_half_full else None
 
     @torch.inference_mode()
     def _start_prepared(self, prompts: Sequence[Sequence[int]], width: int) -> Step:
@@ -325,7 +297,6 @@ class PreparedRunner(StaticRunner):
         self._calls.clear()
         self._passes.clear()
         self._tree_passes.clear()
-        self._prompt_passes.clear()
         self._views.clear()
         self._prepared = None
 
@@ -386,18 +357,9 @@ class PreparedRunner(StaticRunner):
         for (size, width), forward in self._tree_passes.items():
             example = self._tree_example(size, width)
             self._tree_passes[size, width] = self._compiled_pass(forward, example)
-        if self._captured:  # a capture removes most of what compiling would
-            return
-        for width, forward in self._prompt_passes.items():
-            example = self._prompt_example(width)
-            # A prompt is read once for dozens of other passes.
-            compiled = self._compiled_pass(forward, example, repeated_alone=True)
-            self._prompt_passes[width] = compiled
 
-    def _compiled_pass(
-        self, forward: TensorCall, inputs: tuple[Tensor, ...], *, repeated_alone: bool = False
-    ) -> TensorCall:
-        compiler = functools.partial(compile_call, model=self._model, repeated_alone=repeated_alone)
+    def _compiled_pass(self, forward: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
+        compiler = functools.partial(compile_call, model=self._model)
         with refusing(CompilationError, "cannot be compiled"):
             compiled = FixedCall(forward, inputs, compiler=compiler)
         with refusing(CompilationError, "cannot be compiled"):
@@ -443,10 +405,17 @@ class PreparedRunner(StaticRunner):
 
     def _fix_prompt_passes(self, recorder: GraphRecorder | None) -> None:
         """Prepare the passes over prompts, the longest first."""
-        for width, forward in reversed(self._prompt_passes.items()):
-            example = self._prompt_example(width)
-            shape = _Shape("start", len(example[0]), width)
-            self._fix(recorder, example, shape, forward)
+        if not self._longest_prompt:
+            return
+        assert self._prepared is not None
+        size = self._prepared.num_rows
+        num_slots = self._prepared.num_slots
+        takes_places = "logits_to_keep" in self._parameters
+        call = PromptPass(self._forward, self._prepared, takes_places=takes_places)
+        self._buckets = prompt_passes.buckets(self._longest_prompt, size, num_slots)
+        for width in reversed(self._buckets):
+            example = prompt_passes.example(size, width, self._device)
+            self._fix(recorder, example, _Shape("start", size, width), call)
 
     def _fix(
         self,
@@ -478,11 +447,6 @@ class PreparedRunner(StaticRunner):
         starts = torch.zeros(size, dtype=torch.long, device=self._device)
         tokens = torch.arange(size * width, device=self._device).view(size, width) % 16
         return tokens, starts, torch.full((), width, device=self._device)
-
-    def _prompt_example(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return inputs of a pass over prompts that is only compared."""
-        assert self._prepared is not None
-        return prompt_passes.example(self._prepared.num_rows, width, self._device)
 
     def _tree_example(self, size: int, width: int) -> tuple[Tensor, ...]:
         """Return inputs of a pass over trees that is only compared."""

@@ -1,21 +1,17 @@
-"""Prompts of a new batch read by prepared passes.
+"""Prompts of a new batch read by prepared passes, one for each bucket of lengths.
 
-An eager pass over a short prompt takes a GPU as long as launching its kernels takes the host. So
-passes are captured, one for each bucket of lengths. On a CPU a pass of a small model also takes
-much longer than its products: one is compiled, for the longest prompt. Prompts are filled up to the
-length of a pass: what follows a prompt is written to slots that do not count, and no token of the
-prompt attends to it.
+An eager pass over a short prompt takes a GPU as long as launching its kernels takes the host. A
+captured one is filled up to its bucket: what follows a prompt is written to slots that do not
+count, and no token of the prompt attends to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from harness.decoding.transfer import padded, to_device
 from harness.runners.base import right_aligned
@@ -25,15 +21,10 @@ from harness.runners.slots import SlotForward, Slots
 _SHORTEST = 32
 # A pass over more tokens keeps a GPU busy for longer than the host launches its kernels.
 _MOST_TOKENS = 1024
-# On a CPU each layer costs the host about half a millisecond without compiled code. Compiling takes
-# seconds, for equal layers once, and so must save that for many layers.
-_FEWEST_LAYERS = 8
-# It saves little of a pass with more multiplications than this: 64 tokens by 8 million parameters.
-_MOST_MULTIPLICATIONS = 1 << 29
 
 
 def buckets(longest_prompt: int, num_rows: int, num_slots: int) -> list[int]:
-    """Return the numbers of tokens that passes over prompts are captured for, ascending."""
+    """Return the numbers of tokens that passes over prompts are prepared for, ascending."""
     found: list[int] = []
     width = _SHORTEST
     while width * num_rows <= _MOST_TOKENS and width <= num_slots:
@@ -42,13 +33,6 @@ def buckets(longest_prompt: int, num_rows: int, num_slots: int) -> list[int]:
             break
         width *= 2
     return found
-
-
-def is_worth_compiling(model: PreTrainedModel, num_tokens: int) -> bool:
-    """Return whether a compiled pass makes a CPU read this many tokens of prompts much faster."""
-    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    num_multiplications = num_tokens * model.num_parameters()
-    return num_layers >= _FEWEST_LAYERS and num_multiplications <= _MOST_MULTIPLICATIONS
 
 
 class PromptPass:
@@ -68,13 +52,11 @@ class PromptPass:
         """Read tokens [B, n], of which the first lengths [B] of each row count -> logits [B, V]
         after these; if layers are captured, also the states [B, n, L, D] of all.
         """
-        # All that prompts attend to.
-        slots = replace(self._slots, num_seen=tokens.shape[1])
         last_places = lengths - 1
         rows = torch.arange(len(tokens), device=tokens.device)
         arguments: dict[str, Any] = {"logits_to_keep": last_places} if self._takes_places else {}
         starts = torch.zeros_like(lengths)
-        logits, *states = self._forward(slots, tokens, starts, lengths.max(), **arguments)
+        logits, *states = self._forward(self._slots, tokens, starts, lengths.max(), **arguments)
         logits = logits[rows, rows if self._takes_places else last_places]
         return logits, *states
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -36,16 +35,12 @@ _MOST_NUMBERS_IN_CACHE = 1 << 17
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
-def compile_call(call: Call, model: nn.Module, *, repeated_alone: bool = False) -> Call:
+def compile_call(call: Call, model: nn.Module) -> Call:
     """Compile a call of a model: a function without arguments over tensors that it holds already,
     the same ones every time.
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
     small model's pass.
-
-    Args:
-        repeated_alone: compile the parts that are equal to others, which are the layers. The rest
-            runs as it was traced: half the time to compile, for a call that is rare.
 
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
@@ -55,15 +50,10 @@ def compile_call(call: Call, model: nn.Module, *, repeated_alone: bool = False) 
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
     options = _options(next(model.parameters()).device)
-    parts: dict[fx.Node, tuple[str, fx.GraphModule]] = {}
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
-        parts[node] = _signature(part.graph), part
-    num_uses = Counter(signature for signature, _ in parts.values())
-    for node, (signature, part) in parts.items():
-        if repeated_alone and num_uses[signature] == 1:
-            continue
+        signature = _signature(part.graph)
         if signature not in _compiled:
             _compiled[signature] = _compile(part, options)
         node.op = "call_function"

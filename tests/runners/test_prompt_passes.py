@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 
 from architectures import SERVED, random_model
 from harness.decoding.protocols import Runner, Step
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
-from harness.runners.prompt_passes import buckets, is_worth_compiling
+from harness.runners.prompt_passes import buckets
 
 LAYERS = (0, 2)
 LONGEST = 40
@@ -64,46 +63,6 @@ def test_outputs_are_those_of_the_eager_runner(name: str) -> None:
     for lengths in LENGTHS:
         prompts = prompts_of(lengths)
         require_close(outputs(fast, prompts), outputs(eager, prompts))
-
-
-def test_a_compiled_pass_gives_the_eager_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts that fill less than half of it are read eagerly. Here parts run as they were traced."""
-    compiled: list[GraphModule] = []
-
-    def keep_traced(part: GraphModule, examples: list[Tensor], **options: object) -> Any:
-        compiled.append(part)
-        return part.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", keep_traced)
-    monkeypatch.setattr("harness.runners.regions._compiled", {})
-    monkeypatch.setattr("harness.runners.prompt_passes._FEWEST_LAYERS", 1)
-    model = random_model("llama")
-    runner = PreparedRunner(model, compiled=True, captured=False, hidden_layers=LAYERS)
-    runner.prepare(2, 60, (4,), longest_prompt=LONGEST)
-    extension = ["before the layers", "a layer", "behind them"]
-    assert len(compiled) == len([*extension, "a layer of the pass over prompts"])
-    eager = EagerRunner(model, hidden_layers=LAYERS)
-    widths: list[int] = []
-    read = PreparedRunner._start_prepared
-
-    def start(self: PreparedRunner, prompts: list[list[int]], width: int) -> Step:
-        widths.append(width)
-        return read(self, prompts, width)
-
-    monkeypatch.setattr(PreparedRunner, "_start_prepared", start)
-    whole_or_half = [[LONGEST, LONGEST], [LONGEST, 1], [LONGEST]]
-    less = [[LONGEST - 3, 2], [LONGEST - 1]]
-    for lengths in [*whole_or_half, *less, [LONGEST + 1]]:
-        prompts = prompts_of(lengths)
-        require_close(outputs(runner, prompts), outputs(eager, prompts))
-    assert widths == [LONGEST] * len(whole_or_half)
-
-
-def test_passes_of_small_deep_models_alone_are_compiled() -> None:
-    deep = random_model("llama", num_hidden_layers=8)
-    assert is_worth_compiling(deep, LONGEST)
-    assert not is_worth_compiling(deep, 1_000_000)
-    assert not is_worth_compiling(random_model("llama"), LONGEST)
 
 
 @pytest.mark.gpu
