@@ -87,7 +87,7 @@ class EngineRecord(Record, Abilities):
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
         asked = decoding.synthetic_acceptance
         coin_rule = "needs engine=local, vllm or server"
-        coin = asked is None or self.has_coin
+        coin = asked is None or self.has_synthetic_acceptance
         require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)

@@ -78,7 +78,7 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
         "Speed-up",
         pairs,
         columns,
-        strong="marked",
+        strong="stands_out",
         faint="partial",
         about=common_settings([pair.row for pair in pairs]),
         notes=(*notes, *filter(None, map(best_k_line, k_series(pairs))), *_limits(pairs)),
@@ -108,7 +108,7 @@ def _remark(pair: MeasuredPair) -> str | None:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if why_no_verdict(pair.run.rows) is not None:
         return "no verdict"
-    return "best K" if pair.chosen else None
+    return "best K" if pair.best_of_several else None
 
 
 def _categories(pairs: Sequence[MeasuredPair]) -> Table:
@@ -178,7 +178,7 @@ def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
         "The reason",
         drafting,
         columns,
-        strong="marked",
+        strong="stands_out",
         faint="partial",
         about=about,
         notes=tuple(notes),

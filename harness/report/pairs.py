@@ -23,8 +23,8 @@ class MeasuredPair:
     Attributes:
         regular: row of the regular arm; None where the run has none.
         row: of the speculative arm; in a run without a draft the regular one.
-        best: whether no other K of the same pair and settings is faster.
-        chosen: whether it is the best of several K.
+        best: whether no other K of the same pair and settings is faster, of one K or several.
+        best_of_several: whether it is the best of several K; its row says `best K`.
     """
 
     run: Run
@@ -32,7 +32,7 @@ class MeasuredPair:
     row: LatencyRow
     name: Name
     best: bool = False
-    chosen: bool = False
+    best_of_several: bool = False
 
     @property
     def method(self) -> str:
@@ -64,9 +64,9 @@ class MeasuredPair:
         return categories if len(categories) > 1 else []
 
     @property
-    def marked(self) -> bool:
-        """Whether its row stands out. A trial of a few prompts never does."""
-        return self.chosen and self.row.speedup_low is not None
+    def stands_out(self) -> bool:
+        """Whether its row is bold: the best of several K, but no trial of a few prompts."""
+        return self.best_of_several and self.row.speedup_low is not None
 
     @property
     def load(self) -> float:
@@ -120,7 +120,7 @@ def _with_best(series: Sequence[MeasuredPair]) -> list[MeasuredPair]:
     marked = []
     for pair in series:
         best = pair is top and top.complete
-        marked.append(replace(pair, best=best, chosen=best and several))
+        marked.append(replace(pair, best=best, best_of_several=best and several))
     return marked
 
 

@@ -37,7 +37,7 @@ def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]
     if len(pair.categories) > 1:
         yield f"other prompts ({_range(pair.categories)})"
     yield from _other_loads(pair, pairs)
-    if not pair.chosen:
+    if not pair.best_of_several:
         yield from _other_k(pair)
     if row.decode_speedup and row.speedup_high and row.decode_speedup > row.speedup_high:
         yield f"longer answers, towards {times(row.decode_speedup)}"

@@ -75,8 +75,8 @@ class Server(EngineRecord):
     computes_here = False
     may_queue = True
     takes_load = True
-    # Whoever starts it can give it one.
-    has_coin = True
+    # By flags of vLLM and llama.cpp, which `advice` tells to whoever starts the server.
+    has_synthetic_acceptance = True
     default_draft = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
@@ -100,9 +100,11 @@ class Server(EngineRecord):
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
     def location(self, settings: Any) -> str:
+        """See `EngineRecord.location`: of the server that speculates."""
         return str(settings.url)
 
     def addresses(self, settings: Any) -> Addresses:
+        """See `EngineRecord.addresses`: of both servers, the regular one first."""
         urls = [url for url in (settings.regular_url, settings.url) if url is not None]
         return Addresses(tuple(urls), settings.api_key_variable)
 

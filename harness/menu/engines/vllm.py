@@ -50,7 +50,7 @@ class Vllm(EngineRecord):
     may_crash = True
     starts_slowly = True
     takes_load = True
-    has_coin = True
+    has_synthetic_acceptance = True
     packages = ("vllm",)
     # vLLM's build for CPUs warns about NUMA from C++ whenever it starts, beyond the reach of
     # Python's filters: the level is all that can be chosen.
