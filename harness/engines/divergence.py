@@ -61,15 +61,23 @@ def first_divergence(
             if reference is None or -1 in (wanted, got):
                 return Divergence(position, wanted, got)
             check_known([*expected[: position + 1], got], reference.vocabulary_size)
-            margin = reference.margin([*prompt, *expected[:position]], wanted, got)
-            return Divergence(
-                position,
-                expected=wanted,
-                actual=got,
-                logit_margin=margin.value,
-                logit_tolerance=margin.tolerance,
-            )
+            before = [*prompt, *expected[:position]]
+            return _with_margin(reference, before, position, wanted, got)
     return None
+
+
+def _with_margin(
+    reference: Reference, before: Sequence[int], position: int, expected: int, actual: int
+) -> Divergence:
+    """Measure how far apart two tokens are after those `before` them."""
+    margin = reference.margin(before, expected, actual)
+    return Divergence(
+        position,
+        expected=expected,
+        actual=actual,
+        logit_margin=margin.value,
+        logit_tolerance=margin.tolerance,
+    )
 
 
 class _Written:
@@ -128,14 +136,7 @@ def text_divergence(
         # Behind its end a server may have gone on in another way.
         if other == -1 or not special.isdisjoint(written.tokens):
             return Divergence(position, likeliest, other)
-        margin = reference.margin(before, likeliest, other)
-        return Divergence(
-            position,
-            expected=likeliest,
-            actual=other,
-            logit_margin=margin.value,
-            logit_tolerance=margin.tolerance,
-        )
+        return _with_margin(reference, before, position, likeliest, other)
     return None
 
 
