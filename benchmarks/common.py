@@ -7,6 +7,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -142,10 +143,11 @@ def turns(
             yield results
 
 
-def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[Question], float]]:
+def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[..., float]]:
     """Seconds of Hugging Face's decoders on the same weights: batch 1, the same sampling, exactly as many tokens.
 
-    Attention has the kernels of our arms: cuDNN's plans for every new length would count as decoding.
+    Each takes a question, and further arguments of `generate` such as a streamer. Attention has the kernels of our
+    arms: cuDNN's plans for every new length would count as decoding.
     """
     target, device = pair.target.model, pair.target.input_device
     for loaded in (pair.target, pair.draft):
@@ -167,23 +169,21 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[[
                 lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
             )
 
-    def assisted(question: Question, schedule: str, threshold: float) -> float:
+    def assisted(question: Question, schedule: str, threshold: float, **extra: Any) -> float:
         assert pair.draft is not None
         draft = pair.draft.model
         draft.generation_config.num_assistant_tokens = decoding.num_draft_tokens
         draft.generation_config.num_assistant_tokens_schedule = schedule
         draft.generation_config.assistant_confidence_threshold = threshold
-        return generate(question, assistant_model=draft)
+        return generate(question, assistant_model=draft, **extra)
 
-    found: dict[str, Callable[[Question], float]] = {
+    found: dict[str, Callable[..., float]] = {
         "generate": generate,
-        "generate, static compiled cache": lambda question: generate(
-            question, cache_implementation="static"
-        ),
+        "generate, static compiled cache": partial(generate, cache_implementation="static"),
     }
     if pair.draft is not None:
-        found["assisted, constant K"] = lambda question: assisted(question, "constant", 0.0)
-        found["assisted, its own K"] = lambda question: assisted(question, "heuristic", 0.4)
+        found["assisted, constant K"] = partial(assisted, schedule="constant", threshold=0.0)
+        found["assisted, its own K"] = partial(assisted, schedule="heuristic", threshold=0.4)
     return found
 
 

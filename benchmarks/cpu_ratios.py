@@ -4,9 +4,10 @@
                                     [--temperature 0.5] [--runner compiled] [--best NAME]
 
 Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up; each ratio is
-that of total times with its paired bootstrap interval. The bare forwards are those that the decoding loop made, of the
-same shapes at the same cache lengths in transformers' own cache, and nothing else: no sampling, no verification, no
-roll-back, no records.
+that of total times with its paired bootstrap interval, and beside it the ratio without the prompt: of the times of a
+token after the first ones. A short run hides in its total what a long one would show. The bare forwards are those that
+the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else: no
+sampling, no verification, no roll-back, no records.
 
 With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
 weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more
@@ -19,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import common
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Arm, Question
@@ -32,48 +35,96 @@ from harness.engines.timing import generate, without_garbage_collection
 # Model, tokens in its cache, new tokens: one forward pass.
 Call = tuple[PreTrainedModel, int, int]
 
-# What each ratio says, its numerator and its denominator.
+# Which arm is how many times as fast as which; the slower one, whose time is divided; the faster one.
 RATIOS = [
-    ("speculative is faster than regular by", "static regular", "static speculative"),
+    ("speculative over regular", "static regular", "static speculative"),
     (
-        "speculative is faster than assisted generation by",
+        "speculative over assisted generation",
         "assisted, constant K",
         "static speculative",
     ),
-    ("regular is faster than generate by", "generate", "static regular"),
+    ("regular over generate", "generate", "static regular"),
     ("regular over its bare forwards", "static regular", "bare regular"),
     ("speculative over its bare forwards", "static speculative", "bare speculative"),
-    ("regular is faster than with the eager runner by", "eager regular", "static regular"),
+    ("static regular over eager regular", "eager regular", "static regular"),
     (
-        "speculative is faster than with the eager runner by",
+        "static speculative over eager speculative",
         "eager speculative",
         "static speculative",
     ),
-    ("assisted generation is faster than generate by", "generate", "assisted, constant K"),
+    ("assisted generation over generate", "generate", "assisted, constant K"),
     (
-        "compiled speculative is faster than assisted generation by",
+        "compiled speculative over assisted generation",
         "assisted, constant K",
         "compiled speculative",
     ),
     (
-        "compiled speculative is faster than eager speculative by",
+        "compiled speculative over eager speculative",
         "eager speculative",
         "compiled speculative",
     ),
-    ("compiled regular is faster than eager regular by", "eager regular", "compiled regular"),
+    ("compiled regular over eager regular", "eager regular", "compiled regular"),
     (
-        "compiled speculative is faster than compiled regular by",
+        "compiled speculative over compiled regular",
         "compiled regular",
         "compiled speculative",
     ),
-    ("best speculative is faster than compiled regular by", "compiled regular", "best speculative"),
+    ("best speculative over compiled regular", "compiled regular", "best speculative"),
     (
-        "best speculative is faster than assisted generation by",
+        "best speculative over assisted generation",
         "assisted, constant K",
         "best speculative",
     ),
-    ("best speculative is faster than generate by", "generate", "best speculative"),
+    ("best speculative over generate", "generate", "best speculative"),
 ]
+
+
+class Seconds(NamedTuple):
+    """What one answer took: in all, and for each token after those that the prompt's pass decided.
+
+    Attributes:
+        each_later_token: None of bare forwards, which decide nothing.
+    """
+
+    total: float
+    each_later_token: float | None = None
+
+
+class FirstTokens(BaseStreamer):
+    """Notes when `generate` decides its first tokens, and how many it decides in all."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.decided_at = 0.0
+
+    def put(self, value: Tensor) -> None:
+        """Receive the prompt, then the tokens of each step."""
+        self.counts.append(value.numel())
+        if len(self.counts) == 2:
+            self.decided_at = time.perf_counter()
+
+    def end(self) -> None:
+        """Receive the end of the text."""
+
+    def seconds_each_later(self, end: float) -> float:
+        """Seconds of a token after the first step's, of a text that ended at this time."""
+        num_later = sum(self.counts[2:])
+        return (end - self.decided_at) / num_later
+
+
+def ours(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
+    """Answer a question with our loop."""
+    generation = generate(engine, arm, question)
+    (tokens,) = generation.tokens
+    num_later = len(tokens) - generation.num_first
+    return Seconds(generation.seconds, (generation.seconds - generation.decided[0]) / num_later)
+
+
+def hugging_face(decode: Callable[..., float], question: Question) -> Seconds:
+    """Answer a question with one of Hugging Face's decoders."""
+    first_tokens = FirstTokens()
+    total = decode(question, streamer=first_tokens)
+    return Seconds(total, first_tokens.seconds_each_later(time.perf_counter()))
 
 
 @contextmanager
@@ -131,15 +182,12 @@ def main() -> None:
     models = [pair.target.model, pair.draft.model]
     token_ids = common.read_prompts(settings, pair, options.prompts)
     questions = [Question([ids], decoding, 0, [index]) for index, ids in enumerate(token_ids)]
-    contenders: dict[str, Callable[[Question], float]] = {}
+    contenders: dict[str, Callable[[Question], Seconds]] = {}
 
-    def ours(engine: LocalEngine, arm: Arm, question: Question) -> float:
-        return generate(engine, arm, question).seconds
-
-    def bare(engine: LocalEngine, arm: Arm, question: Question) -> float:
+    def bare(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
         with recorded(models) as calls:
             generate(engine, arm, question)
-        return bare_forwards(calls)
+        return Seconds(bare_forwards(calls))
 
     engine = LocalEngine(pair, decoding, runner="eager")
     for arm in engine.arms:
@@ -173,20 +221,35 @@ def main() -> None:
         )
         contenders["best speculative"] = partial(ours, best, best.arms[1])
     peers = common.hugging_face(pair, decoding)
-    contenders |= {name: peers[name] for name in ("generate", "assisted, constant K")}
+    contenders |= {
+        name: partial(hugging_face, peers[name]) for name in ("generate", "assisted, constant K")
+    }
 
     seconds = common.take_turns(contenders, questions)
-    ratios = [
-        (label, common.ratio(seconds[numerator], seconds[denominator]))
-        for label, numerator, denominator in RATIOS
-        if numerator in seconds and denominator in seconds
-    ]
     common.show(
         f"K={decoding.num_draft_tokens}, temperature {decoding.temperature:g}, {len(questions)} prompts ×"
         f" {decoding.max_new_tokens} tokens, {common.versions()}",
-        ["ratio of total times", "estimate", "95 % interval"],
-        [(label, f"{ratio.estimate:.3f}", common.interval(ratio)) for label, ratio in ratios],
+        ["times as fast", "of total times", "95 % interval", "without the prompt", "95 % interval"],
+        [
+            (label, *ratio_cells(seconds[numerator], seconds[denominator]))
+            for label, numerator, denominator in RATIOS
+            if numerator in seconds and denominator in seconds
+        ],
     )
+
+
+def ratio_cells(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> list[str]:
+    """The ratio of total times and the one without the prompt, each with its interval."""
+    total = common.ratio(
+        [seconds.total for seconds in numerators], [seconds.total for seconds in denominators]
+    )
+    cells = [f"{total.estimate:.3f}", common.interval(total)]
+    above = [seconds.each_later_token for seconds in numerators]
+    below = [seconds.each_later_token for seconds in denominators]
+    if None in above or None in below:
+        return [*cells, "", ""]
+    without_prompt = common.ratio(above, below)
+    return [*cells, f"{without_prompt.estimate:.3f}", common.interval(without_prompt)]
 
 
 if __name__ == "__main__":
