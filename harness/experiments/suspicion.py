@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from scipy import stats
-
 from harness.config.errors import RunError
 from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance
+from harness.results.statistics.distributions import binomial_cdf
 
 # Acceptance of tested tokens above this is not looked into.
 _LOW = 0.2
@@ -61,7 +60,7 @@ def suspicion(
     greedy_rate = greedy.num_accepted / greedy.num_tested
     likeliest_share = sum(beginning.num_likeliest for beginning in beginnings) / num_draws
     limit = greedy_rate * likeliest_share / _MARGIN
-    chance = float(stats.binom.cdf(acceptance.num_accepted, num_tested, limit))
+    chance = binomial_cdf(acceptance.num_accepted, num_tested, limit)
     return {
         "greedy_acceptance_rate": greedy_rate,
         "likeliest_share": likeliest_share,

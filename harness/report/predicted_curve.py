@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.interpolate import make_interp_spline
 
 from harness.report.costs import costs_in_steps
 from harness.report.pairs import MeasuredPair
@@ -38,6 +37,8 @@ def predicted_curve(series: Sequence[MeasuredPair]) -> list[tuple[int, float]]:
             verify_costs.setdefault(num_draft_tokens, []).append(costs.verify)
     if not acceptances:
         return []
+    from scipy.interpolate import make_interp_spline
+
     alpha = min(float(np.mean(acceptances)), 1 - 1e-9)
     draft = float(np.mean(draft_costs))
     measured = sorted(verify_costs)

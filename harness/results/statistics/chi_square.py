@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from harness.results.statistics.interval import Floats
 
@@ -66,6 +65,8 @@ def chi_square_p_value(statistic: float, degrees_of_freedom: int, tolerated: flo
     """
     if math.isinf(statistic) or not degrees_of_freedom:
         return float(math.isfinite(statistic))
+    from scipy import stats
+
     return float(stats.ncx2.sf(statistic, degrees_of_freedom, tolerated))
 
 
@@ -75,6 +76,8 @@ def chi_square_tail_power(
     """Chance that `chi_square_p_value` falls below `alpha` when the statistic has this noncentrality."""
     if not degrees_of_freedom:
         return 0.0
+    from scipy import stats
+
     threshold = stats.ncx2.isf(alpha, degrees_of_freedom, tolerated)
     return float(stats.ncx2.sf(threshold, degrees_of_freedom, noncentrality))
 

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
+from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import CONFIDENCE, NAN, Floats, Interval, counted
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
@@ -41,8 +41,8 @@ class Noise:
 
     def threshold(self) -> float:
         """The change, as a share, that a further pair of identical runs stays within, at 95 %."""
-        quantile = stats.t.isf((1 - CONFIDENCE) / 2, self.degrees_of_freedom)
-        return math.expm1(float(quantile) * self.deviation)
+        quantile = t_quantile((1 - CONFIDENCE) / 2, self.degrees_of_freedom)
+        return math.expm1(quantile * self.deviation)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
+from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -104,7 +104,7 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
             half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
-            p_value_alone = 2 * stats.t.sf(-change / error, num_units - 1)
+            p_value_alone = 2 * t_tail(-change / error, num_units - 1)
             p_value = 1 - (1 - p_value_alone) ** num_pairs
         else:
             low = high = p_value = NAN
@@ -177,6 +177,8 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     values = np.asarray(p_values, dtype=np.float64)
     known = ~np.isnan(values)
     if known.any():
+        from scipy import stats
+
         values[known] = stats.false_discovery_control(values[known], method="bh")
     return [float(value) for value in values]
 
@@ -220,7 +222,7 @@ def _standard_error(influences: Floats) -> float:
     """Return the standard error of a log ratio; nan if there are too few units for an interval."""
     if len(influences) < FEWEST_FOR_INTERVAL:
         return NAN
-    return float(stats.sem(influences))
+    return float(influences.std(ddof=1)) / math.sqrt(len(influences))
 
 
 def _critical_t(num_intervals: int, degrees_of_freedom: float) -> float:
@@ -229,7 +231,7 @@ def _critical_t(num_intervals: int, degrees_of_freedom: float) -> float:
     `num_intervals` is at least 1: a table of one alternative has no pair, and no call.
     """
     level = CONFIDENCE ** (1 / num_intervals)
-    return float(stats.t.ppf((1 + level) / 2, degrees_of_freedom))
+    return t_quantile((1 - level) / 2, degrees_of_freedom)
 
 
 def _alternatives(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 
-from scipy import stats
-
+from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import CONFIDENCE, FEWEST_FOR_INTERVAL
 from harness.results.statistics.runs import RatioEstimate
 
@@ -25,9 +24,9 @@ def chance_to_see(estimate: RatioEstimate, ratio: float) -> float:
     freedom = estimate.degrees_of_freedom
     if error == 0:
         return float(ratio != 1)
-    quantile = stats.t.isf((1 - CONFIDENCE) / 2, freedom)
+    quantile = t_quantile((1 - CONFIDENCE) / 2, freedom)
     shift = abs(math.log(ratio)) / error
-    return float(stats.t.sf(quantile - shift, freedom) + stats.t.sf(quantile + shift, freedom))
+    return t_tail(quantile - shift, freedom) + t_tail(quantile + shift, freedom)
 
 
 def visible_difference(estimate: RatioEstimate) -> float:
@@ -43,8 +42,8 @@ def visible_difference(estimate: RatioEstimate) -> float:
         Such as 0.041 for a ratio of 1.041; nan without an interval.
     """
     freedom = estimate.degrees_of_freedom
-    num_errors = stats.t.isf((1 - CONFIDENCE) / 2, freedom) + stats.t.isf(1 - _POWER, freedom)
-    return math.expm1(float(num_errors) * estimate.standard_error)
+    num_errors = t_quantile((1 - CONFIDENCE) / 2, freedom) + t_quantile(1 - _POWER, freedom)
+    return math.expm1(num_errors * estimate.standard_error)
 
 
 def units_needed(estimate: RatioEstimate, difference: float) -> int | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
+from harness.results.statistics.distributions import binomial_cdf, normal_quantile
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 
@@ -23,8 +23,8 @@ def wald_interval(successes: int, total: int) -> Interval:
     standard_error = math.sqrt(proportion * (1 - proportion) / total)
     if standard_error == 0:
         return Interval(proportion, proportion, proportion)
-    low, high = stats.norm.interval(CONFIDENCE, proportion, standard_error)
-    return Interval(proportion, float(low), float(high))
+    half_width = normal_quantile((1 - CONFIDENCE) / 2) * standard_error
+    return Interval(proportion, proportion - half_width, proportion + half_width)
 
 
 def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
@@ -34,8 +34,16 @@ def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) 
     """
     if total == 0:
         return Interval()
-    bounds = stats.binomtest(successes, total).proportion_ci(confidence, method="wilson")
-    return Interval(successes / total, float(bounds.low), float(bounds.high))
+    proportion = successes / total
+    z = normal_quantile((1 - confidence) / 2)
+    shrinkage = 1 + z**2 / total
+    centre = (proportion + z**2 / (2 * total)) / shrinkage
+    variance = proportion * (1 - proportion) / total + z**2 / (4 * total**2)
+    half_width = z * math.sqrt(variance) / shrinkage
+    # Without rounding where no trial or every trial succeeded.
+    low = 0.0 if successes == 0 else centre - half_width
+    high = 1.0 if successes == total else centre + half_width
+    return Interval(proportion, low, high)
 
 
 def difference_of_paired_proportions(
@@ -114,4 +122,5 @@ def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool
     discordant = only_first + only_second
     if discordant == 0:
         return 1.0
-    return float(stats.binomtest(only_first, discordant, 0.5).pvalue)
+    # A fair coin is symmetric: both tails are equal, and overlap where neither arm is ahead.
+    return min(2 * binomial_cdf(min(only_first, only_second), discordant, 0.5), 1.0)

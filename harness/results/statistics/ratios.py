@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
+from harness.results.statistics.distributions import normal_tail, t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -100,6 +100,8 @@ def _bootstrapped(
     size = data[0].size
     if size < FEWEST_FOR_INTERVAL:
         return NAN, NAN
+    from scipy import stats
+
     bounds = stats.bootstrap(
         data,
         statistic,
@@ -138,17 +140,19 @@ def ratio_of_rates(
     estimate = float(ratio(*data, axis=-1)) if data[0].size else NAN
     if not math.isfinite(estimate):
         return Interval()
+    from scipy.stats import DegenerateDataWarning
+
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # A resample in which the denominator counted nothing: there are no bounds then.
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        warnings.simplefilter("ignore", DegenerateDataWarning)
         low, high = _bootstrapped(data, ratio, num_resamples, seed)
     return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
 
 
 def _expanded(confidence: float, size: int) -> float:
     """The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1))."""
-    quantile = stats.t.isf((1 - confidence) / 2, size - 1) * math.sqrt(size / (size - 1))
-    return float(1 - 2 * stats.norm.sf(quantile))
+    quantile = t_quantile((1 - confidence) / 2, size - 1) * math.sqrt(size / (size - 1))
+    return 1 - 2 * normal_tail(quantile)
 
 
 def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
@@ -211,6 +215,8 @@ def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[f
     """Interval of a difference of means, second minus first, around the given difference."""
     if not first.any() and not second.any():
         return difference, difference
+    from scipy import stats
+
     test = stats.ttest_ind(second, first, equal_var=False)
     around_means = test.confidence_interval(CONFIDENCE)
     shift = difference - (second.mean() - first.mean())

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
+from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -105,8 +105,8 @@ class RatioEstimate:
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """The ratio with its interval; bounds are nan below `FEWEST_FOR_INTERVAL` units."""
-        quantile = stats.t.isf((1 - confidence) / 2, self.degrees_of_freedom)
-        half_width = float(quantile * self.standard_error)
+        quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
+        half_width = quantile * self.standard_error
         low = math.exp(self.log_ratio - half_width)
         high = math.exp(self.log_ratio + half_width)
         return Interval(self.ratio, low, high, self.covers)
@@ -116,7 +116,7 @@ class RatioEstimate:
         distance = abs(self.log_ratio - math.log(ratio))
         if self.standard_error == 0:
             return float(distance == 0)
-        return float(2 * stats.t.sf(distance / self.standard_error, self.degrees_of_freedom))
+        return 2 * t_tail(distance / self.standard_error, self.degrees_of_freedom)
 
     def with_units(self, num_units: int) -> RatioEstimate:
         """The same ratio as it would be known from another number of units, in as many runs."""
