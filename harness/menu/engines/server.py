@@ -61,13 +61,13 @@ class ServerSettings(EngineSettings):
         _check_url("regular_url", self.regular_url)
         _check_url("metrics_url", self.metrics_url)
         _check_slo(self.slo)
-        require(0 < self.timeout_s < float("inf"), "timeout_s", "must be positive", self.timeout_s)
-        rate_is_positive = self.rate is None or 0 < self.rate < float("inf")
-        require(rate_is_positive, "rate", "must be positive, in requests per second", self.rate)
+        require(self.timeout_s > 0, "timeout_s", "must be positive", self.timeout_s)
+        rule = "must be positive, in requests per second"
+        require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
 
 
 class Server(EngineRecord):
-    """Two servers, or one."""
+    """Two servers with the same model, of which one speculates, or any one server."""
 
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
@@ -75,18 +75,23 @@ class Server(EngineRecord):
     computes_here = False
     may_queue = True
     takes_load = True
-    # By flags of vLLM and llama.cpp, which `advice` tells to whoever starts the server.
+    # By flags that a server is started with; `advice` names them.
     has_synthetic_acceptance = True
     default_draft = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """See `EngineRecord.adapted`.
+        """Leave out the default draft where there is one address, and so only the regular arm.
 
-        A single server is one arm. How it drafts is not known here, and `draft` has a default.
+        Whether that server speculates, and with what, is not known here.
         """
-        if _settings_of(run).regular_url is None:
-            return dataclasses.replace(run, draft=None)
-        return run
+        if _settings_of(run).regular_url is not None or run.draft is None:
+            return run
+        rule = (
+            "needs engine.regular_url, a server without speculation to compare with; "
+            "engine.url alone is measured as it is"
+        )
+        require(run.draft.name == self.default_draft, "draft", rule, run.draft.name)
+        return dataclasses.replace(run, draft=None)
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
@@ -100,16 +105,19 @@ class Server(EngineRecord):
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
     def location(self, settings: Any) -> str:
-        """See `EngineRecord.location`: of the server that speculates."""
+        """The address that rows show, of the server that speculates if there are two."""
         return str(settings.url)
 
     def addresses(self, settings: Any) -> Addresses:
-        """See `EngineRecord.addresses`: of both servers, the regular one first."""
+        """Both addresses, the regular one first, and the variable with their API key."""
         urls = [url for url in (settings.regular_url, settings.url) if url is not None]
         return Addresses(tuple(urls), settings.api_key_variable)
 
     def advice(self, run: RunSettings) -> str | None:
-        """See `EngineRecord.advice`: flags for an acceptance that only the server's start sets."""
+        """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.
+
+        No request sets it, only the start of a server.
+        """
         rates = run.decoding.synthetic_rates
         if rates is None:
             return None
