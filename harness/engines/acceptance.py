@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.config.settings import DecodingSettings, Fault
@@ -10,21 +10,17 @@ from harness.decoding.decisions import Decision, Draw, Judge
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import AcceptByCoin
 from harness.decoding.tree_rules import TreeRule, verify_eagle, verify_rounds, verify_traversal
-from harness.decoding.verify import Offer, Verdict, verify
+from harness.decoding.verify import verify
 from harness.decoding.warp import Warp
 from harness.engines.faults import (
     LENIENCE,
     TreeBonusFromWrongPosition,
+    Verification,
     faulty_verification,
 )
 
-Verification = Callable[[Offer], Verdict]
-
-# The other rules are `verify`.
+# Values of `decoding.rule`: any other is `verify` for chains, and `verify_rounds` for trees.
 _RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typical}
-
-
-# The other rules are `verify_rounds`.
 _TREE_RULES: dict[str, TreeRule] = {"block": verify_traversal, "eagle": verify_eagle}
 
 
@@ -61,10 +57,16 @@ def decisions_of(
     *,
     deterministic: bool | None,
 ) -> dict[int, Sequence[Decision]]:
-    """The decisions of the loops after extensions of these widths, if every row is offered all tokens.
+    """The decisions that the loops make after a pass of the target, by its width: runners prepare
+    them.
+
+    A pass over one token is a step of regular decoding, which draws the next token; a wider one
+    verifies a proposal, of which every row has all tokens.
 
     Args:
-        deterministic: whether proposals come without probabilities; None where some do.
+        widths: the numbers of tokens of the passes.
+        deterministic: whether proposals come without probabilities, which another `Judge` verifies;
+            None where both kinds occur.
     """
     warp = warp_of(decoding)
     kinds = [False, True] if deterministic is None else [deterministic]

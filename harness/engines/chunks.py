@@ -1,4 +1,8 @@
-"""Checks each chunk that a server sends: nothing is believed that cannot be true."""
+"""Reads each event of a server's answer as a `Chunk`, and refuses what cannot be true.
+
+`server` reads an answer with these functions: a wrong type, more tokens than were asked for, more
+accepted tokens than drafted ones all make the request fail.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import RunError
 
-# More than any vocabulary or answer has. It also bounds what counts may make us do.
+# More than any vocabulary or answer has: a larger number is no count.
 _LARGEST = 2**31 - 1
-# Draft tokens of one iteration, those of a tree included, and iterations of one answer.
-_MOST_DRAFTED, _MOST_ITERATIONS = 4096, 2**20
+# The most draft tokens of one iteration, those of a tree included, and iterations of one answer.
+# They bound the memory that a hostile server could make us take.
+_MOST_DRAFTED = 4096
+_MOST_ITERATIONS = 2**20
 
 
 class AnswerError(RunError):
@@ -40,8 +46,8 @@ class Drafts(NamedTuple):
     in_order: bool
 
 
-class Shown(NamedTuple):
-    """What llama.cpp shows with `verbose`.
+class Verbose(NamedTuple):
+    """An event's field `__verbose`, which llama.cpp adds if a request says `verbose`.
 
     Attributes:
         token_ids: of the event's text. A token that ends within a character has no event.
@@ -58,7 +64,7 @@ class Chunk(NamedTuple):
     Attributes:
         usage: the server's own count of all new tokens until then.
         num_cached: tokens of the prompt that it took from a cache; None where it does not tell.
-        shown: empty for other servers than llama.cpp.
+        verbose: empty for other servers than llama.cpp.
     """
 
     text: str
@@ -67,11 +73,16 @@ class Chunk(NamedTuple):
     usage: int | None
     drafts: Drafts | None
     num_cached: int | None = None
-    shown: Shown = Shown([], [])
+    verbose: Verbose = Verbose([], [])
 
 
 def read_chunk(event: Any) -> Chunk:
-    """Raises AnswerError for an event that says what cannot be, and RunError for one that reports a failure."""
+    """The event of a completion or a chat.
+
+    Raises:
+        AnswerError: it says what cannot be true.
+        RunError: it reports a failure.
+    """
     if not isinstance(event, Mapping):
         raise AnswerError("an event of the stream is no JSON object")
     if error := event.get("error"):
@@ -87,7 +98,7 @@ def read_chunk(event: Any) -> Chunk:
     counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
     usage = None if counted is None else _count(counted, "usage.completion_tokens")
     drafts, num_cached = read_drafts(event), _cached(event)
-    return Chunk(text, token_ids, finished, usage, drafts, num_cached, shown=_shown_by(event))
+    return Chunk(text, token_ids, finished, usage, drafts, num_cached, _verbose(event))
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
@@ -120,17 +131,16 @@ def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
     return Drafts(sums, outcomes, in_order=False)
 
 
-def _shown_by(event: Mapping[str, Any]) -> Shown:
-    """The field `__verbose`."""
-    shown = _mapping(event.get("__verbose"), "__verbose")
-    settings = _mapping(shown.get("generation_settings"), "generation_settings")
+def _verbose(event: Mapping[str, Any]) -> Verbose:
+    verbose = _mapping(event.get("__verbose"), "__verbose")
+    settings = _mapping(verbose.get("generation_settings"), "generation_settings")
     never_drawn = []
     for entry in _list(settings.get("logit_bias"), "logit_bias"):
         bias = _mapping(entry, "an entry of logit_bias")
-        # JSON has no infinity.
+        # A bias of minus infinity, which JSON cannot hold, forbids the token.
         if "token" in bias and bias.get("bias") is None:
             never_drawn.append(_count(bias["token"], "a token of logit_bias"))
-    return Shown(_counts(shown, "tokens"), never_drawn)
+    return Verbose(_counts(verbose, "tokens"), never_drawn)
 
 
 def _cached(event: Mapping[str, Any]) -> int | None:
@@ -145,7 +155,9 @@ def _cached(event: Mapping[str, Any]) -> int | None:
 
 
 def check_length(number: int, max_tokens: int, what: str = "tokens") -> None:
-    """Raises AnswerError for more than were asked for; an iteration yields a token at least."""
+    """Raise an AnswerError for more tokens than were asked for, or more iterations: each yields one
+    at least.
+    """
     if number > max_tokens:
         raise AnswerError(f"the server sent {number} {what} for max_tokens={max_tokens}")
 
@@ -179,7 +191,11 @@ def _outcomes(drafted: Sequence[int], accepted: Sequence[int]) -> list[tuple[int
 
 
 def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[tuple[int, int]]:
-    """From iterations by accepted tokens: enough only if all of them drafted the same number."""
+    """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
+
+    12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations
+    drafted different numbers, which their sum does not tell.
+    """
     num_iterations = sum(histogram)
     if num_iterations > _MOST_ITERATIONS:
         raise AnswerError(f"the server counts {num_iterations} iterations")
@@ -189,11 +205,13 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
     most_accepted = max(count for count, num_times in enumerate(histogram) if num_times)
     if most_accepted > each or each > _MOST_DRAFTED:
         return []
-    return [(each, count) for count, num_times in enumerate(histogram) for _ in range(num_times)]
+    outcomes: list[tuple[int, int]] = []
+    for num_accepted, num_times in enumerate(histogram):
+        outcomes += [(each, num_accepted)] * num_times
+    return outcomes
 
 
 def _sums(fields: Mapping[str, Any], drafted: str, accepted: str) -> DraftSums:
-    """The sums in the fields with these names."""
     num_drafted = _count(fields.get(drafted), drafted)
     num_accepted = _count(fields.get(accepted), accepted)
     _check_accepted(num_drafted, num_accepted)
@@ -213,7 +231,7 @@ def _counts(fields: Mapping[str, Any], name: str) -> list[int]:
 
 def _count(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise AnswerError(f"{name} is {_shown(value)}, which is no count")
+        raise AnswerError(f"{name} is {_abbreviated(value)}, which is no count")
     return value
 
 
@@ -221,12 +239,16 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise AnswerError(f"a text is {_shown(value)}")
+        raise AnswerError(f"a text is {_abbreviated(value)}")
     return value
 
 
 def joined_surrogates(text: str) -> str:
-    """Text that can be encoded: JSON may tell an emoji in two halves, even in two events, or one half alone."""
+    """Text that can be encoded as UTF-8.
+
+    JSON may hold an emoji as two surrogates, even in two events: they are joined. One without its
+    other half becomes a replacement character.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -243,7 +265,7 @@ def _list(value: Any, name: str) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
-        raise AnswerError(f"{name} is {_shown(value)}, which is no list")
+        raise AnswerError(f"{name} is {_abbreviated(value)}, which is no list")
     return value
 
 
@@ -251,10 +273,10 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise AnswerError(f"{name} is {_shown(value)}, which is no JSON object")
+        raise AnswerError(f"{name} is {_abbreviated(value)}, which is no JSON object")
     return value
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,4 +1,4 @@
-"""The connection to a server that speaks the OpenAI API: its client, and the events of an answer."""
+"""The connection of `engine=server`: OpenAI's client, its errors, and the events of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from harness.config.errors import SettingError
 from harness.engines.requests import RequestRecord
 
-# The request that the current task sends.
+# The record of the request that the current asyncio task sends; the HTTP library's hooks add to it.
 sent: ContextVar[RequestRecord] = ContextVar("sent")
 
 
@@ -73,7 +73,10 @@ def closed_by_server(error: Exception) -> bool:
 
 
 async def events(response: Any) -> AsyncIterator[Any]:
-    """The JSON of each server-sent event. The client's own reader takes ten times as long, and drops unknown fields."""
+    """The JSON of each server-sent event, a line such as `data: {"choices": ...}`.
+
+    The client's own reader takes ten times as long, and drops the fields that it does not know.
+    """
     rest = b""
     async for data in response.iter_bytes():
         *lines, rest = (rest + data).split(b"\n")

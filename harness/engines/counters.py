@@ -1,4 +1,8 @@
-"""Counters on a server's Prometheus page while it answered: new tokens, drafts, and traffic of others."""
+"""Counters on a server's Prometheus page: how they grew while it answered, and the columns from
+that.
+
+They give acceptance where answers tell none, and show whether the server also answered others.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ from harness.engines.requests import RequestRecord
 from harness.results.servers import page_of
 
 _PAGES = ("/metrics", "/prometheus/metrics")
+# `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 
-# Counters by their names, without `_total`. Dynamo passes on those of its engines.
+# Fields of `Counted` by the counters' names, without `_total`. Dynamo passes on those of its
+# engines.
 _NAMES = {
     # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
     "vllm:generation_tokens": "generated",
@@ -74,8 +80,9 @@ class Counted:
             value = getattr(other, name)
             if value is not None:
                 setattr(summed, name, (getattr(summed, name) or 0.0) + times * value)
-        for place, value in other.by_position.items():
-            summed.by_position[place] = summed.by_position.get(place, 0.0) + times * value
+        for position, value in other.by_position.items():
+            before = summed.by_position.get(position, 0.0)
+            summed.by_position[position] = before + times * value
         return summed
 
     def since(self, before: Counted) -> Counted | None:
@@ -93,16 +100,14 @@ def read_counters(text: str) -> Counted:
     """The known counters of a page in Prometheus's format, summed over the server's engines."""
     counted = Counted()
     for name, labels, number in _SAMPLE.findall(text):
-        known = _NAMES.get(name.removesuffix("_total"))
+        counter = _NAMES.get(name.removesuffix("_total"))
         value = _number(number)
-        if known is None or value is None:
+        if counter is None or value is None:
             continue
-        if known != "by_position":
-            found = Counted()
-            setattr(found, known, value)
-            counted = counted.plus(found)
-        elif place := _POSITION.search(labels):
-            counted = counted.plus(Counted(by_position={int(place[1]): value}))
+        if counter != "by_position":
+            counted = counted.plus(Counted(**{counter: value}))
+        elif position := _POSITION.search(labels):
+            counted = counted.plus(Counted(by_position={int(position[1]): value}))
     return counted
 
 
@@ -141,7 +146,9 @@ def total(growths: Sequence[Counted | None]) -> Counted | None:
 
 
 def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for others, and requests that it preempted."""
+    """The columns about tokens that the server generated for other clients, and requests it
+    preempted.
+    """
     columns = {}
     if counted.preempted is not None:
         columns["num_preemptions"] = round(counted.preempted)
@@ -165,6 +172,7 @@ def counted_acceptance(counted: Counted, num_requests: int) -> dict[str, Any]:
     proposed = counted.proposed
     accepted = counted.accepted
     if accepted is None and drafts and counted.generated is not None:
+        # Each verification yields one token besides those that it accepts.
         accepted = max(0.0, counted.generated - num_requests - drafts)
     if accepted is None or not (proposed or drafts):
         return {}

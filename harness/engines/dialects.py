@@ -1,4 +1,8 @@
-"""Parameters of requests that OpenAI's API does not have, in the words of each server, and what they mean there."""
+"""What requests to each kind of server say beyond OpenAI's API, and what it means there.
+
+A kind is known by `owned_by` of the first model in the server's list: `vllm`, `llamacpp`,
+`harness`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ _LLAMA_CPP_PARAMETERS: Mapping[str, Any] = {
 
 
 def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
-    """Parameters that hide a request from prefixes cached under another salt; None if unknown.
+    """Parameters that keep a prefix cache from answering a request that was sent under another
+    salt.
 
-    Args:
-        owned_by: as the server's list of models says.
+    None for a kind of server whose parameter is not known.
     """
     if owned_by in _SALTED:
         return {"cache_salt": salt}
@@ -39,21 +43,21 @@ def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
 def in_words_of(
     owned_by: str | None, parameters: Mapping[str, Any], num_tokens: int
 ) -> dict[str, Any]:
-    """Parameters in vLLM's words, as a server takes them, with those of its own that give them their meaning.
+    """Parameters by vLLM's names, renamed for a server, and those by which it understands them
+    alike.
 
     Args:
-        owned_by: as the server's list of models says.
         num_tokens: of the prompt and the longest answer.
     """
     if owned_by != _LLAMA_CPP:
         return dict(parameters)
     renamed = {_LLAMA_CPP_NAMES.get(name, name): value for name, value in parameters.items()}
-    # Penalties would reach back over 64 tokens alone.
+    # By default penalties count the last 64 tokens alone.
     return {**_LLAMA_CPP_PARAMETERS, "repeat_last_n": num_tokens, **renamed}
 
 
 def stops(owned_by: str | None, ends: Sequence[str]) -> dict[str, Any]:
-    """Parameters for texts that end an answer, where a server knows no tokens that do."""
+    """The parameter for texts that end an answer, for servers that take no `stop_token_ids`."""
     if not ends or owned_by in _STOP_AT_TOKENS:
         return {}
     return {"stop": list(ends[:_MOST_STOPS])}

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import RunError
 from harness.engines.protocol import Reference
 
-# A character whose bytes are not complete.
+# How a tokenizer decodes a character whose bytes are not complete.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-# Likeliest tokens among which the one is looked for that wrote a text.
+# The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000
 
 
@@ -37,7 +37,7 @@ class Divergence:
 
     @property
     def excess(self) -> float:
-        """The margin in tolerances: rounding explains one at most. Infinite where the margin is not known."""
+        """The margin over its tolerance: rounding explains 1 at most. Infinite without a margin."""
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
         return abs(self.logit_margin) / self.logit_tolerance
@@ -49,9 +49,12 @@ def first_divergence(
     expected: Sequence[int],
     actual: Sequence[int],
 ) -> Divergence | None:
-    """Compare two continuations of `prompt`; None where they are the same tokens. Starts a new batch on the target.
+    """The place where two continuations of a prompt part; None where they are the same tokens.
 
-    One that ends earlier parts there: its token is then -1, and no margin is known.
+    Where one ends earlier, its token is -1 there, and no margin is known.
+
+    Args:
+        reference: begins a new batch on its target; None for no margins.
 
     Raises:
         RunError: a token is not in the reference's vocabulary.
@@ -69,7 +72,7 @@ def first_divergence(
 def _with_margin(
     reference: Reference, before: Sequence[int], position: int, expected: int, actual: int
 ) -> Divergence:
-    """Measure how far apart two tokens are after those `before` them."""
+    """The divergence, with the difference of the two tokens' logits after those `before` them."""
     margin = reference.margin(before, expected, actual)
     return Divergence(
         position,
@@ -81,7 +84,7 @@ def _with_margin(
 
 
 class _Written:
-    """The tokens that follow a prompt, and their text; a part of a character is no text."""
+    """The tokens written behind a prompt so far, and their text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
@@ -90,6 +93,7 @@ class _Written:
         self._num_before = len(self._decoded([]))
 
     def text_with(self, *tokens: int) -> str:
+        """The text with these tokens added, without a last character that is incomplete."""
         return self._decoded([*self.tokens, *tokens])[self._num_before :].rstrip(_BROKEN)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
@@ -105,12 +109,18 @@ def text_divergence(
     text: str,
     num_tokens: int,
 ) -> Divergence | None:
-    """Compare a text, whose tokens are not known, with the greedy one of the reference; None where it begins alike.
+    """The place where a text, whose tokens are not known, parts from the reference's greedy text.
 
-    The reference's tokens are taken as long as they write the text. A text may end earlier than theirs.
+    The text is written with the reference's likeliest tokens as long as it goes on with them. At
+    the first one that it does not go on with, `expected`, the likeliest token that it does go on
+    with is taken to be the server's, `actual`. The text "a dog": the reference's likeliest token is
+    "a", then " c", and of those that the text goes on with " d". They part at position 1.
+
+    None where the whole text is the beginning of the reference's.
 
     Args:
-        num_tokens: the most that the text has.
+        num_tokens: the most that the text has. If the reference's tokens do not write it with as
+            many, they part there, and neither token is known (-1).
     """
     written = _Written(tokenizer, prompt)
     special = set(tokenizer.all_special_ids)
@@ -119,7 +129,7 @@ def text_divergence(
         longer = written.text_with(token)
         return text.startswith(longer) or longer.startswith(text)
 
-    while len(own := written.text_with()) < len(text):
+    while len(so_far := written.text_with()) < len(text):
         position = len(written.tokens)
         before = [*prompt, *written.tokens]
         if position == num_tokens:
@@ -131,9 +141,10 @@ def text_divergence(
             continue
         tried = logits.topk(min(_MOST_TRIED, len(logits))).indices.tolist()
         others = [token for token in tried if token not in special and begins_alike(token)]
-        # A part of a character begins every text: rather the likeliest token that adds to this one.
-        other = max(others, key=lambda token: len(written.text_with(token)) > len(own), default=-1)
-        # Behind its end a server may have gone on in another way.
+        # A token that is part of a character adds no text yet, so that any text may go on with it.
+        adding = [token for token in others if len(written.text_with(token)) > len(so_far)]
+        other = next(iter(adding or others), -1)
+        # After the end of a text the server may continue in a way of its own.
         if other == -1 or not special.isdisjoint(written.tokens):
             return Divergence(position, likeliest, other)
         return _with_margin(reference, before, position, likeliest, other)
@@ -141,7 +152,7 @@ def text_divergence(
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
-    """Raises RunError for a token that the reference lacks: a server may serve another model."""
+    """Raise a RunError for a token that the reference lacks: a server may serve another model."""
     if max(tokens) >= vocabulary_size:
         size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
         raise RunError(f"token {max(tokens)} is not in the model's {size}")

@@ -11,7 +11,7 @@ import torch
 
 from harness.models.ranks import world
 
-# Reasons of NVML for a clock below the highest that tell of heat or power; idling is none.
+# NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
 REASONS = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -26,8 +26,8 @@ class GpuUse:
     """Energy and lowered clocks of GPUs during a generation.
 
     Attributes:
-        joules: of all of them, what they take when idle included; None where one does not count.
-        throttled: why clocks were lowered at its end.
+        joules: of all of them, what they take when idle included; None where a GPU does not count.
+        throttled: why clocks were lowered when it ended.
     """
 
     joules: float | None
@@ -82,7 +82,11 @@ def nvml_gpus() -> list[int]:
 
 
 def gpus_of(devices: Sequence[torch.device]) -> list[int]:
-    """Indices for NVML of those devices that are GPUs; of those of all ranks, which share the models."""
+    """Indices for NVML of the GPUs among these devices.
+
+    Where several processes (ranks) share the models, a rank's own devices are one GPU: all are
+    meant.
+    """
     places = [device.index or 0 for device in devices if device.type == "cuda"]
     if not places:
         return []

@@ -1,8 +1,10 @@
 """Speculative decoding with a mistake planted on purpose, which a test of losslessness must catch.
 
-Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is
-raised. Faulty rules compare by value and the faulty runner hands its calls on, so that a fault runs
-on the same prepared code as the real arm.
+`fault=NAME` of `recovery` plants one. Each is a mistake that somebody could make without noticing:
+texts stay fluent and nothing is raised. There are faults of verification (an `Offer` is judged
+wrongly), of caches (a runner keeps the wrong tokens) and of warps (a row is drawn with the wrong
+settings). Faulty rules compare by value and the faulty runner hands its calls on, so that a fault
+runs on the same prepared code as the real arm.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import BatchWarp, Warp
 from harness.runners.wrapped import WrappedRunner
 
-# With the fault `stale_prefix`, prompts that share this many first tokens count as the same.
+# With the fault `stale_prefix`, prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
 # With the fault `lenience` a draft token is accepted with min(1, target / (0.8 draft)).
 LENIENCE = 0.8
@@ -58,8 +60,9 @@ def faulty_warp(fault: Fault) -> BatchWarp:
 
 @dataclass(frozen=True)
 class ResidualWarpedTwice:
-    """The residual, made of warped distributions, goes through temperature, top-k and top-p once
-    more.
+    """The token after a rejection is drawn from the residual warped once more.
+
+    The residual is made of distributions that are warped already.
     """
 
     verification: Verification
@@ -98,15 +101,15 @@ class BonusFromWrongPosition:
 
 @dataclass(frozen=True)
 class DraftProbabilitiesIgnored:
-    """A draft token is accepted with its probability under the target, and recovered from the
-    target as it is.
+    """A draft token is accepted with the target's probability of it, whatever the draft's was.
+
+    The token after a rejection comes from the target, not from the residual.
     """
 
     verification: Verification
 
     def __call__(self, offer: Offer) -> Verdict:
-        # With a draft probability of 1 everywhere no residual is left, and the target itself is
-        # then taken.
+        # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
         ones = torch.ones_like(offer.target_probabilities[:, :-1])
         return self.verification(dataclasses.replace(offer, draft_probabilities=ones))
 
@@ -150,7 +153,7 @@ class TreeBonusFromWrongPosition:
 
 
 class RollbackOffByOne(WrappedRunner):
-    """Keeps one token too many after a rejection: the rejected token stays in the cache."""
+    """Keeps one token too many after a rejection: the rejected token stays in the cache, stale."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
@@ -185,15 +188,16 @@ class RollbackOffByOne(WrappedRunner):
         self._num_extended = 0
 
     def _too_many(self, counts: Sequence[int]) -> Sequence[int]:
+        """The counts to keep with the stale tokens, and no more than the runner was extended by."""
         return at_most(added(counts, self._num_stale(len(counts))), self._num_extended)
 
     def _num_stale(self, num_rows: int) -> list[int]:
-        """Return how many rejected tokens each row keeps."""
+        """How many rejected tokens each row keeps."""
         return [1] * num_rows
 
 
 class LeavingOffByOne(RollbackOffByOne):
-    """The same, but only in the first roll-back after a row has left the batch."""
+    """Keeps a rejected token only in the first roll-back after a row has left the batch."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
@@ -214,7 +218,9 @@ class LeavingOffByOne(RollbackOffByOne):
 
 
 class StalePrefix(RollbackOffByOne):
-    """The same, but only in rows whose prompt begins like that of a row that was there before."""
+    """Keeps a rejected token only in rows whose prompt begins as that of an earlier row of the
+    batch.
+    """
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)

@@ -1,4 +1,8 @@
-"""Hugging Face's own decoders as an engine: `generate`, and its assisted forms."""
+"""Hugging Face's own decoders as an engine: `generate`, and its assisted forms.
+
+`generate` runs in a thread and hands its tokens to a streamer, which makes them the records that
+every engine yields.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,59 +33,60 @@ from harness.models.tokenizers import vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
-    """Raise a SettingError for a pair with which `generate` does not do this, before weights
-    load.
-    """
-    draft_settings = planned.draft_settings
-    name = None
-    if draft_settings is not None:
-        name = draft_settings.name
-        _check_plan(planned, name)
-    stateful = []
-    hows = {}
-    for checkpoint in planned.checkpoints:
-        settings = checkpoint.settings
-        hows[checkpoint.role] = planned.placement.strategy_for(checkpoint.role, settings)
-        if recurrent_kind(checkpoint.config) is not None:
-            stateful.append(settings.name)
-    rule = f"must be none with engine=huggingface: {', '.join(stateful)} takes back no tokens in generate()"
-    require(draft_settings is None or not stateful, "draft", rule, name)
-    rule = "must be tensor_parallel like the other model: copies may round differently, and ranks hang in generate()"
-    for role, how in hows.items():
-        require(
-            how == "tensor_parallel" or "tensor_parallel" not in hows.values(),
-            f"{role}.placement",
-            rule,
-            how,
-        )
-    widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
-    if len(set(widths)) > 1:
-        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
-        require(decoding.temperature == 0, "draft", rule, name)
-    else:
-        rule = (
-            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
-        )
-        require(planned.translation is None, "draft", rule, name)
-
-
-def _check_plan(planned: PlannedPair, draft: str) -> None:
-    """Raise a SettingError for a draft that its configuration tells to be no plain model."""
+    """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
+    if planned.draft_settings is None:
+        return
+    draft = planned.draft_settings.name
     require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
     plan = planned.draft_plan
     rule = "drafts all tokens in one pass, which engine=huggingface cannot"
     require(plan is None or plan.mask_token is None, "draft", rule, draft)
+    for checkpoint in planned.checkpoints:
+        model = checkpoint.settings.name
+        rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
+        require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
+    _check_placements(planned)
+    _check_vocabularies(planned, decoding, draft)
+
+
+def _check_placements(planned: PlannedPair) -> None:
+    """Refuse a pair of which one model is split over ranks, and the other a copy in each."""
+    strategies = {
+        checkpoint.role: planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
+        for checkpoint in planned.checkpoints
+    }
+    if "tensor_parallel" not in strategies.values():
+        return
+    rule = (
+        "must be tensor_parallel like the other model: copies may round differently, and ranks "
+        "hang in generate()"
+    )
+    for role, strategy in strategies.items():
+        require(strategy == "tensor_parallel", f"{role}.placement", rule, strategy)
+
+
+def _check_vocabularies(planned: PlannedPair, decoding: DecodingSettings, draft: str) -> None:
+    """Refuse to sample with outputs of different widths, and translation with equal ones."""
+    widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
+    if len(set(widths)) > 1:
+        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
+        require(decoding.temperature == 0, "draft", rule, draft)
+    else:
+        rule = (
+            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
+        )
+        require(planned.translation is None, "draft", rule, draft)
 
 
 class HuggingFaceEngine(Engine):
-    """`generate` over a loaded pair; prompts one at a time, because assisted generation takes no
+    """`generate` over a loaded pair, for questions of one prompt: assisted generation takes no
     more.
 
     Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
 
     Args:
         decoding: of the questions.
-        schedule: of the number of draft tokens, see `HuggingFaceSettings`.
+        schedule: `constant` or `adaptive`, how the number of draft tokens changes within an answer.
         longest_prompt: the most tokens of a prompt.
         say: shows the user a line.
     """
@@ -118,11 +123,11 @@ class HuggingFaceEngine(Engine):
 
     @property
     def reference(self) -> ModelReference:
-        """See `Engine.reference`: the same weights, in our eager runner."""
+        """The same weights in our eager runner."""
         return self._reference
 
     def close(self) -> None:
-        """See `Engine.close`. The pair is the caller's."""
+        """End the thread and free the reference's runners; the pair is the caller's."""
         self.arms = ()
         self._thread.shutdown()
         self._reference.close()
@@ -134,8 +139,10 @@ class HuggingFaceArm(Arm):
     """An arm of Hugging Face's engine: `generate` in the engine's thread.
 
     Attributes:
+        thread: where `generate` runs.
         arguments: of `generate`, apart from those that every arm has.
         assistant: the model that drafts, if one does. It may be the target.
+        schedule: `constant` or `adaptive`.
     """
 
     name: str
@@ -144,10 +151,12 @@ class HuggingFaceArm(Arm):
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: str = "constant"
-    reports = frozenset({"origins", "proposals"})
+    tells_drafts = True
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`. A first record of the speculative arm has accepted tokens already."""
+        """One record per pass of the target; the first one of the speculative arm may hold draft
+        tokens.
+        """
         (prompt,), (index,) = question.prompts, question.indices
         target: Any = self.pair.target.model
         decoding = question.decoding
@@ -185,11 +194,24 @@ class HuggingFaceArm(Arm):
             finally:
                 recorder.abandoned.set()
                 wait([running])
-            if (place := recorder.first_not_finite()) is not None:
-                raise not_finite(self.pair, *place)
+            if (broken := recorder.first_not_finite()) is not None:
+                raise not_finite(self.pair, broken.role, f"new token {broken.position}")
             running.result()
 
         return records()
+
+
+class _LogitSum(NamedTuple):
+    """The sum of all logits of a forward pass, finite if they all are.
+
+    Attributes:
+        role: of the model, `model` or `draft`.
+        position: the number of tokens generated before.
+    """
+
+    role: str
+    position: int
+    value: Tensor
 
 
 @dataclass
@@ -197,12 +219,16 @@ class _Recorder(BaseStreamer):
     """Turns the tokens that `generate` decides into records in a queue.
 
     Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the
-    beginning of what is decided next were accepted. A rejected token is never decided in its own
-    place, neither greedily nor from the residual.
+    beginning of what is decided next were accepted. Candidates 5, 6, 7 before the tokens 5, 6, 9:
+    two were accepted. A rejected token is never decided in its own place, neither greedily nor from
+    the residual.
 
     Attributes:
-        sums: of the logits of each forward pass, with the model's role and the number of tokens
-            before it.
+        queue: the records; None after the last one.
+        abandoned: set when nobody reads the records any more.
+        proposed: the candidates that are being verified.
+        num_generated: the new tokens so far; None before the prompt.
+        sums: of the logits of each forward pass.
     """
 
     max_new_tokens: int
@@ -210,20 +236,19 @@ class _Recorder(BaseStreamer):
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
-    sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
+    sums: list[_LogitSum] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
         if self.abandoned.is_set():
-            raise CancelledError  # nobody reads the records any more
+            raise CancelledError
         if self.num_generated is None:
             self.num_generated = 0
             return
         tokens = value.reshape(-1).tolist()
-        proposed = self.proposed
-        # Prompt lookup may propose more than the limit leaves room for; what comes after it is
-        # never looked at.
-        proposed = proposed[: self.max_new_tokens - self.num_generated]
+        # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for; the others
+        # are never looked at.
+        proposed = self.proposed[: self.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = _num_equal(proposed, tokens)
@@ -248,31 +273,32 @@ class _Recorder(BaseStreamer):
         """Required of a streamer; the queue ends when `generate` returns."""
 
     def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
-        """Sum the logits of every forward pass of a model, and make them numbers that can be
-        sampled from.
+        """Note the sum of the logits of every pass of a model, and replace those that are no
+        numbers.
 
-        A sum is finite if they all are. A GPU would not survive sampling from others, and waiting
-        for the sum after each pass would cost time. Gives the function that ends it.
+        Sampling from such logits would end the GPU's process; they are an error at the end of the
+        text, because waiting for each sum would cost time.
+
+        Returns:
+            A function that ends this.
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
-            self.sums.append(
-                (role, self.num_generated or 0, output.logits.sum(dtype=torch.float32))
-            )
+            total = output.logits.sum(dtype=torch.float32)
+            self.sums.append(_LogitSum(role, self.num_generated or 0, total))
             output.logits.nan_to_num_(0.0, 0.0)
 
         return model.register_forward_hook(note).remove
 
-    def first_not_finite(self) -> tuple[str, str] | None:
-        """The model's role and the place of the first logits that are not finite; None without
-        any.
-        """
-        broken = (found for found in self.sums if not found[-1].isfinite())
-        return next(((role, f"new token {position}") for role, position, _ in broken), None)
+    def first_not_finite(self) -> _LogitSum | None:
+        """The first pass with a logit that is not finite; None without any."""
+        return next((noted for noted in self.sums if not noted.value.isfinite()), None)
 
     def watch(self, model: Any) -> Callable[[], None]:
-        """Note the candidates of every candidate generator that `model` makes. Gives the function
-        that ends it.
+        """Note the candidates of every candidate generator that a model makes.
+
+        Returns:
+            A function that ends this.
         """
         make = model._get_candidate_generator
 
@@ -303,8 +329,9 @@ def _num_equal(proposed: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:
-    """The same warp and limits as every engine's. Without stop tokens exactly `max_new_tokens` are
-    generated.
+    """The warp and the limits that every engine has.
+
+    Without stop tokens exactly `max_new_tokens` are generated.
     """
     warp: dict[str, Any] = {"do_sample": False}
     if decoding.temperature > 0:
@@ -318,8 +345,9 @@ def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) 
 
 
 def _assistant_config(decoding: DecodingSettings, schedule: str) -> GenerationConfig:
-    """Every question starts with the same number of draft tokens, because it gets a new one of
-    these.
+    """How many tokens the assistant drafts.
+
+    Each question gets a new one, because an adaptive schedule writes its number into it.
     """
     adaptive = schedule == "adaptive"
     return GenerationConfig(

@@ -1,4 +1,9 @@
-"""Plans, places and loads the pair of a run, keeps it for later runs, and opens its engine."""
+"""Plans, places and loads the pair of a run, keeps it for later runs, and opens its engine.
+
+A `Session` asks it in this order: `plan` reads configurations and tokenizers, `place` fits the
+models into memory, `load` loads weights, `open` makes the engine. A sweep's worker keeps one keeper
+for all its jobs, so that a pair loads once.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +24,26 @@ from harness.models.case import Demand
 class PairKeeper:
     """Plans, places and loads pairs, and opens engines over them.
 
-    It keeps the last pair for the next run with the same one: each step is taken once for a pair,
-    after the steps before it.
+    It keeps the last pair for the next run with the same one.
 
     Args:
-        note_loading: called with `True` before a pair is planned or loaded, and with `False` when
-            that has succeeded. A sweep so learns that a run failed because of its pair.
+        note_loading: called with True before a pair is planned or loaded, and with False when that
+            has succeeded. So a sweep knows of a run that failed whether its pair was the reason.
     """
 
     def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
         self._note_loading = note_loading
-        # The identity of the planned pair.
+        # The identity of the planned pair, by `pair_of`.
         self._key: object = None
         self._planned: PlannedPair | None = None
         self._placed: PlacedPair | None = None
         self._pair: Pair | None = None
 
     def plan(self, settings: RunSettings) -> PlannedPair:
-        """Plan the settings' pair, and let go of any other; see `plan_pair`."""
+        """Read and check what can be known of the settings' pair before weights load.
+
+        Another pair that was kept is let go.
+        """
         key = pair_of(settings)
         if self._planned is None or self._key != key:
             self._planned = self._placed = self._pair = None
@@ -46,11 +53,11 @@ class PairKeeper:
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Place the pair with room for the demand; one that is loaded stays where it is."""
+        """Choose devices with room for the demand; a pair that is loaded stays where it is."""
         planned = self.plan(settings)
         if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
-        resolve(settings.runner, self._placed.devices)  # raises if they cannot have the runner
+        resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
         return self._placed
 
     def load(self) -> Pair:
@@ -80,9 +87,7 @@ class PairKeeper:
         share_prefix: bool = False,
         fault: Fault = "none",
     ) -> Engine:
-        """Open the engine that the settings name, for questions with this `decoding`.
-
-        See `Opening` for the arguments.
+        """Open the engine that the settings name. The arguments are those of `Opening`.
 
         Raises:
             SettingError: for what the engine cannot do.
@@ -102,11 +107,12 @@ class PairKeeper:
         return engine_of(settings).open(opening)
 
     def needs_new_process(self) -> bool:
-        """Return whether this process should measure nothing more; see `runner_choice`."""
+        """Whether something failed in this process after which it should measure nothing more."""
         return needs_new_process()
 
 
 def _planned_pair(settings: RunSettings) -> PlannedPair:
+    """The pair; of an engine on another machine the tokenizer alone."""
     if not engine_of(settings).computes_here:
         return plan_tokenizer(settings.model)
     return plan_pair(

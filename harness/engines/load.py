@@ -1,4 +1,4 @@
-"""Requests that join and leave one running batch, with different settings, lengths and ends."""
+"""`recovery load=8` with our own loop: requests with different settings join and leave one batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,22 @@ def keep_in_flight(
     requests: Sequence[LoadRequest],
     num_in_flight: int,
 ) -> Iterator[RequestRecord]:
-    """Answer requests in a loop that has begun with the first of them.
+    """Answer requests in a loop of decoding that has begun with the first of them.
 
-    See `Arm.under_load`. The next requests join in the turn after others have ended.
+    The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`. The
+    next requests join in the turn after others have ended.
+
+    Args:
+        records: of the loop.
+        request_of: the loop's form of a question.
+        num_in_flight: the requests that are answered together.
+
+    Returns:
+        A record for each request, as it ends.
     """
-    for load_request in requests:
-        for name, value in load_request.parameters.items():
-            raise SettingError(name, "needs engine=server", value)
+    parameters = [item for request in requests for item in request.parameters.items()]
+    for name, value in parameters:
+        raise SettingError(name, "needs engine=server", value)
     answers = [
         RequestRecord(place, len(request.question.prompts[0]))
         for place, request in enumerate(requests)
@@ -49,6 +58,7 @@ def keep_in_flight(
 
 
 def _note(record: Iteration, answers: Sequence[RequestRecord]) -> None:
+    """Add the tokens and outcomes of one turn to the answers of its rows."""
     for row, tokens, proposed, num_accepted in zip(
         record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
     ):

@@ -1,4 +1,8 @@
-"""This project's own decoding loop as an engine, over the runners of a loaded pair."""
+"""This project's own decoding loop as an engine, over the runners of a loaded pair.
+
+An arm turns a `Question` into the loop's `Request`: random numbers, warp, limits. The loops of
+`decoding.loops` decide the tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,12 @@ from harness.engines.acceptance import rule_of, tree_rule_of, warp_of
 from harness.engines.faults import faulty_runner, faulty_warp
 from harness.engines.load import keep_in_flight
 from harness.engines.pair import Pair
-from harness.engines.pair_runners import Demanded, PairRunners, open_runners
+from harness.engines.pair_runners import PairRunners, open_runners
 from harness.engines.pass_times import pass_ms, pass_widths
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.reference import ModelReference, not_finite
 from harness.engines.requests import RequestRecord
+from harness.engines.runner_choice import Demanded
 from harness.engines.stopwatches import Phases
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
@@ -38,10 +43,10 @@ class LocalArm(Arm):
     Attributes:
         pair: the models.
         runners: of the pair.
-        policy: chooses the number of draft tokens for `auto`, and learns from question to question;
-            the regular arm ignores it.
+        policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
+            from question to question.
         fault: a mistake planted in the speculative arm.
-        phases: stopwatches, where they run.
+        phases: stopwatches around target and drafter; None for none.
     """
 
     name: str
@@ -50,7 +55,7 @@ class LocalArm(Arm):
     policy: Adaptive
     fault: Fault = "none"
     phases: Phases | None = None
-    reports = frozenset({"origins", "proposals", "probabilities"})
+    tells_drafts = True
 
     def stream(self, question: Question) -> Records:
         """Records as they are decided; the iterator takes a `batch.Change` after each."""
@@ -60,7 +65,7 @@ class LocalArm(Arm):
         return self._explained(self._speculative(request, question.decoding))
 
     def request(self, question: Question) -> Request:
-        """The loop's form of a question, at its start or when the question joins one that runs."""
+        """The loop's form of a question, which begins a batch or joins a running one."""
         decoding = question.decoding
         num_uniforms = self._num_uniforms(decoding)
         device = self.pair.target.input_device
@@ -73,12 +78,12 @@ class LocalArm(Arm):
         )
 
     def _num_uniforms(self, decoding: DecodingSettings) -> int:
-        """Random numbers of a row: one for each position, and one that a verification reads past
-        the end.
+        """The random numbers of a row: one for each position, and one that a verification reads
+        past the end.
 
         Trees and block verification take new ones in every iteration, for each node or draft token
-        and the token after them. A longer stream begins with the shorter one, so the other rules
-        decide the same with either.
+        and the token after them. A longer stream begins with the shorter one, so that the first
+        numbers are the same for every rule and both arms.
         """
         num_positions = decoding.max_new_tokens + 1
         if self.name == "regular":
@@ -99,12 +104,11 @@ class LocalArm(Arm):
 
     @property
     def _most_nodes(self) -> int:
+        """The most tokens of a proposed tree; 0 for a draft that proposes chains, and without one."""
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
 
-    # A phase is the time in one method of an object: `forward` is the target's `decide`, `drafting`
-    # the drafter's `propose`.
-
     def _target(self) -> Any:
+        """The target's runner; with stopwatches, the time in `decide` is the phase `forward`."""
         target = self.runners.target
         if self.phases is None:
             return target
@@ -115,6 +119,7 @@ class LocalArm(Arm):
         return watched
 
     def _drafter(self, warp: BatchWarp) -> Any:
+        """A new drafter; with stopwatches, the time in `propose` is the phase `drafting`."""
         make = self.runners.make_drafter
         assert make is not None
         drafter = make(warp)
@@ -124,6 +129,8 @@ class LocalArm(Arm):
         layers = () if model is None else eight_bit_layers(model.model)
         proposes = "propose_tree" if self._most_nodes else "propose"
         return self.phases.watch("drafting", drafter, proposes, layers)
+
+    # Where ranks share the models, all go on with the tokens of rank 0 (`agree`).
 
     def _regular(self, request: Request) -> Records:
         return autoregressive(self._target(), request, self.runners.works_ahead, agree=of_rank_0)
@@ -159,7 +166,7 @@ class LocalArm(Arm):
         )
 
     def _explained(self, records: Records) -> Records:
-        """The records; a NonFiniteError gets the model's name and the token."""
+        """The records; logits that are no numbers end them with an error that names the model."""
         try:
             yield from records
         except NonFiniteError as error:
@@ -170,12 +177,11 @@ class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
     Args:
-        decoding: what runners are prepared for. Questions may differ from it, and are then answered
-            more slowly.
-        runner: which one; a model that cannot have it gets a plainer one, and `say` one line with
-            the reason.
-        batch_size: the most rows of a batch that a runner is prepared for.
-        longest_prompt: the most tokens of a prompt that a runner is prepared for.
+        decoding: of the questions that runners are prepared for; others are answered more slowly.
+        runner: the one to try first; a model that cannot have it gets a plainer one, and `say` one
+            line with the reason.
+        batch_size: the most rows of a batch that runners are prepared for.
+        longest_prompt: the most tokens of a prompt that they are prepared for.
         share_prefix: read the common beginning of a batch's prompts only once.
         fault: a mistake to plant in the speculative arm.
 
@@ -239,10 +245,10 @@ class LocalEngine(Engine):
         return watched
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of a target pass over 1, 2, ..., K + 1 tokens; None for widths in between
-        that are not timed.
+        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
+        such passes.
 
-        None instead of a list where such a pass says nothing about the run, or cannot be made.
+        None in place of a width between that is not timed.
         """
         number = question.decoding.num_draft_tokens
         if self.runners.make_drafter is None or number == "auto":

@@ -1,5 +1,8 @@
-"""From settings to a pair of models that run: everything that can be checked is checked before any
-weights load.
+"""From settings to a target and a draft that run: all that can be checked is, before weights load.
+
+The pair goes through four stages, each with what the one before it knows: `SketchedPair`
+(configurations and sizes; all that `plan` needs), `PlannedPair` (tokenizers, and the GPUs of this
+machine), `PlacedPair` (the device of every layer), `Pair` (loaded).
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -37,7 +41,8 @@ from harness.models.remedies import advice_on_8bit, fit_or_explain
 from harness.models.sketch import Sketch
 from harness.models.tokenizers import load_tokenizer, max_context, vocabulary_size
 
-_SAID = {
+# How a draft with another tokenizer is used, for the line that describes the pair.
+_TRANSLATIONS = {
     "intersection": "it draws from the tokens that the model has too",
     "text": "its text is read again as the model's tokens",
 }
@@ -45,13 +50,13 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft if there is one, and their tokenizer. Shared weights are the same `model`
-    in both.
+    """A loaded target, its draft if there is one, and the target's tokenizer.
 
     Attributes:
-        head: a draft that is a head on the target's hidden states.
-        draft_settings: the settings of the draft, of any kind.
-        translation: of a draft with another tokenizer.
+        draft: the model that drafts, if one does. With shared weights its `model` is the target's.
+        head: the head on the target's hidden states that drafts, if one does.
+        draft_settings: of the draft, whether model, head or text method; None without one.
+        translation: between the tokenizers, of a draft with another one.
     """
 
     target: LoadedModel
@@ -61,38 +66,44 @@ class Pair:
     draft_settings: DraftSettings | None = None
     translation: Translation | None = None
 
-    def __post_init__(self) -> None:
-        if self.draft_settings is None and self.draft is not None:
-            settings = self.draft.settings
-            object.__setattr__(self, "draft_settings", ModelDraftSettings(**vars(settings)))
-
     @property
     def devices(self) -> list[torch.device]:
         """Every device with a layer of either, the target's first."""
-        return list(
-            dict.fromkeys([*self.target.devices, *(self.draft.devices if self.draft else [])])
-        )
+        of_draft = [] if self.draft is None else self.draft.devices
+        return list(dict.fromkeys([*self.target.devices, *of_draft]))
 
     @property
     def vocabulary_size(self) -> int:
-        """The width that the logits of both models have, or the target's own with a draft of
-        another tokenizer.
+        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
+        differently.
 
-        Cut logits to it before comparing them.
+        With a draft of another tokenizer it is the target's own.
         """
-        models = [self.target] + ([self.draft] if self.draft and self.translation is None else [])
-        return min(vocabulary_size(loaded.model.config) for loaded in models)
+        width = vocabulary_size(self.target.model.config)
+        if self.draft is None or self.translation is not None:
+            return width
+        return min(width, vocabulary_size(self.draft.model.config))
 
     def stop_tokens(self) -> frozenset[int]:
         """The token ids at which the target ends a text by itself."""
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None
-        ids = (
-            configured
-            if isinstance(configured, list)
-            else [configured, self.tokenizer.eos_token_id]
-        )
+        ids = configured
+        if not isinstance(configured, list):
+            ids = [configured, self.tokenizer.eos_token_id]
         return frozenset(int(token) for token in ids if token is not None)
+
+
+class Excess(NamedTuple):
+    """How a prompt is too long for a model.
+
+    Attributes:
+        num_prompt_tokens: of the prompt, in that model's tokens.
+        rule: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
+    """
+
+    num_prompt_tokens: int
+    rule: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,10 +112,10 @@ class SketchedPair:
 
     Attributes:
         checkpoints: of the target, and of the draft if it is a model with its own weights.
-        sketches: of the target, and of a draft that holds anything.
+        sketches: of the target, and of a draft with weights or a cache of its own, such as a head.
         placement: the run's.
         draft_plan: what drafts; None without a draft.
-        translation: of a draft with another tokenizer.
+        translation: between the tokenizers, of a draft with another one.
     """
 
     checkpoints: list[Checkpoint]
@@ -138,47 +149,40 @@ class SketchedPair:
         limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
 
-    def check_context(
-        self,
-        token_ids: Sequence[Sequence[int]],
-        new_tokens: int,
-        setting: str = "prompts",
-        said: str = "it has {} tokens; ",
-        value: object = ...,
-        advice: str = "",
-    ) -> None:
-        """Raise a SettingError, about `setting`, if the longest prompt is too long for a model's
-        context.
-
-        Args:
-            said: what is too long, with its number of tokens.
-            value: of the setting.
-            advice: what the error ends with.
-        """
-        longest = max(map(len, token_ids))
+    def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
+        """How the longest prompt and its new tokens exceed a model's context; None where they fit."""
+        longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
-            own = longest
+            length = longest
             new = new_tokens
             limit = max_context(checkpoint.config)
             if checkpoint.role == "draft" and self.translation is not None:
-                own = max(len(self.translation.prompt_into_draft(tokens)) for tokens in token_ids)
-                new = -(-new_tokens * own // longest)  # as many for each token as in the prompt
-            if limit is not None and own + new > limit:
-                that = f"{said.format(own)}with decoding.max_new_tokens={new} that is {own + new} tokens"
-                rule = f"{that}, and {checkpoint.role}={checkpoint.settings.name} takes {limit}{advice}"
-                raise SettingError(setting, rule, value)
+                length = max(len(self.translation.prompt_into_draft(ids)) for ids in prompts)
+                # The answer in the draft's tokens is assumed to be longer in proportion.
+                new = -(-new_tokens * length // longest)
+            if limit is not None and length + new > limit:
+                total = f"with decoding.max_new_tokens={new} that is {length + new} tokens"
+                model = f"{checkpoint.role}={checkpoint.settings.name}"
+                return Excess(length, f"{total}, and {model} takes {limit}")
+        return None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedPair(SketchedPair):
-    """A pair whose settings hold; the placement chooses among `gpus`."""
+    """A pair that has been checked, and may be placed on any of `gpus`.
+
+    Attributes:
+        tokenizer: the target's.
+        gpus: indices of torch; none for a pair on the CPU.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     gpus: list[int]
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
-        """Raise a SettingError for a token that has no place in a model: the tokenizer was extended
-        after its training.
+        """Raise a SettingError for a token that a model has no embedding for.
+
+        Such a tokenizer was extended after the model's training.
         """
         largest = max(map(max, token_ids), default=0)
         readers = self.checkpoints if self.translation is None else self.checkpoints[:1]
@@ -191,24 +195,34 @@ class PlannedPair(SketchedPair):
                 raise SettingError("model.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
-        """Decide where the layers go, on what is free now; see `fit_or_explain`."""
+        """Choose a device for every layer, by the memory that is free now.
+
+        Args:
+            force: load even what does not seem to fit.
+
+        Raises:
+            RunError: the pair does not fit; the message says what would.
+        """
         placements = fit_or_explain(self.case(free_memory(self.gpus), demand), force=force)
         return PlacedPair(**vars(self), placements=placements)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlacedPair(PlannedPair):
-    """A pair that is ready to load; `placements` are those of its sketches."""
+    """A pair that is ready to load.
+
+    Attributes:
+        placements: of the sketches, in their order.
+    """
 
     placements: list[Placement]
 
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
-        return [
-            PlacedModel(*parts)
-            for parts in zip(self.checkpoints, self.sketches, self.placements, strict=False)
-        ]
+        # A head has a sketch without a checkpoint.
+        parts = zip(self.checkpoints, self.sketches, self.placements, strict=False)
+        return [PlacedModel(*part) for part in parts]
 
     @property
     def draft_model(self) -> PlacedModel | None:
@@ -236,7 +250,9 @@ class PlacedPair(PlannedPair):
         draft_settings = self.draft_settings
         if self.translation is not None:
             name = self.models[1].checkpoint.settings.name
-            lines.append(f"draft {name}: another tokenizer; {_SAID[self.translation.method]}")
+            lines.append(
+                f"draft {name}: another tokenizer; {_TRANSLATIONS[self.translation.method]}"
+            )
         elif draft_settings is not None and len(self.models) == 1:
             how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
@@ -276,8 +292,12 @@ def plan_pair(
     """Check everything that can be checked before weights load: configurations, tokenizers,
     vocabularies, quantization.
 
-    See `sketch_pair`. Random weights need no stored ones, and no tokenizer: text is then read byte
-    by byte.
+    Args:
+        target: the model whose output is wanted.
+        draft: None for the target alone.
+        placement: the run's; a model's own settings come first.
+        dtype: likewise.
+        weights: `random` needs no stored weights and no tokenizer: text is read byte by byte.
 
     Raises:
         SettingError: a setting that cannot hold for these models.
@@ -287,10 +307,10 @@ def plan_pair(
     gpus: set[int] = set()
 
     def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
-        own = checkpoint.settings.gpus
-        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own else "placement.gpus")
+        own_number = checkpoint.settings.gpus
+        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own_number else "placement.gpus")
         # The model's own number says how many, not which.
-        gpus.update(visible_gpus(dataclasses.replace(how, gpus=None)) if own else pool)
+        gpus.update(visible_gpus(dataclasses.replace(how, gpus=None)) if own_number else pool)
         device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
         check_quantizer(checkpoint, device)
         return device
@@ -321,9 +341,8 @@ def sketch_pair(
 
     Args:
         target: the model whose output is wanted.
-        draft: None for the target alone. With the target's own settings it shares its weights; a
-            method without weights needs none.
-        placement: the run's; overridden by the models' own settings.
+        draft: None for the target alone.
+        placement: the run's; a model's own settings come first.
         dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
             (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
         device_of: the first device that a model may use, by its placement.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.tree_speculation import TreeJudge
 from harness.decoding.warp import AnyWarp
@@ -16,7 +15,7 @@ from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.engines.acceptance import decisions_of, tree_rule_of, warp_of
 from harness.engines.pair import Pair
-from harness.engines.runner_choice import HeadShapes, Shapes, build_runner, prepare_head
+from harness.engines.runner_choice import Demanded, Shapes, build_runner, prepare_head
 from harness.menu.method import MakeDrafter
 from harness.menu.records import make_drafter, method_of
 from harness.menu.trees import plan_of
@@ -26,47 +25,6 @@ from harness.results.runner_names import RunnerNames
 from harness.runners.compiled import PreparedRunner
 from harness.runners.shared_prefix import sharing
 from harness.runners.tree_passes import TreeDemand
-
-# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
-_PREPARED = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demanded:
-    """The shapes and decisions that runners are prepared for.
-
-    Attributes:
-        decoding: of the questions.
-        runner: to try first; a model that cannot have it gets a plainer one.
-        batch_size: the most rows of a batch.
-        longest_prompt: the most tokens of a prompt.
-        share_prefix: read the common beginning of a batch's prompts only once.
-        fault: a mistake in the decisions.
-        most_nodes: of the trees that are verified; 0 for chains.
-    """
-
-    decoding: DecodingSettings
-    runner: RunnerName = "auto"
-    batch_size: int = 1
-    longest_prompt: int = 0
-    share_prefix: bool = False
-    fault: Fault = "none"
-    most_nodes: int = 0
-
-    @property
-    def num_slots(self) -> int:
-        """The most tokens of a row, with those that are drafted beyond its end."""
-        decoding = self.decoding
-        drafted = max(decoding.most_draft_tokens, self.most_nodes)
-        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
-
-    @property
-    def numbers_drafted(self) -> list[int]:
-        """The numbers of draft tokens that are prepared."""
-        most = self.decoding.most_draft_tokens
-        if self.decoding.num_draft_tokens == "auto":
-            return [number for number in _PREPARED if number <= most]
-        return [most]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +36,11 @@ class PairRunners:
         draft: the runner of the model that drafts, if one does.
         draft_model: that model.
         head: the prepared proposals of a head, if one drafts and can be prepared.
-        names: of the runners.
+        names: of the target's runner and the draft's.
         make_drafter: makes a drafter for a warp; None without a draft.
         num_choices: the numbers of draft tokens that `auto` chooses from.
-        works_ahead: whether loops queue work before the host has read the last turn's; only a GPU
-            that runs prepared shapes would wait for the host.
+        works_ahead: whether loops queue a turn before the host has read the one before it. Only a
+            GPU that runs prepared shapes would otherwise wait for the host.
         setup_seconds: how long compiling and capturing took.
     """
 
@@ -97,7 +55,9 @@ class PairRunners:
     setup_seconds: float
 
     def close(self) -> None:
-        """Give back caches, compiled calls and graphs, whoever still refers to the runners."""
+        """Give back caches, compiled calls and graphs, even where something still refers to the
+        runners.
+        """
         self.target.close()
         if self.draft is not None:
             self.draft.close()
@@ -106,7 +66,8 @@ class PairRunners:
 
 
 def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> PairRunners:
-    """Build the runners of a pair.
+    """Build the runners of a pair: one for the target, one for a draft model, or a head's
+    proposals.
 
     Args:
         say: gets a line when a model cannot have the runner.
@@ -114,14 +75,14 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     Raises:
         SettingError: for a runner that the devices do not have, or a model that it cannot read.
     """
-    if pair.draft_settings is not None:
-        demanded = replace(demanded, most_nodes=pair.draft_settings.most_nodes)
+    settings = pair.draft_settings
+    if settings is not None:
+        demanded = replace(demanded, most_nodes=settings.most_nodes)
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
+    # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target_name
-    draft_model = (
-        None if pair.draft_settings is None else method_of(pair.draft_settings).model(pair)
-    )
+    draft_model = None if settings is None else method_of(settings).model(pair)
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
     prepared: list[PreparedRunner | PreparedHead] = [
@@ -132,17 +93,18 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
         draft = None if draft is None else sharing(draft)
     make: MakeDrafter | None = None
     head: PreparedHead | None = None
-    if pair.draft_settings is not None:
+    if settings is not None:
         make = make_drafter(pair, draft, pair.vocabulary_size)
     if make is not None and pair.head is not None:
-        head, head_name = _prepared_head(pair, make, demanded, say)
-        draft_name = head_name if prepared or head is not None else target_name
-    if make is not None and head is not None:
-        prepared.append(head)
-        make = functools.partial(_with_prepared, make, head)
-    num_choices: Sequence[int] = range(demanded.decoding.most_draft_tokens + 1)
-    if prepared:
-        num_choices = [0, *demanded.numbers_drafted]
+        head, head_name = prepare_head(pair, make, demanded, say)
+        # An eager head under an eager target goes by the target's runner.
+        if prepared or head is not None:
+            draft_name = head_name
+        if head is not None:
+            prepared.append(head)
+            make = functools.partial(_with_prepared, make, head)
+    most = demanded.decoding.most_draft_tokens
+    numbers = demanded.numbers_drafted if prepared else range(1, most + 1)
     return PairRunners(
         target=target,
         draft=draft,
@@ -150,7 +112,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
         head=head,
         names=RunnerNames(target_name, draft_name),
         make_drafter=make,
-        num_choices=num_choices,
+        num_choices=[0, *numbers],
         works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",
         setup_seconds=sum(one.setup_seconds for one in prepared),
     )
@@ -159,6 +121,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
 def _target_runner(
     pair: Pair, demanded: Demanded, say: Callable[[str], None]
 ) -> tuple[Runner, RunnerName]:
+    """The target's runner and its name, prepared to step, and to verify chains or trees."""
     decoding = demanded.decoding
     draft_settings = pair.draft_settings
     method = None if draft_settings is None else method_of(draft_settings)
@@ -202,10 +165,11 @@ def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
 
 
 def _drafted_trees(settings: Any, demanded: Demanded) -> TreeDemand:
-    """The passes over trees of a model that drafts them, level by level."""
+    """The passes of a model that drafts trees: each reads one level of the tree."""
     num_levels = demanded.decoding.most_draft_tokens
     num_expanded = plan_of(settings).most_expanded(num_levels)
-    # A tree begins with the token before it, and often with one more that the draft has not read.
+    # Before the tree the draft reads the last decided token, and often one more that it has not
+    # read.
     most_tokens = 2 + (num_levels - 1) * num_expanded
     return TreeDemand(sorted({2, max(2, num_expanded)}), most_tokens)
 
@@ -213,6 +177,7 @@ def _drafted_trees(settings: Any, demanded: Demanded) -> TreeDemand:
 def _draft_runner(
     pair: Pair, model: LoadedModel, demanded: Demanded, say: Callable[[str], None]
 ) -> tuple[Runner, RunnerName]:
+    """The runner of the model that drafts, and its name."""
     size = pair.vocabulary_size
     if pair.translation is not None:
         # Its logits are those of its own tokens.
@@ -226,7 +191,8 @@ def _draft_runner(
     if demanded.most_nodes:
         trees = _drafted_trees(draft_settings, demanded)
         num_drawn = ()
-    # The largest extension may reach as far beyond a row's end.
+    # The widest pass may begin at the last draft token, which needs the last but one of the
+    # target's slots, and reaches `widest - 1` slots beyond it.
     widest = max(*passes.widths, trees.most_tokens + max(trees.widths, default=0))
     shapes = Shapes(
         batch_size=demanded.batch_size,
@@ -248,21 +214,8 @@ def _draft_runner(
     )
 
 
-def _prepared_head(
-    pair: Pair, make_drafter: MakeDrafter, demanded: Demanded, say: Callable[[str], None]
-) -> tuple[PreparedHead | None, RunnerName]:
-    return prepare_head(
-        make_drafter,
-        pair,
-        pair.vocabulary_size,
-        demanded.runner,
-        say,
-        shapes=HeadShapes(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted),
-        warp=warp_of(demanded.decoding),
-    )
-
-
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
+    """A drafter whose head, which may be one part of a hybrid, drafts by the prepared proposals."""
     drafter = make_drafter(warp)
     part = part_with_head(drafter)
     assert part is not None

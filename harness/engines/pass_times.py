@@ -16,7 +16,11 @@ _NUM_ROUNDS = 3
 
 
 def pass_widths(num_draft_tokens: int) -> list[int]:
-    """A step of one token, a few more, and the verification of all draft tokens: 1, 2, 3, 5, 9, ..."""
+    """The widths to time: a step of one token, a verification of all draft tokens, and some
+    between.
+
+    K = 4: 1, 2, 3, 5. K = 10: 1, 2, 3, 5, 9, 11.
+    """
     widest = num_draft_tokens + 1
     widths = {1, 2, widest}
     width = 3
@@ -32,14 +36,16 @@ def pass_ms(
     widths: Sequence[int],
     devices: Sequence[torch.device],
 ) -> list[float | None]:
-    """Milliseconds of a pass after these prompts, by its width from 1 on; None for widths that were not asked for.
+    """Milliseconds of a pass over 1, 2, 3, ... tokens behind these prompts, up to the widest.
 
-    The widths take turns, so that drift of the machine meets all alike.
+    None in place of a width that is not among `widths`. The widths take turns, so that drift of the
+    machine meets all alike.
     """
     device = runner.start(prompts).logits.device
     times: dict[int, list[float]] = {width: [] for width in widths}
     for number in range(_NUM_ROUNDS + 1):
         for width in widths:
+            # The prompts again: which tokens are read does not change the time.
             rows = [[prompt[place % len(prompt)] for place in range(width)] for prompt in prompts]
             tokens = torch.tensor(rows, device=device)
             synchronize(devices)

@@ -1,5 +1,8 @@
-"""The seam between experiments and what generates: a question, the arms that answer it, and
-their engine.
+"""The seam between experiments and what generates: a question, the arms that answer it, their
+engine.
+
+An experiment asks `arm.stream(question)` for records of decided tokens. The engines of this room
+answer: our own loop, transformers, vLLM, or servers.
 """
 
 from __future__ import annotations
@@ -26,14 +29,15 @@ class Question:
 
     Attributes:
         prompts: token ids of B prompts, none empty.
-        decoding: how tokens are chosen and how many; a row ends with `max_new_tokens`,
-        stop_tokens: or with the first of these; none to generate exactly `max_new_tokens`.
-        seed, indices: of each prompt; together they determine its random numbers, in any batch.
-        chats: the messages behind each prompt, for servers that apply the template themselves; none
-            where they are not known.
-        repeats: how often each prompt was asked before; none in a run that asks each only once.
-        ends: texts that end an answer, for servers that know no `stop_tokens`; they may be left out
-            of it.
+        decoding: how tokens are chosen, and how many each answer has at most (`max_new_tokens`).
+        seed: of the run.
+        indices: one per prompt. Seed and index determine its random numbers, in any batch.
+        stop_tokens: the first of them ends an answer; without any, each has `max_new_tokens`.
+        chats: the messages behind each prompt, for servers that apply the template themselves;
+            empty where they are not known.
+        repeats: how often each prompt was asked before; empty in a run that asks each only once.
+        ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
+            the text out of the answer.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -46,8 +50,8 @@ class Question:
     ends: Sequence[str] = ()
 
     def seed_of(self, index: int) -> int:
-        """For a prompt's random numbers where a library makes them; below 2⁶³, which all of them
-        take.
+        """The seed of one prompt, for libraries with random numbers of their own. Below 2⁶³, which
+        all of them take.
         """
         return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
@@ -71,19 +75,20 @@ class Arm:
     """One way of generating, `regular` or `speculative`.
 
     Attributes:
-        reports: what its records hold beyond tokens: `origins`, `proposals`, `probabilities`.
-        last_requests: of the last question, one per prompt, where an arm sends requests. Acceptance
-            is there, if it is told, because records do not have it.
+        given_up: why it sends no more requests, after too many without an answer: all later ones
+            fail at once. None while it sends them.
+        tells_drafts: whether its records hold what was proposed, and the origin of each token. A
+            server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
         penalises_prompts: whether presence and frequency penalties count the tokens of prompts,
             too.
-        given_up: why no more requests are sent, which fail at once from then on; None while they
-            are.
+        last_requests: the requests of the last question, one per prompt, of an arm that sends
+            requests. Acceptance is there, if it is told, because records do not have it.
     """
 
     name: str
     given_up: str | None = None
-    reports: frozenset[str] = frozenset()
+    tells_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False
     last_requests: Sequence[RequestRecord] = ()
@@ -119,10 +124,11 @@ class Arm:
 
 
 class Margin(NamedTuple):
-    """The difference of two logits.
+    """How far the logits of two tokens are apart after a text.
 
     Attributes:
-        tolerance: the largest difference that rounding explains there; see `engines.rounding`.
+        value: the difference.
+        tolerance: the largest difference that rounding explains there, as `rounding` measures it.
     """
 
     value: float
@@ -130,18 +136,15 @@ class Margin(NamedTuple):
 
 
 class Reference(Protocol):
-    """The models' own probabilities, to check texts against.
-
-    Attributes:
-        vocabulary_size: V, of the tokens that it knows.
-        num_experts: of a layer of the target; None where it is no mixture.
-    """
+    """The models' own probabilities, to check texts against."""
 
     @property
-    def num_experts(self) -> int | None: ...
+    def num_experts(self) -> int | None:
+        """The experts of a layer of the target; None where it is no mixture."""
 
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """V, the tokens that it knows."""
 
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
@@ -162,10 +165,10 @@ class Reference(Protocol):
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """By how much the logit of `wanted` is above the one of `other` after a text."""
+        """The logit of `wanted` after a text, minus that of `other`."""
 
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        """In each layer of a mixture, the experts that each of the last tokens of a text takes."""
+        """The experts that the last tokens of a text take, by layer and then by token."""
 
     def draft_probabilities(
         self,
@@ -183,36 +186,34 @@ class Engine:
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        devices: that compute in this process, where they can be waited for and their memory be
-            read.
+        devices: those of this process that compute, so that they can be synchronised and their
+            memory read.
+        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
+        queues: whether a question may have more prompts than the batch size: the others wait until
+            one of those in flight has ended. Each prompt then has its own time.
+        alternates: whether its arms can take turns at no cost, without loading each again.
+        has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
+        salts: whether a prompt that is asked again differs for a prefix cache, so that the cache
+            does not answer it; None where there is no such cache between questions.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
-        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
-        alternates: whether its arms can take turns at no cost, without loading each again.
-        queues: whether a question may have more prompts than its batch size, as many as the batch
-            size are kept in flight.
-        has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
-        salts: whether a prefix cache distinguishes the times that a prompt is asked; None where
-            there is no such cache between questions.
     """
 
     arms: Sequence[Arm]
     devices: Sequence[torch.device] = ()
     reports_token_ids: bool = True
     queues: bool = False
+    alternates: bool = True
     has_rate: bool = False
     salts: bool | None = None
-    alternates: bool = True
     runner: str | None = None
     server: str | None = None
     setup_seconds: float | None = None
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The GPUs that compute, as NVML numbers them; none where they are not known, or
-        elsewhere.
-        """
+        """The GPUs that compute, as NVML numbers them; none for an engine on another machine."""
         return gpus_of(self.devices)
 
     @property
@@ -221,25 +222,23 @@ class Engine:
         return None
 
     def is_loaded(self, arm: Arm) -> bool:
-        """Whether an arm has what it needs in memory, and need not warm up again."""
+        """Whether the arm's weights are in memory. If not, it loads them and must warm up again."""
         return True
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """The same arms under stopwatches, each with its own, where the engine can tell its
-        phases.
-        """
+        """Each arm under its own stopwatches, of an engine that can time its phases."""
         return ()
 
     @property
     def stopwatches_are_free(self) -> bool:
-        """Whether these stopwatches cost next to nothing, so that they may run while an arm is
-        timed.
-        """
+        """Whether these stopwatches cost next to nothing, so that timed arms may have them too."""
         return False
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Times of the target's passes by the number of tokens from 1 on; see
-        `engines.pass_times`.
+        """Milliseconds of the target's pass over 1, 2, 3, ... tokens behind the question's prompts.
+
+        None in place of a width that was not timed, and in place of the list where the engine
+        cannot time passes.
         """
         return None
 

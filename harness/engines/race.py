@@ -1,4 +1,7 @@
-"""A race of both arms for a reader: the figures of both laps, where their texts differ, and every rejection."""
+"""What `compare` and the page of `serve` show of a race, in which both arms answer one prompt.
+
+A lap is one arm's answer: its figures, where the two texts differ, and every rejection on the way.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from harness.engines.timing import Generation
 from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
-# Tokens of the shorter text from which times are compared up to its end.
+# A shorter text than this is too short to compare both arms' times up to its end.
 FEWEST_COMPARED = 8
 
 
@@ -35,7 +38,7 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
 def outcome(
     engine: Engine, question: Question, regular: Generation, speculative: Generation
 ) -> dict[str, Any]:
-    """The columns of `CompareRow` that take both arms, but for the rejections."""
+    """The columns of `CompareRow` that compare the arms."""
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = engine.reference if question.decoding.temperature == 0 else None
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
@@ -51,10 +54,10 @@ def outcome(
 
 
 def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
-    """Regular over speculative time: of as many tokens as the shorter text has.
+    """Regular over speculative time, of as many tokens as the shorter text has.
 
-    Sampled texts end where they will. What comes behind the end of the shorter one has no
-    counterpart, and a long text spreads the time of its prompt over more tokens.
+    Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
+    long text spreads the time of its prompt over more tokens.
     """
     lengths = [lap.requests[0].num_tokens for lap in (regular, speculative)]
     number = min(lengths)
@@ -66,8 +69,9 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
 
 
 def _seconds_until(lap: Generation, number: int) -> float | None:
-    """Return after how many seconds `number` tokens were there, those of one record evenly spread; None where
-    records do not tell.
+    """The seconds until `number` tokens were there; those of one record count as evenly spread.
+
+    None if the records have fewer tokens.
     """
     seconds = 0.0
     num_before = 0
@@ -82,20 +86,15 @@ def _seconds_until(lap: Generation, number: int) -> float | None:
 
 
 def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:
-    """Every rejection that the text went through, in order."""
+    """Every draft token that was rejected, in order, with the token that came in its place."""
     rejections = []
     num_generated = 0
     for iteration in lap.iterations:
-        accepted, proposed, new = (
-            iteration.num_accepted[0],
-            iteration.proposed[0],
-            iteration.tokens[0],
-        )
+        accepted = iteration.num_accepted[0]
+        proposed = iteration.proposed[0]
+        new = iteration.tokens[0]
         # A text that ended with an accepted token never came to the rejection behind it.
         if accepted < len(proposed) and len(new) > accepted:
-            rejected, replacement = (
-                token_text(tokenizer, tokens[accepted]) for tokens in (proposed, new)
-            )
             target = draft = None
             if iteration.verdict is not None:
                 target = float(iteration.verdict.target_probability[0, accepted])
@@ -103,10 +102,10 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
             rejections.append(
                 Rejection(
                     position=num_generated + accepted,
-                    rejected=rejected,
+                    rejected=token_text(tokenizer, proposed[accepted]),
                     target_probability=target,
                     draft_probability=draft,
-                    replacement=replacement,
+                    replacement=token_text(tokenizer, new[accepted]),
                 )
             )
         num_generated += len(new)
@@ -114,36 +113,36 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """A token by itself, for a reader; part of a character is shown as the tokenizer's vocabulary writes it."""
+    """A token by itself, for a reader; part of a character as the tokenizer's vocabulary writes it."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
-    return (
-        str(tokenizer.convert_ids_to_tokens(token)) if "\N{REPLACEMENT CHARACTER}" in text else text
-    )
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        return str(tokenizer.convert_ids_to_tokens(token))
+    return text
 
 
 def as_json(
     lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
 ) -> dict[str, Any]:
-    """A lap as JSON: when each record was decided, its tokens with their text, origin and the tokens they replaced.
+    """A lap as the page draws it; one that still runs as far as it has come.
 
-    A lap that still runs is given so far. Its last token's text may then be incomplete.
+    `steps` has for each record `at`, its time in seconds, and `tokens`: the text of each, who wrote
+    it (`origin`), and the `rejection` if it replaced a draft token.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
-    rejections = {
-        rejection.position: rejection._asdict() for rejection in find_rejections(lap, tokenizer)
-    }
+    rejections = {rejection.position: rejection for rejection in find_rejections(lap, tokenizer)}
     steps: list[dict[str, Any]] = []
     position = 0
     for record, at in zip(lap.iterations, lap.decided, strict=True):
         tokens: list[dict[str, Any]] = []
         for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
-            piece = {"text": detokenizer.add(token) or "", "origin": origin}
-            tokens.append(
-                piece | ({"rejection": rejections[position]} if position in rejections else {})
-            )
+            piece: dict[str, Any] = {"text": detokenizer.add(token) or "", "origin": origin}
+            if position in rejections:
+                piece["rejection"] = rejections[position]._asdict()
+            tokens.append(piece)
             position += 1
         steps.append({"at": at, "tokens": tokens})
+    # The beginning of a character that is not complete.
     tokens[-1]["text"] += detokenizer.flush()
     return {
         "name": lap.arm,

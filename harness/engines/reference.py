@@ -1,4 +1,4 @@
-"""Exact logits of a loaded model, to check texts against, and errors about logits."""
+"""Exact logits of a loaded pair, which `recovery` and `latency` check an engine's texts against."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.transfer import padded
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
-from harness.engines.pair_runners import Demanded, PairRunners, open_runners
+from harness.engines.pair_runners import PairRunners, open_runners
 from harness.engines.protocol import Margin
 from harness.engines.rounding import largest_rounding, recompute
+from harness.engines.runner_choice import Demanded
 from harness.models.experts import num_experts, watching_experts
 
-# The largest question to a reference of its own: rows, and tokens of each.
+# The room that is planned where an engine has no weights here and they load for checks alone: the
+# most rows of a batch, and tokens of each.
 REFERENCE_BATCH = 64
 REFERENCE_TOKENS = 128
 
@@ -26,7 +28,7 @@ class ModelReference:
     """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.
 
     Args:
-        never_drawn: tokens that an engine does not allow: their logits are minus infinity.
+        never_drawn: tokens that the engine under test never draws: their logits are minus infinity.
     """
 
     def __init__(self, pair: Pair, runners: PairRunners, never_drawn: Collection[int] = ()) -> None:
@@ -114,13 +116,18 @@ def open_reference(
     say: Callable[[str], None] = lambda message: None,
     never_drawn: Collection[int] = (),
 ) -> ModelReference:
-    """A reference over a loaded pair, with plain runners of its own; see `ModelReference`."""
+    """A reference over a loaded pair, with eager runners of its own."""
     demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=longest_prompt)
     return ModelReference(pair, open_runners(pair, demanded, say), never_drawn)
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:
-    """The error for logits of a model, by its role, that are no numbers."""
+    """The error for logits that are no numbers.
+
+    Args:
+        role: `model` or `draft`.
+        place: of the token before them, `new token 12`.
+    """
     is_draft = role == "draft"
     loaded = pair.draft if is_draft and pair.draft is not None else pair.target
     name = loaded.settings.name

@@ -20,11 +20,11 @@ class RequestForm:
 
     Args:
         model: the name by which the server knows it.
-        owner: of the first in the server's list of models, which tells what kind of server it is.
+        owner: `owned_by` of the first model in the server's list, which tells the kind of server.
         chat: whether the chat endpoint is asked.
         takes_ids: whether prompts are sent as token ids, not as text.
         takes_extensions: whether parameters are sent that OpenAI does not have.
-        salt: no earlier run had the same.
+        salt: random text, so that no earlier run had the same.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -38,10 +38,15 @@ class RequestForm:
     def body(
         self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The client's arguments. Every parameter is set that a server may have a default for.
+        """The request for one row of a question, as arguments of OpenAI's client.
+
+        Every parameter is set for which a server may have a default of its own.
 
         Args:
-            parameters: further ones, which take the place of those that are set.
+            parameters: further ones, which take the place of those set here.
+
+        Raises:
+            SettingError: the server has no parameter for a setting.
         """
         decoding = question.decoding
         body: dict[str, Any] = {
@@ -60,16 +65,15 @@ class RequestForm:
             longest = len(question.prompts[row]) + decoding.max_new_tokens
             extra = in_words_of(self.owner, extra, longest)
         elif decoding.top_k:
-            raise SettingError(
-                "decoding.top_k", "must be 0: the server has no such parameter", decoding.top_k
-            )
+            rule = "must be 0: the server has no such parameter"
+            raise SettingError("decoding.top_k", rule, decoding.top_k)
         return body | {"extra_body": extra} if extra else body
 
     def _extensions(self, question: Question, row: int) -> dict[str, Any]:
         """Parameters that OpenAI does not have, by vLLM's names."""
         decoding = question.decoding
         extensions = {
-            "top_k": decoding.top_k or -1,  # keeps all; not every server takes 0 for that
+            "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "ignore_eos": not question.stop_tokens,
@@ -86,11 +90,15 @@ class RequestForm:
 
     @property
     def salts(self) -> bool:
-        """Whether a prompt that is asked again is none that a prefix cache knows."""
+        """Whether a prompt that is asked again differs for the server's prefix cache."""
         return self.takes_extensions and self._past_the_cache(0) is not None
 
     def _past_the_cache(self, repeat: int) -> dict[str, Any] | None:
-        """Parameters that differ each time that all prompts are asked."""
+        """Parameters that keep a prefix cache from knowing the prompts of an earlier time.
+
+        Args:
+            repeat: how often each prompt was asked before.
+        """
         return past_the_cache(self.owner, f"{self.salt}-{repeat}")
 
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:

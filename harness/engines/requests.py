@@ -1,4 +1,8 @@
-"""Records of requests to a server: when tokens arrived, how a request failed, and how many drafts it accepted."""
+"""One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
+
+Servers and vLLM fill it per request, `timing` per row of a batch. The columns of `latency` about
+requests and acceptance are made from these records, and AIPerf's file.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,19 @@ from harness.engines.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
 
-# Arrivals nearer to the one before than this share of the request's mean time per token are one burst: llama.cpp sends
-# the tokens of an iteration one by one, microseconds apart.
+# Arrivals are one burst if they are nearer to each other than this share of the request's mean time
+# per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
 
 
 @dataclass(frozen=True)
 class RequestError:
-    """Why a request failed: `code` of HTTP, or 408 for a time-out, 499 for a cancelled one, 0 where there is none."""
+    """Why a request failed.
+
+    Attributes:
+        code: HTTP's; 408 for a time-out, 499 for a cancelled request, 0 without an answer.
+        type: name of the exception.
+    """
 
     code: int
     type: str
@@ -35,26 +44,31 @@ class RequestRecord:
     """One request, failed or not.
 
     Attributes:
-        index: of the prompt.
+        index: of the prompt; under load, the place among the requests.
+        num_prompt_tokens: of the prompt.
         started_ns: on the wall clock; all other times are in seconds from there.
-        arrivals: of the chunks with tokens; where a server sends text alone, of those with text.
+        arrivals: times of the chunks with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
-        token_ids: as the server gave them, else of its text.
-        num_tokens: those that arrived as ids; without ids as the server counts them, else those of its text.
+        token_ids: of the answer, as the server gave them, else read from its text.
         shown_ids: those of llama.cpp's events, which may leave some out.
         never_drawn: tokens that the server did not allow.
-        from_text: whether the token ids are those of the text, because the server told none, or not all.
+        num_tokens: of the answer: as many as arrived as ids; without ids as many as the server
+            counts, else those of its text.
+        text: of the answer, from servers.
+        from_text: whether `token_ids` were read from the text, because the server did not tell all.
         on_new_connection: whether a connection was opened for it.
-        sent_again: whether it was sent a second time, because the server had closed a kept-alive connection.
+        sent_again: whether it was sent a second time, because the server had closed a kept-alive
+            connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         outcomes_in_order: whether these are in order of time; otherwise it is only known how many
             there were of each.
-        branches: of trees: at each node that was reached, how many children were offered, and which of them was
-            accepted.
+        branches: of trees: at each node that was reached, how many children were offered, and which
+            of them was accepted.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
-        sums: of a server that tells no more than both numbers over all iterations.
+        sums: draft tokens over all iterations, as a server told them.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.
+        error: why it failed; None where it did not.
     """
 
     index: int
@@ -96,15 +110,13 @@ class RequestRecord:
     @property
     def time_per_output_token_ms(self) -> float | None:
         """Mean time of a token after the first, however many come at once: TPOT."""
-        return (
-            1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
-            if self.num_tokens > 1 and self.arrivals
-            else None
-        )
+        if self.num_tokens < 2 or not self.arrivals:
+            return None
+        return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
     def bursts(self) -> list[float]:
-        """When tokens came; arrivals that follow each other at once are one burst, which came with its first."""
+        """The times of arrivals, of those that follow each other at once the first alone."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
         for earlier, later in itertools.pairwise(self.arrivals):
@@ -126,20 +138,20 @@ class RequestRecord:
             self.seconds = seconds
 
     def note(self, chunk: Chunk, seconds: float) -> None:
-        """Note what arrived, and after how many seconds."""
-        if chunk.text or chunk.token_ids or chunk.shown.token_ids:
+        """Note a chunk of a server's answer, and after how many seconds it came."""
+        if chunk.text or chunk.token_ids or chunk.verbose.token_ids:
             self.arrivals.append(seconds)
         self.text += chunk.text
         self.token_ids += chunk.token_ids
-        self.shown_ids += chunk.shown.token_ids
-        self.never_drawn |= frozenset(chunk.shown.never_drawn)
+        self.shown_ids += chunk.verbose.token_ids
+        self.never_drawn |= frozenset(chunk.verbose.never_drawn)
         if chunk.num_cached is not None:
             self.num_cached = chunk.num_cached
         if chunk.drafts is not None:
             self._set_drafts(chunk.drafts)
 
     def read_drafts(self, event: Mapping[str, Any]) -> None:
-        """Note the counts of drafts, if the event has them; see `chunks.read_drafts`."""
+        """Note the counts of drafts in an event of a server's, if it has them."""
         drafts = read_drafts(event)
         if drafts is not None:
             self._set_drafts(drafts)
@@ -191,10 +203,7 @@ class RequestRecord:
                 1000 / between if between else None,
                 "tokens/sec/user",
             ),
-            "inter_chunk_latency": (
-                _gaps_ms(self.arrivals) or None,
-                "ms",
-            ),
+            "inter_chunk_latency": (_gaps_ms(self.arrivals) or None, "ms"),
         }
         metrics = {
             name: {"value": value, "unit": unit}
@@ -205,7 +214,10 @@ class RequestRecord:
 
 
 def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:
-    """Tokens that arrive together, by row. The first record waits until every row has some, or has ended with none."""
+    """Records of tokens that arrive together, which come as a mapping from the row to its tokens.
+
+    The first record waits until every row has some, or has ended with none.
+    """
     waiting = set(range(num_rows))
     new: dict[int, list[int]] = {}
     for arrived in arrivals:
@@ -267,7 +279,7 @@ def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:
 
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about acceptance that the servers' own figures give, over all requests; those alone."""
+    """The columns about acceptance that the figures of these requests give."""
     told = [request for request in requests if request.outcomes or request.sums]
     if all(request.outcomes for request in told):
         return Acceptance.of(outcome for request in told for outcome in request.outcomes).columns()

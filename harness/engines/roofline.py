@@ -28,8 +28,12 @@ _SECONDS = 0.2
 
 
 class Gpu(NamedTuple):
-    """A GPU on its maker's data sheet: what torch calls it as a regular expression, memory as sold,
-    10^9 bytes/s.
+    """A GPU on its maker's data sheet.
+
+    Attributes:
+        pattern: a regular expression found in what torch calls it.
+        memory_gb: as sold.
+        bandwidth_gb_s: in 10^9 bytes per second.
     """
 
     name: str
@@ -40,10 +44,12 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Roof:
-    """The least work of one step: the weights and cache that it reads, on all devices together.
+    """The least work of one step, on all devices together.
 
-    `floor_ms` is the time that takes, the devices one after the other; None where a device's rate
-    is not known.
+    Attributes:
+        step_bytes: the weights and cache that it reads.
+        floor_ms: the time that takes, the devices one after the other; None where a device's rate
+            is not known.
     """
 
     step_bytes: int
@@ -73,9 +79,10 @@ def known_gpu(device: str) -> Gpu | None:
 
 
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
-    """The target's, then the draft's where there is one.
+    """The target's roof, then the draft's where there is one.
 
-    Each of `batch_size` rows has `num_tokens` in the cache, on average over the run.
+    Args:
+        num_tokens: in the cache of each row, on average over the run.
     """
     roofs = []
     for model in placed.models:
@@ -89,20 +96,19 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
             for place in read
         }
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
-        floor_ms /= placement.num_ranks if placement.split else 1  # which read their parts at once
+        if placement.split:
+            floor_ms /= placement.num_ranks  # which read their parts at the same time
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[1]
-        # One pass may draft all tokens, so that its rate would say little.
-        roofs.append(
-            Roof(head.read_bytes(batch_size) + batch_size * num_tokens * head.cache_bytes, None)
-        )
+        read_bytes = head.read_bytes(batch_size) + batch_size * num_tokens * head.cache_bytes
+        # A head may draft all tokens in one pass: a rate per drafted token would say little.
+        roofs.append(Roof(read_bytes, None))
     return roofs * 2 if placed.shared else roofs
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
-    """Bytes per second, read and written together, of a large copy within the device's memory; the
-    median.
+    """Median bytes per second, read and written together, of a large copy in the device's memory.
 
     Measured once per process. None where there is no room for the buffers.
     """
@@ -119,7 +125,6 @@ def _measure(device: torch.device) -> float:
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
     copied = {"source": source, "target": torch.empty_like(source)}
     timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
-    with torch.cuda.device(
-        device if device.type == "cuda" else -1
-    ):  # the timer waits for the current one
+    # The timer synchronises the current GPU; -1 changes nothing.
+    with torch.cuda.device(device if device.type == "cuda" else -1):
         return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median

@@ -1,12 +1,14 @@
-"""Chooses the runner of a model: the one that was asked for, or a plainer one where the model
-cannot have it.
+"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that.
+
+From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only` or `compiled`,
+`static`, `eager`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,14 +16,17 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.decisions import Decision
 from harness.decoding.protocols import Runner
-from harness.decoding.warp import AnyWarp, Warp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.drafting.prepared_trees import PreparedTrees
-from harness.menu.method import LoadedPair, MakeDrafter
+from harness.engines.acceptance import warp_of
+from harness.engines.pair import Pair
+from harness.menu.method import MakeDrafter
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
@@ -36,17 +41,70 @@ from harness.runners.tree_passes import TreeDemand
 
 T = TypeVar("T")
 
-# Runners whose calls are made before decoding begins.
+# Runners whose passes are compiled or captured before decoding begins.
 _PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 
-# Models, and for rows of how many tokens their static runner was checked: a sweep runs many jobs
-# with the same ones.
+# The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
+# with the same model, and checks it once.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+_AUTO_PREPARED = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanded:
+    """The questions of a run, for which the runners of its pair are prepared.
+
+    Attributes:
+        decoding: of the questions.
+        runner: to try first; a model that cannot have it gets a plainer one.
+        batch_size: the most rows of a batch.
+        longest_prompt: the most tokens of a prompt.
+        share_prefix: read the common beginning of a batch's prompts only once.
+        fault: a mistake in the decisions.
+        most_nodes: of the trees that are verified; 0 for chains. `open_runners` sets it.
+    """
+
+    decoding: DecodingSettings
+    runner: RunnerName = "auto"
+    batch_size: int = 1
+    longest_prompt: int = 0
+    share_prefix: bool = False
+    fault: Fault = "none"
+    most_nodes: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
+        decoding = self.decoding
+        drafted = max(decoding.most_draft_tokens, self.most_nodes)
+        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
+
+    @property
+    def numbers_drafted(self) -> list[int]:
+        """The numbers of draft tokens that are prepared."""
+        most = self.decoding.most_draft_tokens
+        if self.decoding.num_draft_tokens == "auto":
+            return [number for number in _AUTO_PREPARED if number <= most]
+        return [most]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The shapes that a runner is prepared for: the arguments of `PreparedRunner.prepare`."""
+    """The shapes that one runner is prepared for, the arguments of `PreparedRunner.prepare`.
+
+    Attributes:
+        batch_size: the most rows of a batch.
+        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        widths: the numbers of tokens that one pass reads.
+        num_drawn: the numbers of tokens that a draft model draws in one call; none for a target.
+        warp: of the tokens drawn.
+        decisions: what may follow a pass, by its width; None for a draft.
+        longest_prompt: the most tokens of a prompt.
+        trees: the passes over trees; None without any.
+    """
 
     batch_size: int
     num_slots: int
@@ -56,14 +114,6 @@ class Shapes:
     decisions: Mapping[int, Sequence[Decision]] | None = None
     longest_prompt: int = 0
     trees: TreeDemand | None = None
-
-
-class HeadShapes(NamedTuple):
-    """The shapes that proposals of a head are prepared for: the arguments of `PreparedHead.prepare`."""
-
-    batch_size: int
-    num_slots: int
-    numbers: Sequence[int]
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
@@ -97,8 +147,8 @@ def build_runner(
         vocabulary_size: logits are cut to this width.
         say: gets a line when a model cannot have the runner.
         hidden_layers: the layers whose states the drafter reads.
-        drafts: whether it is the draft's.
-        with_trees: whether it is extended by trees.
+        drafts: whether the model is the draft, and not the target.
+        with_trees: whether trees of tokens extend it too, not chains alone.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
@@ -128,37 +178,28 @@ def build_runner(
 
 
 def prepare_head(
-    make_drafter: MakeDrafter,
-    pair: LoadedPair,
-    vocabulary_size: int,
-    runner: RunnerName,
-    say: Callable[[str], None],
-    shapes: HeadShapes,
-    warp: Warp,
+    pair: Pair, make_drafter: MakeDrafter, demanded: Demanded, say: Callable[[str], None]
 ) -> tuple[PreparedHead | None, RunnerName]:
-    """The prepared proposals of a pair's head, and the name of their runner; None where nothing is
-    prepared.
+    """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
+    eagerly.
 
     Args:
         make_drafter: makes a drafter over the head.
-        vocabulary_size: the width of the target's logits.
-        runner: the one to try first.
         say: gets a line when the head cannot have the runner.
-        warp: the target's.
     """
     assert pair.draft_settings is not None
-    model = pair.target.model
-    chosen = resolve(runner, [pair.target.input_device])
+    chosen = resolve(demanded.runner, [pair.target.input_device])
 
     def build(chosen: RunnerName) -> PreparedHead | None:
-        if chosen in ("static", "eager"):
+        if chosen not in _PREPARED:
             return None
-        drafter = part_with_head(make_drafter(warp))
+        drafter = part_with_head(make_drafter(warp_of(demanded.decoding)))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
         kind = PreparedTrees if isinstance(drafter, HeadTrees) else PreparedHead
-        prepared = kind(drafter, model, vocabulary_size, **_preparation(chosen))
-        prepared.prepare(*shapes)
+        options = _preparation(chosen)
+        prepared = kind(drafter, pair.target.model, pair.vocabulary_size, **options)
+        prepared.prepare(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted)
         return prepared
 
     return first_possible(pair.draft_settings.name, chosen, build, say)
@@ -167,8 +208,13 @@ def prepare_head(
 def first_possible(
     name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
 ) -> tuple[T, RunnerName]:
-    """Build with a runner, or with a plainer one as long as that is refused -> what was built, and
-    with which.
+    """Build with a runner, or the next plainer one each time `build` raises UnsupportedModelError.
+
+    Args:
+        name: of the model, for the lines that `say` gets.
+
+    Returns:
+        What was built, and the runner it was built with.
     """
     reasons: list[str] = []
     while True:
@@ -196,12 +242,13 @@ def _plainer(refused: RunnerName, reason: UnsupportedModelError) -> RunnerName:
 
 
 def _preparation(runner: RunnerName) -> dict[str, Any]:
+    """The arguments by which prepared runners and heads differ."""
     return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
 
 
 def needs_new_process() -> bool:
-    """Return whether this process should measure nothing more: a capture of a CUDA graph failed in
-    it.
+    """Whether the capture of a CUDA graph failed in this process, which should then measure nothing
+    more.
     """
     return GraphRecorder.has_failed
 
@@ -243,8 +290,10 @@ def _eager_runner(
 def _snapshot_runner(
     loaded: LoadedModel, shapes: Shapes, *, drafts: bool, common: dict[str, Any]
 ) -> Runner:
-    """For a model with a recurrent state. Raises SettingError if its code reads several tokens, or
-    padding, wrongly.
+    """The runner of a model with a recurrent state, which is rolled back to a copy.
+
+    Raises:
+        SettingError: the model's code reads several tokens at once, or padding, wrongly.
     """
     num_rows = shapes.batch_size
     num_slots = shapes.num_slots

@@ -26,12 +26,13 @@ class Replacing:
 
 
 class Phases:
-    """Seconds and calls of each phase, with the devices synchronised around each call.
+    """Seconds and calls of the phases of a loop, with the devices synchronised around each call.
 
     On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
 
-    `forward`: the target's passes after the prompt, each with the decision that follows it, because
-    a runner may have prepared both as one; there is one per iteration. `drafting`: the proposals.
+    The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
+    decision that follows it, because a runner may have prepared both as one. `drafting` is the
+    proposals.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
@@ -41,9 +42,13 @@ class Phases:
         self.calls: Counter[str] = Counter()
 
     def watch(self, phase: str, watched: Any, method: str, layers: Sequence[nn.Module] = ()) -> Any:
-        """Return the object with a timed method, every call of which belongs to the phase.
+        """The object with one method timed: the time of each call is added to the phase.
 
-        The method takes positional arguments only. `layers` are timed within it; see `share`.
+        Args:
+            phase: `forward` or `drafting`.
+            watched: the object.
+            method: its name; it is called with positional arguments alone.
+            layers: their time within the method counts for `share`.
         """
         call = getattr(watched, method)
 
@@ -67,32 +72,29 @@ class Phases:
         self.calls.clear()
 
     def mean_ms(self, phase: str) -> float | None:
-        """Return a phase's milliseconds per iteration; None without such a phase or an
-        iteration.
-        """
+        """A phase's milliseconds per iteration; None without such a phase or an iteration."""
         num_iterations = self.calls["forward"]
         if not self.calls[phase] or not num_iterations:
             return None
         return 1000 * self.seconds[phase] / num_iterations
 
     def share(self, phase: str) -> float | None:
-        """Return the share of a phase that its watched layers took; None without any.
+        """The share of a phase that its watched layers took; None without any.
 
         On a GPU it is measured by events in the layer's stream, which add no waiting. It includes
         all kernels of the layer, and the gaps between them in which the GPU waits for the host. The
         events take a few microseconds per layer, which count for the phase.
         """
-        return (
-            self.seconds_in_layers[phase] / self.seconds[phase]
-            if self.seconds_in_layers[phase]
-            else None
-        )
+        if not self.seconds_in_layers[phase]:
+            return None
+        return self.seconds_in_layers[phase] / self.seconds[phase]
 
 
 @contextmanager
 def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
-    """The moments when calls of the layers begin and end, in turn. They are not called within
-    each other.
+    """Collects the moments when calls of the layers begin and end: begin, end, begin, end, ...
+
+    A moment is an event of CUDA, or a time on a CPU. No layer is called within another.
     """
     marks: list[Any] = []
 
@@ -104,11 +106,9 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
         else:
             marks.append(time.perf_counter())
 
-    hooks = [
-        hook
-        for layer in layers
-        for hook in (layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark))
-    ]
+    hooks: list[Any] = []
+    for layer in layers:
+        hooks += [layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark)]
     try:
         yield marks
     finally:

@@ -1,4 +1,8 @@
-"""Timing a generation: nothing but decoding between two readings of the clock, devices synchronised at both."""
+"""Times one question through one arm: nothing but decoding between two readings of the clock.
+
+The devices are synchronised at both. Everything that a run says about speed comes from a
+`Generation`.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +24,29 @@ from harness.models import devices
 from harness.models.ranks import check_agreement
 from harness.results.acceptance import Acceptance
 
-# Seconds between two frames. A frame also stays for a multiple of its cost, so that a long text or a slow terminal
-# takes no more than a tenth of the wait.
+# Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
+# of that time, so that drawing takes no more than a tenth of a user's wait.
 FRAME_S = 0.1
 _COST_FACTOR = 9.0
 
 
 @dataclass
 class Generation:
-    """One question through one arm: its records while it runs, and a request for each prompt in the end.
+    """One question through one arm: its records while it runs, and a request per prompt in the end.
 
     Attributes:
+        arm: its name.
         iterations: the records; `generate` drops them, because they may hold tensors.
         decided: seconds on the arm's clock at which each record was decided.
-        seconds: on the arm's clock so far; in the end, from the prompts to the last token of the last row.
+        seconds: on the arm's clock so far; in the end, from the prompts to the last token of the
+            last row.
         num_first: tokens of all rows in the first record; 0 until `finish`.
         started_ns: when it began, on the wall clock.
-        requests: one per prompt, see `finish`.
-        sent: whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs.
-        counted: what the server counted meanwhile; None where it does not tell.
-        gpu: what GPUs took meanwhile; None without any.
+        requests: one per prompt, set by `finish`.
+        sent: whether requests were kept in flight, so that each has its own time. Rows of a batch
+            share theirs.
+        counted: growth of the server's counters meanwhile; None where it does not tell.
+        gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
 
@@ -73,7 +80,10 @@ class Generation:
 
     @property
     def times(self) -> dict[int, float]:
-        """`ms_per_token` of the batch under its first index; of each answered request where they were sent."""
+        """Milliseconds per token by prompt index: of each answered request, if they were sent.
+
+        A batch has one time for all rows, under its first index.
+        """
         if not self.sent:
             return {self.requests[0].index: self.ms_per_token}
         return {
@@ -82,7 +92,7 @@ class Generation:
 
     @property
     def decode_times(self) -> dict[int, float]:
-        """`times` of what was decided after the first record; empty for requests that were sent."""
+        """`times` without the first record, of a batch; empty for requests that were sent."""
         num_tokens = sum(request.num_tokens for request in self.requests) - self.num_first
         if self.sent or not self.num_first or num_tokens < 1:
             return {}
@@ -90,7 +100,7 @@ class Generation:
         return {self.requests[0].index: 1000 * seconds * len(self.requests) / num_tokens}
 
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
-        """Set `requests`, from the arm's own records of them, else as if its rows had been requests."""
+        """Set `requests`: the arm's own records of them, or one for each row of the batch."""
         if requests:
             self.requests = requests
             return
@@ -130,8 +140,9 @@ def without_garbage_collection() -> Iterator[None]:
 def quick_collections() -> Iterator[None]:
     """Exempt what exists now from the collections within the block.
 
-    Looking through everything that the libraries have made takes longer than many a timed region that a collection
-    precedes. Undone at the end of the block, so that models of one run do not outlive it.
+    A collection before each timed region would otherwise look through everything that the libraries
+    have made, which takes longer than many of these regions. Undone at the end of the block, so
+    that models of one run do not outlive it.
     """
     gc.freeze()
     try:
@@ -148,12 +159,13 @@ def run_lap(
     *,
     allow_failures: bool = False,
 ) -> Generation:
-    """Run `arm` to the end and time it. Records are only collected while the clock runs, and read afterwards.
-
-    The clock is stopped for `draw`, which is called at the first token and whenever a frame is due. Decoding is
-    synchronous: none of it goes on meanwhile once the devices have finished their queues.
+    """Run `arm` to the end and time it. Records are only collected while the clock runs, and read
+    afterwards.
 
     Args:
+        draw: shows the generation so far to a user, at the first token and whenever a frame is due.
+            The clock stops meanwhile, and no decoding goes on once the devices have finished their
+            queues.
         allow_failures: of requests; each has its error in its record.
 
     Raises:
@@ -192,7 +204,7 @@ def _run_clocked(
     """
     next_frame = 0.0
     devices.synchronize(used)
-    # Moved forward by every stop of the clock.
+    # Moved forward by every stop of the clock, so that stops do not count.
     started = time.perf_counter()
     for iteration in records:
         # Tokens in a record are numbers on the host, so the device has finished them.
@@ -214,7 +226,7 @@ def _run_clocked(
 def generate(
     engine: Engine, arm: Arm, question: Question, *, allow_failures: bool = False
 ) -> Generation:
-    """Run one question as `run_lap` does, without its records."""
+    """Run and time one question, and drop its records."""
     generation = run_lap(engine, arm, question, allow_failures=allow_failures)
     generation.iterations = []
     return generation

@@ -159,7 +159,7 @@ class Compare(Experiment):
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
                     columns |= outcome(engine, question, *laps.values())
-                    if "proposals" in engine.arms[-1].reports:
+                    if engine.arms[-1].tells_drafts:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
@@ -181,13 +181,13 @@ class Compare(Experiment):
     ) -> None:
         """Show a race that has ended, as the settings ask."""
         settings: Any = session.settings
-        reports_origins = "origins" in engine.arms[-1].reports
+        tells_drafts = engine.arms[-1].tells_drafts
         if settings.json:
             speculative = laps[1] if len(laps) > 1 else None
-            _print_json(_record(row, speculative, reports_origins, rejected, session.tokenizer))
+            _print_json(_record(row, speculative, tells_drafts, rejected, session.tokenizer))
             return
         if settings.view == "race":
-            show_race(self._console, laps, session.tokenizer, token_ids, reports_origins)
+            show_race(self._console, laps, session.tokenizer, token_ids, tells_drafts)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
@@ -200,7 +200,7 @@ class Compare(Experiment):
             arm=arm.name,
             tokenizer=session.tokenizer,
             prompt=question.prompts[0],
-            legend="origins" in arm.reports,
+            legend=arm.tells_drafts,
         )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)

@@ -157,8 +157,10 @@ def encode_set(
     else:
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
         advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
-        said = f"{problem}; the longest has {{}} tokens; "
-        planned.check_context(token_ids, new_tokens, said=said, advice=advice)
+        excess = planned.excess(token_ids, new_tokens)
+        if excess is not None:
+            longest = f"the longest has {excess.num_prompt_tokens} tokens"
+            raise SettingError("prompts", f"{problem}; {longest}; {excess.rule}{advice}")
     if described := prompt_set.described(prompts):
         say(described)
     num_chats = sum(len(prompt.chat()) > 1 for prompt in prompts)

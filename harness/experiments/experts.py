@@ -42,7 +42,7 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
     """Answer a question again and count. None for a dense model, or where an engine does not tell what it proposed."""
     reference = engine.reference
     arm = engine.arms[-1]
-    if reference is None or reference.num_experts is None or "proposals" not in arm.reports:
+    if reference is None or reference.num_experts is None or not arm.tells_drafts:
         return None
     generation = run_lap(engine, arm, question)
     verifications = list(_verifications(question.prompts, generation.iterations))

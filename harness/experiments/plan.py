@@ -86,8 +86,9 @@ class Plan:
         )
         length = settings.prompt_length
         new_tokens = settings.decoding.max_new_tokens
-        longest_prompt = [0] * length
-        pair.check_context([longest_prompt], new_tokens, "prompt_length", said="", value=length)
+        excess = pair.excess([[0] * length], new_tokens)
+        if excess is not None:
+            raise SettingError("prompt_length", excess.rule, length)
         if len(pair.checkpoints) > 1:
             target, draft = pair.checkpoints
             if settings.weights == "stored":

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import HarnessError, RunError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, Fault
@@ -142,9 +142,9 @@ class Session:
         """
         planned = self._keeper.plan(self.settings)
         token_ids = encode(planned, prompts, self.settings.chat_template)
-        planned.check_context(
-            token_ids, new_tokens or self.settings.decoding.max_new_tokens, setting
-        )
+        excess = planned.excess(token_ids, new_tokens or self.settings.decoding.max_new_tokens)
+        if excess is not None:
+            raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
         return token_ids
 
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:

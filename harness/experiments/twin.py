@@ -16,7 +16,7 @@ class Twin(Arm):
     def __init__(self, name: str, arm: Arm) -> None:
         self.name = name
         self.arm = arm
-        self.reports = arm.reports
+        self.tells_drafts = arm.tells_drafts
 
     @property
     def given_up(self) -> str | None:  # type: ignore[override]

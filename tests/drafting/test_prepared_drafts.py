@@ -13,7 +13,8 @@ from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.engines.pair import plan_pair
-from harness.engines.pair_runners import Demanded, open_runners
+from harness.engines.pair_runners import open_runners
+from harness.engines.runner_choice import Demanded
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner

@@ -34,6 +34,7 @@ from harness.experiments.lossless import (
 )
 from harness.experiments.outcomes import Outcomes, exact_outcomes
 from harness.experiments.recovery import draws_needed
+from harness.menu.methods.model import ModelDraftSettings
 from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -55,7 +56,8 @@ def pair(dtype: torch.dtype) -> Pair:
             ModelSettings(name=name, repository=name),
         )
         loaded.append(LoadedModel(model, settings, None, dtype, [CPU], CPU))  # type: ignore[arg-type]
-    return Pair(*loaded, tokenizer=None)  # type: ignore[arg-type]
+    draft_settings = ModelDraftSettings(**vars(loaded[1].settings))
+    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -316,7 +316,7 @@ def test_each_model_is_built_once_on_the_way_to_a_placed_pair(
 
     monkeypatch.setattr(meta, "bare_model", count)
     planned = plan_pair(save_model("llama"), save_model("gpt2"), PlacementSettings())
-    planned.check_context([[1, 2, 3]], 8)
+    assert planned.excess([[1, 2, 3]], 8) is None
     ready = planned.place(SMALL_DEMAND)
     ready.describe()
     roofs(ready, 1, 20)
