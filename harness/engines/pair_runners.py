@@ -85,9 +85,8 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     draft_model = None if settings is None else method_of(settings).model(pair)
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
-    prepared: list[PreparedRunner | PreparedHead] = [
-        runner for runner in (target, draft) if isinstance(runner, PreparedRunner)
-    ]
+    prepared: list[PreparedRunner | PreparedHead] = []
+    prepared += [runner for runner in (target, draft) if isinstance(runner, PreparedRunner)]
     if demanded.share_prefix:
         target = sharing(target)
         draft = None if draft is None else sharing(draft)

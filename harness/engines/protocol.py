@@ -75,8 +75,6 @@ class Arm:
     """One way of generating, `regular` or `speculative`.
 
     Attributes:
-        given_up: why it sends no more requests, after too many without an answer: all later ones
-            fail at once. None while it sends them.
         tells_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
@@ -87,7 +85,6 @@ class Arm:
     """
 
     name: str
-    given_up: str | None = None
     tells_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
     penalises_prompts: bool = False
@@ -113,6 +110,12 @@ class Arm:
             SettingError: the arm has no such parameter.
         """
         raise NotImplementedError
+
+    @property
+    def given_up(self) -> str | None:
+        """Why it sends no more requests: too many had no answer, and all later ones fail at once.
+        """
+        return None
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         """The tokens of a prompt as they are read: a server that takes text makes them itself."""

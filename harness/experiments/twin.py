@@ -19,7 +19,7 @@ class Twin(Arm):
         self.tells_drafts = arm.tells_drafts
 
     @property
-    def given_up(self) -> str | None:  # type: ignore[override]
+    def given_up(self) -> str | None:
         return self.arm.given_up
 
     @property

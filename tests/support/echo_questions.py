@@ -57,5 +57,5 @@ def time_is_up_when(
         return limit
 
     planted = SimpleNamespace(**vars(asyncio) | {"timeout": timeout})
-    monkeypatch.setattr("harness.engines.server.asyncio", planted)
+    monkeypatch.setattr("harness.engines.sending.asyncio", planted)
     return asked
