@@ -1,5 +1,4 @@
-"""`recovery load=8` with our own loop: requests with different settings join and leave one batch.
-"""
+"""`recovery load=8` with our own loop: requests with different settings join and leave one batch."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ class SketchedPair:
         return min(limits) - new_tokens if limits else None
 
     def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
-        """How the longest prompt and its new tokens exceed a model's context; None where they fit.
-        """
+        """How the longest prompt and its new tokens exceed a model's context; None where they fit."""
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             length = longest

@@ -164,7 +164,8 @@ class ServerArm(Arm):
         token.
 
         A request that fails keeps the tokens it has, and its error. If the server sends text alone,
-        the tokens of a row come at its end: the tokens of a piece of text depend on where it was cut.
+        the tokens of a row come at its end: the tokens of a piece of text depend on where it was
+        cut.
         """
         num_rows = len(question.prompts)
         bodies = [self._form.body(question, row) for row in range(num_rows)]

@@ -1,36 +1,29 @@
-"""vLLM as an engine: in this process, one of its engines for each arm, from the settings that all
-engines have.
+"""vLLM as an engine: in this process, one of vLLM's own engines for each arm.
+
+`vllm_arguments` has what they start with. An arm adds requests to its engine and reads the tokens
+of each of its steps.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings, require
-from harness.config.synthetic import for_vllm, marginal_rates
+from harness.config.settings import require
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import nvml_gpus
-from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestRecord, as_records
+from harness.engines.vllm_arguments import arm_arguments, check, fit_together
 from harness.menu.engine import Opening
-from harness.menu.methods.model import VLLM_QUANTIZATIONS
-from harness.menu.records import method_of
-from harness.models.checkpoints import recurrent_kind
-from harness.models.devices import free_memory
 from harness.models.failures import as_run_error, first_line
-from harness.models.sketch import Sketch
-from harness.models.tokenizers import max_context
 
 # Unless the user says otherwise: it computes in this process, so that its failures have a reason;
 # it prints errors alone, and reports to nobody.
@@ -39,8 +32,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-# Tokens in a block of its caches, at most. One block is never used.
-_BLOCK = 128
 
 
 class VllmEngine(Engine):
@@ -55,32 +46,25 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, opening: Opening) -> None:
-        settings = opening.settings
-        planned = opening.planned
-        _check(settings, planned)
-        for sketch in planned.sketches:
+        check(opening)
+        for sketch in opening.planned.sketches:
             if sketch.about_cache:
                 opening.say(sketch.about_cache)
         version = _import_vllm()
-        arguments = _arguments(opening)
-        target, *drafts = planned.sketches
-        self.arms: list[VllmArm] = [_arm("regular", self, arguments, [target])]
-        if settings.draft is not None:
-            if planned.shared:
-                drafts.append(target)
-            arguments["speculative_config"] = speculative_config(planned, opening.decoding)
-            arguments["per_request_spec_decode_metrics"] = "detailed"
-            self.arms.append(_arm("speculative", self, arguments, [target, *drafts]))
+        by_arm = arm_arguments(opening)
+        self.arms: list[VllmArm] = [
+            VllmArm(name, self, one.arguments) for name, one in by_arm.items()
+        ]
         # Where memory does not hold both, each arm is asked everything at once, and is loaded only
         # once, unless `laps` says otherwise.
-        self.queues = len(self.arms) > 1 and not _fit_together(self.arms, opening)
+        self.queues = len(by_arm) > 1 and not fit_together(list(by_arm.values()), opening)
         self.alternates = not self.queues
         self.runner = f"vLLM {version}"
-        if settings.runner == "eager":
+        if opening.settings.runner == "eager":
             self.runner += ", eager"
         if self.queues:
             self.runner += ", one arm after the other"
-        engine: Any = settings.engine
+        engine: Any = opening.settings.engine
         self._num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
         self.setup_seconds = 0.0
         if not self.queues:
@@ -88,8 +72,9 @@ class VllmEngine(Engine):
                 self.start(arm)
 
     def start(self, arm: VllmArm) -> Any:
-        """vLLM's engine of an arm, loaded if it is not; the other one's is ended where both do not
-        fit.
+        """vLLM's engine of an arm, which is started if it does not run.
+
+        Where memory does not hold both arms, the other one's is ended first.
         """
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -108,7 +93,7 @@ class VllmEngine(Engine):
 
     @property
     def gpus(self) -> list[int]:
-        """See `Engine.gpus`: vLLM takes the first ones that it sees."""
+        """The first GPUs that this process sees, which vLLM takes."""
         return nvml_gpus()[: self._num_gpus]
 
     def is_loaded(self, arm: Arm) -> bool:
@@ -123,95 +108,91 @@ class VllmEngine(Engine):
 
 
 @dataclass
+class _Request:
+    """A request to one of vLLM's engines.
+
+    Attributes:
+        row: its place among those that are asked together.
+        parameters: vLLM's `SamplingParams`.
+        further: those of them that this request alone has, by vLLM's names.
+        started: when it began, by `time.perf_counter`: the wall clock of `record.started_ns` may be
+            set forward and back.
+    """
+
+    row: int
+    record: RequestRecord
+    prompt: Sequence[int]
+    parameters: Any
+    further: Mapping[str, Any] = field(default_factory=dict)
+    started: float = 0.0
+
+
+class _Step(NamedTuple):
+    """One of vLLM's steps: the new tokens by row, and the requests that have ended."""
+
+    tokens: dict[int, list[int]]
+    ended: list[RequestRecord]
+
+
+@dataclass
 class VllmArm(Arm):
-    """An arm: one of vLLM's engines, with the `arguments` that start it and its bytes on all GPUs
-    together.
+    """One of vLLM's engines.
 
     Acceptance is in `last_requests`, because vLLM reports it when a text has ended.
+
+    Attributes:
+        arguments: that vLLM's engine starts with.
+        llm: vLLM's engine; None while it does not run.
     """
 
     name: str
     engine: VllmEngine
     arguments: dict[str, Any]
-    num_bytes: int
     llm: Any = None
     _ids = itertools.count()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`. There is a record for each of vLLM's steps that decided tokens."""
+        """A record for each of vLLM's steps that decided tokens."""
         started_for = self.arguments.get("speculative_config", {}).get("num_speculative_tokens")
-        asked = question.decoding.num_draft_tokens
+        number = question.decoding.num_draft_tokens
         rule = f"must be {started_for}, for which vLLM was started"
-        require(started_for in (None, asked), "decoding.num_draft_tokens", rule, asked)
+        require(started_for in (None, number), "decoding.num_draft_tokens", rule, number)
         llm = self.engine.start(self)
-        requests = [
-            RequestRecord(index, len(prompt))
-            for index, prompt in zip(question.indices, question.prompts, strict=True)
-        ]
-        self.last_requests = requests
-        parameters = [_sampling_parameters(question, index) for index in question.indices]
-        return as_records(self._arrivals(llm, question, parameters, requests), len(requests))
-
-    def _arrivals(
-        self,
-        llm: Any,
-        question: Question,
-        parameters: Sequence[Any],
-        requests: Sequence[RequestRecord],
-    ) -> Iterator[dict[int, list[int]]]:
-        """The new tokens by row, step by step, each also noted in its request."""
-        rows: dict[str, int] = {}
-        # The wall clock says when a request was, and is set forward and back.
-        started: list[float] = []
-        try:
-            for row, prompt in enumerate(question.prompts):
-                identity = f"{self.name}-{next(self._ids)}"
-                rows[identity] = row
-                requests[row].started_ns = time.time_ns()
-                started.append(time.perf_counter())
-                tokens = {"type": "token", "prompt_token_ids": list(prompt)}
-                llm.add_request(identity, tokens, parameters[row])
-            while rows:
-                new = {}
-                for output in llm.step():
-                    row = rows[output.request_id]
-                    completion = output.outputs[0]
-                    if completion.token_ids:
-                        new[row] = list(completion.token_ids)
-                        requests[row].add(new[row], time.perf_counter() - started[row])
-                    if output.finished:
-                        del rows[output.request_id]
-                        _read_acceptance(requests[row], completion)
-                yield new
-        except Exception as exception:
-            raise _explained(exception) from exception
-        finally:
-            if rows:
-                llm.abort_request(list(rows))
+        requests: list[_Request] = []
+        for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
+            parameters = _sampling_parameters(question, index)
+            requests.append(_Request(row, RequestRecord(index, len(prompt)), prompt, parameters))
+        self.last_requests = [request.record for request in requests]
+        steps = self._steps(llm, requests, num_in_flight=len(requests))
+        return as_records((step.tokens for step in steps), len(requests))
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         llm = self.engine.start(self)
-        waiting = deque(enumerate(requests))
-        running: dict[str, RequestRecord] = {}
-        started = time.perf_counter()
+        prepared = [_request_under_load(row, request) for row, request in enumerate(requests)]
+        for step in self._steps(llm, prepared, num_in_flight):
+            yield from step.ended
+
+    def _steps(self, llm: Any, requests: Sequence[_Request], num_in_flight: int) -> Iterator[_Step]:
+        """Answer requests, `num_in_flight` of them at any time, and note in each what it gets."""
+        waiting = deque(requests)
+        running: dict[str, _Request] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < num_in_flight:
-                    place, asked = waiting.popleft()
-                    identity = self._begin(llm, asked)
-                    length = len(asked.question.prompts[0])
-                    running[identity] = RequestRecord(
-                        place, length, time.time_ns(), leave_after=asked.leave_after
-                    )
+                    request = waiting.popleft()
+                    identity = f"{self.name}-{next(self._ids)}"
+                    _begin(llm, identity, request)
+                    running[identity] = request
+                step = _Step({}, [])
                 for output in llm.step():
-                    record = running[output.request_id]
-                    _note(record, output, time.perf_counter() - started)
-                    if record.may_be_left and not output.finished:
-                        llm.abort_request([output.request_id])
-                    if record.may_be_left or output.finished:
-                        yield running.pop(output.request_id)
+                    request = running[output.request_id]
+                    if _note(request, output, step):
+                        del running[output.request_id]
+                        if not output.finished:
+                            llm.abort_request([output.request_id])
+                yield step
         except HarnessError:
             raise
         except Exception as exception:
@@ -220,25 +201,53 @@ class VllmArm(Arm):
             if running:
                 llm.abort_request(list(running))
 
-    def _begin(self, llm: Any, asked: LoadRequest) -> str:
-        """Add a request, and give its name. Raises SettingError for a parameter that vLLM
-        refuses.
-        """
-        identity = f"{self.name}-{next(self._ids)}"
-        question = asked.question
-        tokens = {"type": "token", "prompt_token_ids": list(question.prompts[0])}
-        further = dict(asked.parameters)
-        if "logit_bias" in further:
-            further["logit_bias"] = {
-                int(name): bias for name, bias in further["logit_bias"].items()
-            }
-        try:
-            parameters = _sampling_parameters(question, question.indices[0], **further)
-            llm.add_request(identity, tokens, parameters)
-        except ValueError as error:
-            names = ", ".join(further) or "decoding"
-            raise SettingError(names, f"vLLM: {first_line(error)}", asked.parameters) from error
-        return identity
+
+def _note(request: _Request, output: Any, step: _Step) -> bool:
+    """Note what a request got in a step -> whether it has ended, or nobody waits for the rest."""
+    record = request.record
+    completion = output.outputs[0]
+    if completion.token_ids:
+        step.tokens[request.row] = list(completion.token_ids)
+        record.add(step.tokens[request.row], time.perf_counter() - request.started)
+    metrics = completion.spec_decode_metrics
+    if output.finished and metrics is not None:
+        record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+        record.count_undrafted()
+    has_ended = output.finished or record.may_be_left
+    if has_ended:
+        step.ended.append(record)
+    return has_ended
+
+
+def _request_under_load(row: int, request: LoadRequest) -> _Request:
+    """One of many requests. Raises SettingError for a parameter that vLLM refuses."""
+    question = request.question
+    (prompt,), (index,) = question.prompts, question.indices
+    further = dict(request.parameters)
+    if "logit_bias" in further:
+        further["logit_bias"] = {int(name): bias for name, bias in further["logit_bias"].items()}
+    record = RequestRecord(row, len(prompt), leave_after=request.leave_after)
+    try:
+        parameters = _sampling_parameters(question, index, **further)
+    except ValueError as error:
+        raise _refusal(error, further) from error
+    return _Request(row, record, prompt, parameters, further)
+
+
+def _begin(llm: Any, identity: str, request: _Request) -> None:
+    """Hand a request to vLLM's engine. Raises SettingError for one that vLLM refuses."""
+    request.record.started_ns = time.time_ns()
+    request.started = time.perf_counter()
+    tokens = {"type": "token", "prompt_token_ids": list(request.prompt)}
+    try:
+        llm.add_request(identity, tokens, request.parameters)
+    except ValueError as error:
+        raise _refusal(error, request.further) from error
+
+
+def _refusal(error: ValueError, further: Mapping[str, Any]) -> SettingError:
+    names = ", ".join(further) or "decoding"
+    return SettingError(names, f"vLLM: {first_line(error)}", dict(further) or ...)
 
 
 def _import_vllm() -> str:
@@ -253,140 +262,8 @@ def _import_vllm() -> str:
     return vllm.__version__
 
 
-def _arm(
-    name: str, engine: VllmEngine, arguments: dict[str, Any], sketches: Sequence[Sketch]
-) -> VllmArm:
-    """An arm with models; caches are sized here, because by default the first arm's would take all
-    memory.
-    """
-    blocks = math.ceil(arguments["max_model_len"] / _BLOCK)
-    num_slots = (arguments["max_num_seqs"] + 1) * blocks * _BLOCK
-    cache_bytes = num_slots * sum(sketch.cache_bytes for sketch in sketches)
-    weight_bytes = sum(sketch.weight_bytes for sketch in sketches)
-    limit = cache_bytes // _num_parts(arguments)
-    # vLLM itself sizes what recurrent models keep.
-    if any(sketch.state_bytes for sketch in sketches):
-        limit = 0
-    arguments = arguments | {"kv_cache_memory_bytes": limit or None}
-    return VllmArm(name, engine, arguments, cache_bytes + weight_bytes)
-
-
-def _num_parts(arguments: dict[str, Any]) -> int:
-    """The processes that the models are split over."""
-    return arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
-
-
-def _fit_together(arms: Sequence[VllmArm], opening: Opening) -> bool:
-    """Whether memory holds all arms at once."""
-    gpus = opening.planned.gpus
-    num_parts = _num_parts(arms[0].arguments)
-    free = free_memory(gpus)
-    room = min(free[gpu] for gpu in gpus) * num_parts if gpus else free["cpu"]
-    reserve = round(opening.settings.placement.reserve_gb * 1e9) * num_parts
-    needed = sum(arm.num_bytes + reserve for arm in arms)
-    return needed <= room
-
-
-def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
-    """The draft in vLLM's words. Its own default draws draft tokens greedily."""
-    draft = planned.draft_settings
-    assert draft is not None
-    words = method_of(draft).vllm(planned, draft) | _coin(decoding)
-    return {"num_speculative_tokens": decoding.num_draft_tokens} | words
-
-
-def _coin(decoding: DecodingSettings) -> dict[str, Any]:
-    """Acceptance at given rates, in vLLM's words: its rates are those of whole prefixes."""
-    rates = decoding.synthetic_rates
-    if rates is None:
-        return {}
-    return for_vllm(marginal_rates(rates, decoding.most_draft_tokens))
-
-
-def _check(settings: RunSettings, planned: PlannedPair) -> None:
-    """Raise a SettingError for what vLLM has nothing for, before anything loads."""
-    for sketch, checkpoint in zip(planned.sketches, planned.checkpoints, strict=False):
-        # vLLM itself sizes what recurrent models keep.
-        if not sketch.knows_cache and recurrent_kind(checkpoint.config) is None:
-            rule = "cannot be used with engine=vllm: nothing tells the size of its KV cache"
-            raise SettingError(sketch.role, rule, sketch.settings.name)
-    draft = settings.draft
-    if draft is None:
-        return
-    # It refuses heads that vLLM does not draft with.
-    method_of(draft).vllm(planned, draft)
-    rule = "must have the model's tokenizer with engine=vllm"
-    require(planned.translation is None, "draft", rule, draft.name)
-    # As of vLLM 0.32, which starts, and fails at the first draft.
-    rule = "needs a GPU with engine=vllm: its CPU build accepts no tokens at given rates"
-    asked = settings.decoding.synthetic_acceptance
-    possible = asked is None or bool(planned.gpus)
-    require(possible, "decoding.synthetic_acceptance", rule, asked)
-
-
-def _arguments(opening: Opening) -> dict[str, Any]:
-    """The `EngineArgs` of vLLM that both arms have."""
-    settings = opening.settings
-    planned = opening.planned
-    model = settings.model
-    engine: Any = settings.engine
-    length = _longest_sequence(opening)
-    arguments = {
-        "model": model.repository,
-        "revision": model.revision,
-        "trust_remote_code": model.trust_remote_code,
-        "quantization": VLLM_QUANTIZATIONS.get(model.quantization),
-        "dtype": str(planned.sketches[0].dtype).removeprefix("torch."),
-        "max_model_len": length,
-        "max_num_seqs": opening.batch_size,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "enable_prefix_caching": False,  # every prompt is asked more than once
-        "enforce_eager": settings.runner == "eager",
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "pipeline_parallel_size": engine.pipeline_parallel_size,
-        "distributed_executor_backend": engine.distributed_executor_backend,
-        "gpu_memory_utilization": 0.1,  # must be free at the start, and is no limit where the cache has a size
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-    }
-    if not planned.gpus:
-        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be
-        # set back.
-        arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
-    return arguments
-
-
-def _longest_sequence(opening: Opening) -> int:
-    """The most tokens of a prompt with its answer and what is drafted beyond it, within the models'
-    contexts.
-    """
-    decoding = opening.decoding
-    planned = opening.planned
-    length = opening.longest_prompt + decoding.max_new_tokens + 1
-    if opening.settings.draft is not None:
-        length += decoding.most_draft_tokens
-    contexts = [max_context(checkpoint.config) for checkpoint in planned.checkpoints]
-    return min([length, *filter(None, contexts)])
-
-
-def _note(record: RequestRecord, output: Any, seconds: float) -> None:
-    """Note what a request got in a step."""
-    completion = output.outputs[0]
-    record.add(list(completion.token_ids), seconds)
-    if output.finished:
-        _read_acceptance(record, completion)
-
-
-def _read_acceptance(record: RequestRecord, completion: Any) -> None:
-    metrics = completion.spec_decode_metrics
-    if metrics is not None:
-        record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
-        record.count_undrafted()
-
-
 def _sampling_parameters(question: Question, index: int, **further: Any) -> Any:
-    """The same warp and limits as every engine's, and random numbers of the prompt's own."""
+    """The warp and limits that every engine has, and random numbers of the prompt's own."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     decoding = question.decoding

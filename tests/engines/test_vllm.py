@@ -16,8 +16,8 @@ import pytest
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines import vllm as vllm_engine
-from harness.engines.protocol import Question
-from harness.engines.vllm import speculative_config
+from harness.engines.protocol import LoadRequest, Question
+from harness.engines.vllm_arguments import speculative_config
 from harness.menu.engines.vllm import Vllm
 from harness.menu.records import HEADS, METHODS
 from in_process import Harness, results
@@ -157,31 +157,58 @@ class OneTokenAtATime:
     """An engine of vLLM's shape that answers every request with two tokens."""
 
     def __init__(self) -> None:
-        self.waiting: list[str] = []
+        self.num_decided: dict[str, int] = {}
+        self.aborted: list[str] = []
 
     def add_request(self, identity: str, *_: Any) -> None:
-        self.waiting.append(identity)
+        self.num_decided[identity] = 0
+
+    def abort_request(self, identities: list[str]) -> None:
+        self.aborted += identities
+        for identity in identities:
+            del self.num_decided[identity]
 
     def step(self) -> list[Any]:
-        first = not hasattr(self, "began")
-        self.began = True
-        text = SimpleNamespace(token_ids=[7], spec_decode_metrics=None)
-        return [
-            SimpleNamespace(request_id=identity, outputs=[text], finished=not first)
-            for identity in self.waiting
-        ]
+        outputs = []
+        for identity in list(self.num_decided):
+            self.num_decided[identity] += 1
+            finished = self.num_decided[identity] == 2
+            text = SimpleNamespace(token_ids=[7], spec_decode_metrics=None)
+            outputs.append(SimpleNamespace(request_id=identity, outputs=[text], finished=finished))
+            if finished:
+                del self.num_decided[identity]
+        return outputs
 
 
-def test_request_times_do_not_come_from_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = SimpleNamespace(start=lambda arm: OneTokenAtATime())
+QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=2), 0, [0])
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> OneTokenAtATime:
     monkeypatch.setattr(vllm_engine, "time", StubbornClock())
     monkeypatch.setattr(vllm_engine, "_sampling_parameters", lambda question, index: None)
-    arm = vllm_engine.VllmArm("regular", stub, {}, 0)  # type: ignore[arg-type]
-    decoding = DecodingSettings(temperature=0, max_new_tokens=2)
-    assert len(list(arm.stream(Question([[1, 2]], decoding, 0, [0])))) == 2
+    return OneTokenAtATime()
+
+
+def arm_over(llm: OneTokenAtATime) -> vllm_engine.VllmArm:
+    engine: Any = SimpleNamespace(start=lambda arm: llm)
+    return vllm_engine.VllmArm("regular", engine, {})
+
+
+def test_request_times_do_not_come_from_the_wall_clock(llm: OneTokenAtATime) -> None:
+    arm = arm_over(llm)
+    assert len(list(arm.stream(QUESTION))) == 2
     (request,) = arm.last_requests
     assert request.arrivals == [0.25, 0.5]
     assert request.seconds == 0.5
+
+
+def test_under_load_each_request_has_a_start_of_its_own(llm: OneTokenAtATime) -> None:
+    asked = [LoadRequest(QUESTION), LoadRequest(QUESTION, leave_after=1), LoadRequest(QUESTION)]
+    records = list(arm_over(llm).under_load(asked, num_in_flight=1))
+    assert [record.index for record in records] == [0, 1, 2]
+    assert [record.arrivals for record in records] == [[0.25, 0.5], [0.25], [0.25, 0.5]]
+    assert len(llm.aborted) == 1
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
