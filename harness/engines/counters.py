@@ -105,7 +105,8 @@ def read_counters(text: str) -> Counted:
         if counter is None or value is None:
             continue
         if counter != "by_position":
-            counted = counted.plus(Counted(**{counter: value}))
+            sample: dict[str, Any] = {counter: value}
+            counted = counted.plus(Counted(**sample))
         elif position := _POSITION.search(labels):
             counted = counted.plus(Counted(by_position={int(position[1]): value}))
     return counted

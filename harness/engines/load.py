@@ -1,4 +1,4 @@
-"""`recovery load=8` with our own loop: requests with different settings join and leave one batch."""
+"""`recovery load=8` with our own loop: different requests join and leave one running batch."""
 
 from __future__ import annotations
 

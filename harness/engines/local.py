@@ -104,7 +104,7 @@ class LocalArm(Arm):
 
     @property
     def _most_nodes(self) -> int:
-        """The most tokens of a proposed tree; 0 for a draft that proposes chains, and without one."""
+        """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
 
     def _target(self) -> Any:

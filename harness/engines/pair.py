@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -88,7 +88,7 @@ class Pair:
         """The token ids at which the target ends a text by itself."""
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None
-        ids = configured
+        ids: Any = configured
         if not isinstance(configured, list):
             ids = [configured, self.tokenizer.eos_token_id]
         return frozenset(int(token) for token in ids if token is not None)
@@ -150,7 +150,7 @@ class SketchedPair:
         return min(limits) - new_tokens if limits else None
 
     def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
-        """How the longest prompt and its new tokens exceed a model's context; None where they fit."""
+        """How the longest prompt with its new tokens exceeds a context; None where it fits."""
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             length = longest

@@ -113,7 +113,7 @@ class Arm:
 
     @property
     def given_up(self) -> str | None:
-        """Why it sends no more requests: too many had no answer, and all later ones fail at once."""
+        """Why all further requests fail at once: too many had no answer. None while they are sent."""
         return None
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:

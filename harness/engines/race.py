@@ -113,7 +113,7 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """A token by itself, for a reader; part of a character as the tokenizer's vocabulary writes it."""
+    """A token by itself, for a reader; part of a character as the vocabulary writes it."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     if "\N{REPLACEMENT CHARACTER}" in text:

@@ -134,7 +134,7 @@ class Sender:
             request.count_undrafted()
 
     def _set_tokens(self, request: RequestRecord) -> None:
-        """Set the tokens of an ended answer without ids: those that llama.cpp shows, or its text's."""
+        """Set the tokens of an answer without ids: those that llama.cpp shows, or its text's."""
         # The parser of a chat holds some back.
         is_complete = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
         if is_complete and not self._settings.chat:

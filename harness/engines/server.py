@@ -160,7 +160,7 @@ class ServerArm(Arm):
         return None if now is None else now.since(self._counted_before)
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        """A record for the chunks that arrive together; the first one holds every row's first token.
+        """A record for the chunks that arrive together; the first has every row's first token.
 
         A request that fails keeps the tokens it has, and its error. If the server sends text alone,
         the tokens of a row come at its end: the tokens of a piece of text depend on where it was
