@@ -198,3 +198,12 @@ class TreeProposal:
     shape: TreeShape
     probabilities: Tensor | None = None
     certain: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> TreeProposal:
+        """Copy the tensors to another device."""
+        return TreeProposal(
+            self.tokens.to(device),
+            self.shape,
+            None if self.probabilities is None else self.probabilities.to(device),
+            None if self.certain is None else self.certain.to(device),
+        )

@@ -110,3 +110,8 @@ class CommonWarp:
 
 
 AnyWarp = Warp | RowWarp | BatchWarp | CommonWarp
+
+
+def current_warp(warp: AnyWarp) -> Warp | RowWarp | CommonWarp:
+    """Return a warp that does not change: that of a running batch as it is now, or the same one."""
+    return warp.current if isinstance(warp, BatchWarp) else warp

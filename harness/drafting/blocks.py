@@ -1,13 +1,14 @@
 """Configuration and weights that kinds of draft heads share.
 
-A head is a few layers that were trained to continue from the target's own hidden states. Its weights have the names of
-the published formats, so a checkpoint loads without a table of names.
+A head is a few layers that were trained to continue from the target's own hidden states. Each kind
+in `kinds/` inherits from `HeadConfig` and from `Head` or `LayeredHead`. The weights have the names
+of the published formats, so a checkpoint loads without a table of names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,9 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from harness.decoding.protocols import Drafter, TreeDrafter
 from harness.decoding.warp import AnyWarp
+from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.head_trees import HeadTrees
 from harness.drafting.training_batch import TrainingBatch
 from harness.drafting.tree_plan import TreePlan
 
@@ -30,16 +32,18 @@ LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3":
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """A head, in any stored format. Each kind adds to it.
+    """The sizes and options of a head, whatever format it was stored in. Each kind adds its own.
 
     Attributes:
-        layers: of the target, as in `Drafter.layers`.
-        target_size: the width of their hidden states.
-        vocabulary_size: of the target.
-        draft_vocabulary_size: of the head's output; where it is smaller, `d2t` says which tokens these are.
-        own_embedding: whether the head has an embedding; otherwise the target's is used.
-        own_output: whether it has an output matrix; likewise. A smaller vocabulary needs one.
-        transformer: of the head's own layers; None for Medusa, which has none.
+        layers: L layers of the target, whose hidden states the head reads (`Drafter.layers`).
+        target_size: D, the width of these hidden states.
+        vocabulary_size: the width of the target's logits.
+        draft_vocabulary_size: the width of the head's logits. If it is smaller, `Head.d2t` says
+            which of the target's tokens they are for.
+        own_embedding: whether the head has an embedding; otherwise it uses the target's.
+        own_output: whether it has an output matrix; otherwise it uses the target's, unless its
+            vocabulary is smaller.
+        transformer: the configuration of the head's own layers; None for Medusa, which has none.
         confidence: whether it estimates the chance that a token is accepted, as DSpark does.
     """
 
@@ -54,7 +58,7 @@ class HeadConfig:
 
     @property
     def cache_numbers_per_token(self) -> int:
-        """Numbers in the keys and values of a token, over all of its layers."""
+        """How many numbers the head caches for a token: the keys and values of all its layers."""
         own = self.transformer
         if own is None:
             return 0
@@ -62,15 +66,24 @@ class HeadConfig:
 
     @property
     def borrowed_outputs(self) -> int:
-        """Numbers of the target's output matrix that drafting a token reads."""
+        """How many numbers of the target's output matrix a pass reads."""
         return 0 if self.own_output else self.target_size * self.vocabulary_size
 
 
 class Head(nn.Module):
-    """The part of a head's weights that maps tokens to states of `width` numbers and back."""
+    """A head's weights: here those that map tokens to states of `width` numbers and back.
 
+    Attributes:
+        chains, trees: the classes of its drafters.
+        config: of the kind's own class.
+        d2t: tells which of the target's tokens the draft has, if not all: draft token i is the
+            target's token i + d2t[i]. So d2t = [0, 0, 3] maps the draft tokens 0, 1, 2 to 0, 1, 5.
+    """
+
+    chains: ClassVar[type[HeadDrafter]]
+    trees: ClassVar[type[HeadTrees]]
+    config: Any
     d2t: Tensor | None
-    config: Any  # of the kind's own class
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
@@ -83,44 +96,40 @@ class Head(nn.Module):
             if config.own_output
             else None
         )
-        # From draft tokens to the target's: draft token i is the target's token i + d2t[i], so that
-        # d2t = [0, 0, 3] maps the draft tokens 0, 1, 2 to the target's 0, 1, 5.
         reduced = config.draft_vocabulary_size != config.vocabulary_size
         offsets = torch.zeros(config.draft_vocabulary_size, dtype=torch.long) if reduced else None
         self.register_buffer("d2t", offsets)
 
     @property
     def known_tokens(self) -> Tensor | None:
-        """The target's tokens that a head of a smaller vocabulary can draft; None for all."""
+        """The target's tokens that a head with a smaller vocabulary can draft; None for all."""
         if self.d2t is None:
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    def drafter(self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0) -> Drafter:
-        """Drafts with these weights.
+    def drafter(
+        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> HeadDrafter:
+        """Return a drafter of chains with these weights; arguments as of `HeadDrafter`."""
+        return self.chains(self, target, warp, confidence)
 
-        Args:
-            target: lends embedding and output matrix to heads without their own.
-            warp: from logits to the distributions that tokens are drawn from.
-            confidence: offer tokens only as far as a confidence head expects each to be accepted with at least this
-                probability; 0 offers all.
-        """
-        raise NotImplementedError
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        """Drafts trees with these weights, where `HeadKind.drafts_trees`; arguments as of `drafter`."""
-        raise NotImplementedError
+    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> HeadTrees:
+        """Return a drafter of trees with these weights, where `HeadKind.drafts_trees`."""
+        return self.trees(self, target, warp, plan)
 
     def initialise(self) -> None:
-        """Set weights that training does not begin with at random; all others are set before."""
+        """Set the weights that training does not begin with at random.
+
+        `new_heads.initialise` has set all weights before.
+        """
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """The loss of a batch.
+        """Return the loss of a batch, a number with a gradient.
 
         Args:
-            embedding: of tokens, the head's own or the target's.
-            output: matrix, likewise.
-            num_steps: tokens ahead that a chain is trained to draft.
+            embedding: turns tokens into states; the head's own or the target's module.
+            output: turns states into logits, likewise.
+            num_steps: how many tokens EAGLE-3's chain is trained to draft; other kinds ignore it.
         """
         raise NotImplementedError
 
@@ -138,14 +147,15 @@ class LayeredHead(Head):
         layer: Any = LAYER_STYLES[style]
         self.layers = nn.ModuleList(layer(own, index) for index in range(own.num_hidden_layers))
         self.norm = LlamaRMSNorm(own.hidden_size, own.rms_norm_eps)
-        # Its buffers are in no checkpoint, so they must have numbers even where the module is made without memory.
+        # Its buffers are in no checkpoint, so they need numbers although `HeadCheckpoint.build`
+        # makes the module on the meta device.
         with torch.device("cpu"):
             self.rotary_emb = LlamaRotaryEmbedding(cast(Any, own))
         self.windows = windows(own)
 
 
 def windows(own: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, None without one."""
+    """Return the sliding window of each layer, in tokens; None without one."""
     kinds = getattr(own, "layer_types", None) or ["full_attention"] * own.num_hidden_layers
     return [
         getattr(own, "sliding_window", None) if kind.startswith("sliding") else None

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -92,17 +92,14 @@ def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str
     return weight_map
 
 
-def read_tensors(settings: ModelSettings, files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors on the CPU, under the names that the modules have."""
-    return _read(settings, files, "cpu")
+def read_tensors(
+    settings: ModelSettings, files: Sequence[Path], device: Literal["cpu", "meta"]
+) -> dict[str, Tensor]:
+    """Return all tensors of a head, under the names that the modules have.
 
-
-def sketch_tensors(settings: ModelSettings, files: Sequence[Path]) -> dict[str, Tensor]:
-    """The same on the meta device: their shapes, and whether they hold floating-point numbers."""
-    return _read(settings, files, "meta")
-
-
-def _read(settings: ModelSettings, files: Sequence[Path], device: str) -> dict[str, Tensor]:
+    On the meta device they have shapes, and tell whether they hold floating-point numbers, but no
+    memory.
+    """
     state: dict[str, Tensor] = {}
     for file in files:
         where = f"draft: {file.name} of {settings.repository}"

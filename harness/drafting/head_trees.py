@@ -1,4 +1,13 @@
-"""Trees of draft tokens from a head, and predictors for heads that draft a block in one pass."""
+"""Trees of draft tokens from a head, and predictors for heads that draft a block in one pass.
+
+The drafter of trees of each kind of head inherits from `HeadTrees` and from the kind's drafter of
+chains. It adds only `predictor`, which reads the target's features and then predicts the tokens of
+a tree, level by level. What the predictor must know of a node differs from kind to kind:
+
+    EAGLE-3            the whole path to it: a pass for each level (in `kinds/eagle3`)
+    DSpark, DFlash 2   its level and its own token: `TokenPredictor`
+    the others         its level alone: `MarginalPredictor`
+"""
 
 from __future__ import annotations
 
@@ -14,15 +23,16 @@ from transformers import PreTrainedModel
 from harness.decoding.protocols import Proposal, Step, TreeDrafter
 from harness.decoding.trees import TreeProposal
 from harness.decoding.warp import AnyWarp
-from harness.drafting.head_drafter import HeadDrafter, Unread
+from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.score_temperatures import ScoreTemperatures
-from harness.drafting.text_branches import TextBranch, first_tokens
+from harness.drafting.text_branches import TextBranch
 from harness.drafting.tree_growth import Draws, Grown, Growth, Predictor
 from harness.drafting.tree_plan import TreePlan
+from harness.drafting.unread import Unread
 
 
 class HeadTrees(HeadDrafter, TreeDrafter):
-    """Proposes trees, for the drafter of a head. What is prepared are trees, and no chains.
+    """Proposes trees with a head of any kind.
 
     Attributes:
         plan: how the trees grow.
@@ -31,7 +41,6 @@ class HeadTrees(HeadDrafter, TreeDrafter):
     def __init__(self, head: Any, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> None:
         super().__init__(head, target, warp)
         self.plan = plan
-        self._scores = ScoreTemperatures(plan.score_temperature)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -47,11 +56,13 @@ class HeadTrees(HeadDrafter, TreeDrafter):
 
     @abstractmethod
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """Read the features, and predict the tokens of a tree of at most `depth` levels."""
+        """Read the features, and return what predicts the tokens of a tree of at most `depth`
+        levels.
+        """
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`."""
+        """See `Drafter.propose`: a chain, which is never prepared, because `prepared` has trees."""
         return self._chain(num_draft_tokens, uniforms, None)
 
     @torch.inference_mode()
@@ -62,31 +73,33 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         uniforms: Tensor,
         branches: Sequence[TextBranch] = (),
     ) -> TreeProposal:
-        """See `TreeDrafter.propose_tree`. The trees have the branches of the texts as well, see
-        `text_branches`.
+        """See `TreeDrafter.propose_tree`.
+
+        Args:
+            branches: what the rows' texts say, to be joined with the trees (`text_branches`); empty
+                without texts.
         """
         depth = self.num_drafted(depth)
         growth = self.growth(depth)
-        taken = first_tokens(branches, len(uniforms), self.device)
         temperatures = self._scores.of_rows(self.warp, self.device)
-        draws = Draws(uniforms.to(self.device), *taken, temperatures)
+        draws = Draws.of(uniforms.to(self.device), branches, temperatures)
         call = functools.partial(self.grow, growth, depth)
         grown = Grown(*self._run(call, depth, draws, self.prepared))
         self._scores.remember(grown)
         proposal = growth.trees(grown, branches)
         self._proposed = proposal.tokens
-        probabilities = proposal.probabilities
-        if probabilities is not None:
-            probabilities = probabilities.to(self._home)
-        certain = None if proposal.certain is None else proposal.certain.to(self._home)
-        return TreeProposal(proposal.tokens.to(self._home), proposal.shape, probabilities, certain)
+        return proposal.to(self._home)
 
     def growth(self, depth: int) -> Growth:
-        """Return how trees of so many levels grow, with the batch's warp."""
+        """Return how trees of so many levels grow, with the batch's warp as it is now."""
         return self.plan.growth(depth, self.warp, self.device)
 
     def grow(self, growth: Growth, depth: int, unread: Unread, *draws: Tensor) -> Grown:
-        """Read the features and grow trees with `Draws`: a function of tensors, as `draft` is."""
+        """Read the features and grow trees; `draws` are those of `Draws`.
+
+        Bound to a growth and a depth it is a function of tensors, as `HeadDrafter.draft` is, which
+        `prepared_trees` compiles or captures.
+        """
         return growth.grow(self.predictor(unread, depth), Draws(*draws))
 
     def follow(self, path: Tensor) -> None:
@@ -100,23 +113,16 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         self._scores.select(rows)
         super().select(rows)
 
-    def over_vocabulary(self, logits: Tensor) -> Tensor:
-        """Spread logits [..., V of the head] over the target's tokens."""
-        if self._tokens is None:
-            return logits
-        every_token = logits.new_full((*logits.shape[:-1], self.vocabulary_size), -torch.inf)
-        return every_token.index_copy(-1, self._tokens, logits)
-
 
 class MarginalPredictor(Predictor):
-    """Predicts the tokens of a level alike after all nodes above it, as a head does that drafts
-    every token without knowing the others.
+    """Predicts the same tokens after all nodes of a level, for a head that drafts every token
+    without knowing the others.
 
-    So a node counts by the product of its path's marginals, as in DDTree. Nothing is computed to
-    expand a node: every node that can be among the likeliest is found.
+    So a node's score is the product of its path's marginals, as in DDTree. Expanding a node costs
+    no pass, so a dynamic tree finds every node that can be among the likeliest.
 
     Args:
-        logits: [B, K, V], for each of K levels.
+        logits: [B, K, V], one for each of K levels.
     """
 
     width = None
@@ -134,12 +140,13 @@ class MarginalPredictor(Predictor):
 
 
 class TokenPredictor(Predictor):
-    """Predicts the tokens after a node from its level and its own token, as a head does that draws
-    a block's tokens one after the other without another pass.
+    """Predicts the tokens after a node from its level and its own token, for a head that draws a
+    block's tokens one after the other without another pass.
 
     Args:
-        last: [B], the token before the tree.
-        after: from a level and tokens [B, n] to logits [B, n, V] of what follows them there.
+        last: [B], the token before the tree, its root.
+        after: turns a level (0 for the root's) and the tokens [B, n] of its nodes into the logits
+            [B, n, V] of what follows them.
     """
 
     def __init__(self, last: Tensor, after: Callable[[int, Tensor], Tensor]) -> None:

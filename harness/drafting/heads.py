@@ -22,7 +22,6 @@ from harness.drafting.head_files import (
     find_weights,
     read_configuration,
     read_tensors,
-    sketch_tensors,
 )
 from harness.drafting.head_formats import StoredHead, check_types
 from harness.drafting.slot_cache import SPARE_SLOTS
@@ -122,7 +121,7 @@ class HeadCheckpoint:
         """
         module = self.build()
         if self.files:
-            state = read_tensors(self.settings, self.files)
+            state = read_tensors(self.settings, self.files, "cpu")
         else:
             state = {
                 name: self._random(name, tensor) for name, tensor in module.state_dict().items()
@@ -192,7 +191,7 @@ def read_head(
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
     files = find_weights(settings, kind) if weights else ()
-    tensors = sketch_tensors(settings, files)
+    tensors = read_tensors(settings, files, "meta")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     check_types(stored, raw)
     config = kind.config(stored, shapes if weights else None)
@@ -207,7 +206,7 @@ def read_head(
 
 
 def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a SettingError unless the stored tensors, by name and shape, are those of the module."""
+    """Raise a SettingError unless the stored tensors have the names and shapes of the module's."""
     needed = {name: tuple(tensor.shape) for name, tensor in head.build().state_dict().items()}
     where = f"a head of kind {head.kind.name}"
     missing = sorted(needed.keys() - stored.keys())

@@ -1,4 +1,9 @@
-"""A text's proposal and a head's verified in one tree, within one budget."""
+"""Hybrids with trees (`draft=suffix+tiny_eagle3 draft.tree=dynamic`): what a row's text says is a
+branch of the tree that the head drafts, within the same budget.
+
+`hybrid` is the one without trees, which chooses between the text and the head in each iteration.
+`text_branches` joins the branch with the head's tree.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +19,19 @@ from harness.drafting.head_trees import HeadTrees
 from harness.drafting.text import TextDrafter
 from harness.drafting.text_branches import TextBranch
 
-# What is known of a text before its first proposal: as if this many tokens of such texts had been
-# right and wrong. Of what is learned the earlier counts less and less.
+# A text begins as if this many of its tokens had been right and wrong.
 _RIGHT_BEFORE = 4.0
 _WRONG_BEFORE = 1.0
+# How much of both counts is left after each further proposal.
 _MEMORY = 0.8
 
 
 class _TextRecord:
-    """How often the tokens of a row's text were right of late."""
+    """How often the tokens of a row's text were right of late.
+
+    The chance begins at 4 / (4 + 1) = 0.8. After a proposal of three tokens, of which two were
+    right, the counts are 0.8 * 4 + 2 = 5.2 and 0.8 * 1 + 1 = 1.8, and the chance is 0.74.
+    """
 
     def __init__(self) -> None:
         self._num_right = _RIGHT_BEFORE
@@ -30,11 +39,11 @@ class _TextRecord:
 
     @property
     def chance(self) -> float:
-        """That a token is right, if those before it are."""
+        """The chance that a token is right, if those before it are."""
         return self._num_right / (self._num_right + self._num_wrong)
 
     def learn(self, proposed: Sequence[int], decided: Sequence[int]) -> None:
-        """Compare what a text said with what followed it."""
+        """Compare what a text said with the tokens that were decided; either may be longer."""
         num_compared = min(len(proposed), len(decided))
         num_right = 0
         while num_right < num_compared and proposed[num_right] == decided[num_right]:
@@ -46,9 +55,8 @@ class _TextRecord:
 class HybridTreeDrafter(BesideText[_TextRecord, HeadTrees], TreeDrafter):
     """Proposes trees of a head, with a branch of what the row's text says.
 
-    The branch depends on the row's tokens alone, and so does the number of nodes that it takes from
-    the head: see `text_branches` for the trees and `tree_rules.verify_rounds` for why they are
-    lossless.
+    The branch, and how many nodes it takes from the head, depend on the row's own past alone. So
+    the trees stay lossless.
 
     Args:
         text: proposes the branches.

@@ -1,4 +1,10 @@
-"""Trees of draft tokens from a draft model, each level in one pass over its own nodes."""
+"""Trees of draft tokens from a draft model, each level in one pass over its own nodes.
+
+Say the decided tokens `x y` have not been read yet, y is the root, and a tree of two levels expands
+a and b below it. The first pass reads x and y, and gives the logits after y; the second reads a and
+b beside each other, and gives those after a and after b. Once the verdict accepts `a c`, the cache
+keeps x, y and a. The tokens c and the one after it are unread: the next tree begins with them.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +25,13 @@ from harness.drafting.tree_plan import TreePlan
 class ModelTreeDrafter(TreeDrafter):
     """Proposes trees by running a draft model.
 
-    After a proposal the runner's cache holds the nodes that were expanded. Those on the accepted path
-    stay, but for its last one, which may be a leaf and never read: the cache then trails the decided
-    sequence by the tokens in `_unseen`, with which the next tree begins.
+    The last accepted token may be a leaf, which was never read. So the cache never keeps it: after
+    a verdict two tokens of the text are unread, and one more after each turn without a proposal.
 
     Args:
+        runner: the draft model's.
         warp: the one applied to the target's logits.
+        plan: how the trees grow.
         device: the target's, where proposals are used.
     """
 
@@ -37,13 +44,12 @@ class ModelTreeDrafter(TreeDrafter):
         self._warp = warp
         self._plan = plan
         self._device = device
-        # [B, at least 1] decided tokens that the runner has not been fed.
+        # [B, at least 1] decided tokens that the runner has not read.
         self._unseen = torch.empty(0)
         # What the runner has read of each row's tree, from a proposal to its verdict.
         self._trees: list[_ReadTree] | None = None
         # [B, N], the nodes of the last tree; once its path is known, those on the path.
         self._proposed = torch.empty(0)
-        self._scores = ScoreTemperatures(plan.score_temperature)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -64,7 +70,7 @@ class ModelTreeDrafter(TreeDrafter):
         self._scores.add(len(prompts))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`. Nothing of it stays in the cache."""
+        """See `Drafter.propose`: a chain, of which nothing stays in the cache."""
         uniforms = uniforms.to(self._unseen.device)
         tokens, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
         self._runner.keep([0] * len(self._unseen))
@@ -77,10 +83,7 @@ class ModelTreeDrafter(TreeDrafter):
         uniforms = uniforms.to(self._unseen.device)
         proposal = self._plan.propose(predictor, depth, self._warp, uniforms, self._scores)
         self._proposed = proposal.tokens
-        probabilities = proposal.probabilities
-        if probabilities is not None:
-            probabilities = probabilities.to(self._device)
-        return TreeProposal(proposal.tokens.to(self._device), proposal.shape, probabilities)
+        return proposal.to(self._device)
 
     def follow(self, path: Tensor) -> None:
         self._proposed = self._proposed.gather(1, (path - 1).to(self._proposed.device))
@@ -100,12 +103,13 @@ class ModelTreeDrafter(TreeDrafter):
 
     def _keep_path(self, trees: Sequence[_ReadTree], num_accepted: Sequence[int]) -> None:
         """Keep the decided tokens in the cache, and the accepted ones but each row's last."""
-        paths = []
+        paths: list[list[int]] = []
+        counts: list[int] = []
         for tree, proposed, count in zip(trees, self._proposed.tolist(), num_accepted, strict=True):
             paths.append(tree.path(proposed[:count]))
-        counts = [tree.root + count for tree, count in zip(trees, num_accepted, strict=True)]
+            # Where nothing is accepted the root is the last token of the text, and read again.
+            counts.append(tree.root + count)
         longest = max(counts)
-        # Where nothing is accepted the root is not kept: it is read again.
         filled = padded([path[:longest] for path in paths], longest)
         self._runner.keep_path(to_device(filled, self._unseen.device), counts)
 
@@ -124,8 +128,12 @@ class ModelTreeDrafter(TreeDrafter):
 
 
 class _ReadTree:
-    """The tokens that a draft model has read of one row's tree, numbered from 0: decided ones that
-    it had not seen, of which the last is the root of the proposal, then the nodes that are expanded.
+    """The tokens that a draft model has read of one row's tree, numbered in the order of reading.
+
+    First come the decided tokens that it had not read, of which the last is the root of the
+    proposal, then the expanded nodes, level by level. In the example at the head of this file these
+    are x 0, y 1, a 2 and b 3; the root is 1, the parents of y, a and b are (0, 1, 1), and the path
+    for the accepted tokens `a c` is [0, 1, 2].
 
     Sequences may expand nodes that are equal: the same token after the same path. Each is read, and
     the first of them stands for all.
@@ -170,10 +178,12 @@ class _ReadTree:
 
 
 class _ModelPredictor(Predictor):
-    """The levels of one iteration, whose nodes stay in the runner's cache.
+    """Predicts the tokens of one proposal by passes of the draft model.
 
     Args:
         unseen: [B, n], the decided tokens that each tree begins with.
+        trees: notes what is read of each row's tree.
+        limits: the levels that each row can use, counted from the root.
     """
 
     def __init__(
@@ -186,8 +196,9 @@ class _ModelPredictor(Predictor):
         self._runner = runner
         self._unseen = unseen
         self._trees = trees
-        num_before = unseen.shape[1] - 1
-        self._limits = [limit + num_before for limit in limits]
+        # A `TreeShape` counts levels from the first token that is read.
+        num_before_root = unseen.shape[1] - 1
+        self._limits = [limit + num_before_root for limit in limits]
 
     def root(self) -> Tensor:
         return self._read(self._unseen)[:, -1:]

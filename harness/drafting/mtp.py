@@ -1,8 +1,10 @@
-"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): layers behind the target's last, in its own checkpoint.
+"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): layers behind the target's last, in
+its own checkpoint.
 
-Entry i of the first layer pairs the target's last state at token i with the embedding of token i + 1, and predicts
-token i + 2. Entry i of the next layer pairs the state that came out of it with token i + 2, and so on. Where there is
-only one layer it drafts every token, as in other engines: a chain like EAGLE's.
+Entry i of the first layer pairs the target's last state at token i with the embedding of token i +
+1, and predicts token i + 2. Entry i of the next layer pairs the state that came out of it with
+token i + 2, and so on. Where there is only one layer it drafts every token, as in other engines: a
+chain like EAGLE's.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from transformers.modeling_layers import MtpModel
 
 from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import LayeredHead, windows
-from harness.drafting.head_drafter import Draft, Unread, stacked
+from harness.drafting.head_drafter import Draft, stacked
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.unread import Unread
 
 
 class MtpHead(EagleHead):
-    """transformers' own layers in an EAGLE head's place; embedding and output matrix are the target's.
+    """transformers' own layers in an EAGLE head's place; embedding and output matrix are the
+    target's.
 
-    Its configuration has the target's last layer in `layers`, and in `transformer` what `get_mtp_config()` gives.
+    Its configuration has the target's last layer in `layers`, and in `transformer` what
+    `get_mtp_config()` gives.
     """
 
     def __init__(self, config: EagleConfig, model: MtpModel) -> None:
@@ -48,7 +53,9 @@ class MtpHead(EagleHead):
         return features
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:
-        """Entries of one layer at `cache.positions` [B, n] -> their states [B, n, width], normalised."""
+        """Entries of one layer at `cache.positions` [B, n] -> their states [B, n, width],
+        normalised.
+        """
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_of[layer])
         is_seen = cache.causal_mask(self.windows[layer])
         # Not every attention of transformers takes booleans.
@@ -68,16 +75,15 @@ class MtpHead(EagleHead):
     def drafter(
         self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
     ) -> EagleDrafter:
-        if len(self.layers) == 1:
-            return EagleDrafter(self, target, warp)
-        return MtpDrafter(self, target, warp)
+        kind = EagleDrafter if len(self.layers) == 1 else MtpDrafter
+        return kind(self, target, warp)
 
 
 class MtpDrafter(EagleDrafter):
     """Proposes a token from each of several layers.
 
-    Deeper layers read drafted tokens, so that their last entries are provisional. All layers read these again when the
-    tokens are decided.
+    Deeper layers read drafted tokens, so that their last entries are provisional. All layers read
+    these again when the tokens are decided.
     """
 
     def __init__(self, head: MtpHead, target: PreTrainedModel, warp: AnyWarp) -> None:
@@ -87,7 +93,7 @@ class MtpDrafter(EagleDrafter):
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         return stacked(self._through_layers(unread, uniforms.unbind(1)))
 
-    def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
+    def read(self, unread: Unread) -> Tensor:
         self._through_layers(unread, ())
         return unread.features
 

@@ -1,4 +1,9 @@
-"""A draft before any weights load: what it needs, and what it shares with its target."""
+"""A draft before any weights load: which checkpoint or head it is, and what it shares with its
+target.
+
+`Method.plan` of each way to draft (`menu/methods/`) makes a `DraftPlan`; placing and loading read
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,15 @@ from harness.models.checkpoints import Checkpoint
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A planned draft.
+    """A planned draft. One that needs no weights, as `lookup`, has settings alone.
 
     Attributes:
-        settings: complete from here on.
-        checkpoint: of a model with weights of its own.
-        head: on the target's hidden states.
+        settings: the draft's, in which the plan has filled in what the user left open.
+        checkpoint: the draft model, where it has weights of its own.
+        head: the draft head, which reads the target's hidden states.
         shares_target: whether the draft is the target itself.
-        mask_token: of a draft model that drafts all tokens in one pass.
+        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
+            one pass (`parallel`).
     """
 
     settings: DraftSettings

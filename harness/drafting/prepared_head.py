@@ -1,8 +1,10 @@
 """A head's whole proposals as prepared calls: compiled, captured as CUDA graphs, or both.
 
-A proposal reads the features of the tokens that the last verdict decided, and drafts K tokens with
-their draws, or a tree of K levels (`prepared_trees`). Fewer features are filled up to the prepared
-number, which the cache never shows.
+A proposal is `HeadDrafter.draft`: it reads the features of the tokens that the last verdict
+decided, and draws K tokens; or it grows trees of K levels (`prepared_trees`). Before decoding there
+is one call for each number of rows and each K, which takes as many features as a verdict over K
+tokens can leave unread. Fewer rows and features are filled up to these shapes. What features that
+only fill up leave in the cache is never seen.
 """
 
 from __future__ import annotations
@@ -16,11 +18,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
+from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.slot_cache import SlotCache
+from harness.drafting.unread import Unread
 from harness.runners.checks import refusing, require_close
 from harness.runners.compiled import CompilationError, TensorCall, prepared_sizes
-from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
+from harness.runners.graphs import (
+    FixedCall,
+    GraphRecorder,
+    filled_up,
+    first_rows,
+    least_fitting,
+)
 from harness.runners.regions import compile_call
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up
@@ -29,21 +38,25 @@ _NUM_UNREAD = len(Unread._fields)
 
 
 class _Shape(NamedTuple):
+    """Names a prepared call: its rows, and its draft tokens or levels."""
+
     num_rows: int
     number: int
 
 
 class PreparedHead:
-    """Prepared chains of a head, which its drafters share one after the other.
+    """Prepared chains of a head, which all its drafters share, one after the other.
 
     Args:
-        drafter: one for the warp that tokens will be drawn with; no batch is begun with it.
+        drafter: one for the warp that tokens will be drawn with. It serves to prepare the calls,
+            never for a batch.
         target: the model that is followed.
         vocabulary_size: the width of its logits.
-        compiled, captured: as of a `PreparedRunner`.
+        compiled, captured: whether `prepare` compiles the calls, and whether it captures CUDA
+            graphs (on a CPU it does not).
 
     Attributes:
-        cache: a head's, of fixed size.
+        cache: the keys and values of every drafter's batch, of fixed size.
         setup_seconds: how long preparing took.
     """
 
@@ -61,21 +74,22 @@ class PreparedHead:
         self._target = target
         self._compiled = compiled
         self._captured = captured
-        self._sizes: list[int] = []
-        self._numbers: list[int] = []
+        self._sizes: list[int] = []  # prepared numbers of rows, ascending
+        self._numbers: list[int] = []  # prepared numbers of draft tokens or levels, ascending
         self._calls: dict[_Shape, TensorCall] = {}
-        self._inputs: dict[_Shape, tuple[torch.Size, ...]] = {}
+        self._inputs: dict[_Shape, tuple[torch.Size, ...]] = {}  # the shapes of each call's inputs
         self.cache = SlotCache(num_spare=0)
         self.setup_seconds = 0.0
 
     @torch.inference_mode()
     def prepare(self, batch_size: int, num_slots: int, numbers: Sequence[int]) -> None:
-        """Compile and capture all proposals that decoding needs, and compare them with the head's own.
+        """Compile and capture all proposals that decoding needs, and compare them with the head's
+        own.
 
         Args:
             batch_size: the most rows of a batch.
             num_slots: the most tokens of a row, draft tokens beyond its end included.
-            numbers: each K.
+            numbers: each K that may be asked for.
 
         Raises:
             CompilationError: if the head cannot be compiled, or then drafts otherwise.
@@ -94,20 +108,22 @@ class PreparedHead:
         self.setup_seconds = time.perf_counter() - started
 
     def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers of tokens of the proposals to prepare, ascending."""
+        """Return for which numbers of draft tokens there will be calls, ascending."""
         return sorted(set(numbers))
 
     def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
-        """See `head_drafter.PreparedDrafts`. A longer chain begins with the shorter one."""
+        """See `head_drafter.PreparedDrafts`. A longer chain will do: it begins with the shorter
+        one.
+        """
         if drafter.warp != self._drafter.warp:
             return None
-        return self._least(self._numbers, number)
+        return least_fitting(self._numbers, number)
 
     @torch.inference_mode()
     def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
         """See `head_drafter.PreparedDrafts`."""
         num_rows = len(unread.counts)
-        size = self._least(self._sizes, num_rows)
+        size = least_fitting(self._sizes, num_rows)
         assert size is not None
         shape = _Shape(size, number)
         filled = [
@@ -118,12 +134,14 @@ class PreparedHead:
         return tuple(first_rows(output, num_rows) for output in outputs)
 
     def close(self) -> None:
-        """Give back memory. The prepared calls refer to this object: without them it is freed at once."""
+        """Give back memory. The prepared calls refer to this object: without them it is freed at
+        once.
+        """
         self._calls.clear()
         self.cache = self._drafter.cache = SlotCache()
 
     def _allocate(self, batch_size: int, num_slots: int) -> None:
-        """Allocate the cache, by drafting once."""
+        """Allocate the cache for the largest proposal, by drafting once eagerly."""
         most = self._numbers[-1]
         num_behind = self._drafter.most_unread(most) + self._drafter.num_ahead(most)
         self.cache.num_slots = round_up(num_slots + num_behind)
@@ -153,7 +171,8 @@ class PreparedHead:
         return call
 
     def _eager(self, number: int) -> TensorCall:
-        """Return the head's own proposals, as a function of the features of `Unread` and others."""
+        """Return the eager proposal as a function of tensors: those of `Unread`, then the others.
+        """
         call = self.proposal(number)
 
         def propose(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -164,11 +183,13 @@ class PreparedHead:
         return propose
 
     def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        """Return the function of `Unread` and other tensors that is prepared."""
+        """Return the function of `Unread` and other tensors that is prepared for a number."""
         return self._drafter.draft
 
     def _example(self, size: int, number: int, num_unread: int | None = None) -> tuple[Tensor, ...]:
-        """Return inputs of a proposal; `num_unread` of the features count, None for all."""
+        """Return inputs of a proposal for `size` rows; `num_unread` of each row's features count,
+        None for all.
+        """
         device = self._drafter.device
         width = self._drafter.most_unread(number)
         config = self._drafter.head.config
@@ -181,21 +202,25 @@ class PreparedHead:
         return features, following, counts, starts, *self.example(size, number)
 
     def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """Return inputs of a proposal beside the features."""
+        """Return the inputs of a proposal beside the features: uniforms [size, K]."""
         return (torch.full((size, number), 0.5, device=self._drafter.device),)
 
     def require_same(
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
     ) -> None:
-        """Raise UnsupportedModelError unless a prepared call proposes what the head proposes."""
+        """Raise UnsupportedModelError unless a prepared call proposes what the eager one does.
+
+        Args:
+            difference: the message for logits that differ.
+        """
         actual = Draft(*call(*inputs))
         expected = Draft(*self._eager(number)(*inputs))
-        # Rounding may draw another token, behind which nothing is equal.
+        # Rounding may draw another token, and after it nothing is equal.
         are_same = (actual.tokens == expected.tokens).long().cumprod(1)
         may_compare = torch.nn.functional.pad(are_same[:, :-1], (1, 0), value=1).bool()
         logits = actual.logits[may_compare]
         reference = expected.logits[may_compare]
-        # A head may keep the likeliest tokens alone; rounding may exchange the last of them.
+        # A head may exclude all but its likeliest tokens; rounding may exchange the last of those.
         is_kept = ~reference.isneginf()
         is_kept_by_both = is_kept & ~logits.isneginf()
         if is_kept_by_both.sum() < 0.9 * is_kept.sum():
@@ -210,7 +235,3 @@ class PreparedHead:
         )
         if not redrawn.tokens.equal(actual.tokens):
             raise UnsupportedModelError("draws other tokens than the eager head")
-
-    @staticmethod
-    def _least(prepared: Sequence[int], needed: int) -> int | None:
-        return next((number for number in prepared if number >= needed), None)

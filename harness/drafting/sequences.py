@@ -1,10 +1,16 @@
-"""Sequences of draft tokens that are drawn independently, and merged to trees."""
+"""Trees of sequences (`draft.tree=sequences`): drawn independently of each other, and merged.
+
+`tree_plan` chooses this growth above temperature 0. Say the budget is six nodes and trees have
+three
+levels: then two sequences are drawn, and `a b c` and `a d e` become a tree of five nodes, with b
+    and d
+as the children of a.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +18,7 @@ from torch.nn import functional
 
 from harness.decoding.randomness import existing_index
 from harness.decoding.trees import TreeProposal, TreeShape
+from harness.decoding.warp import AnyWarp
 from harness.drafting.text_branches import TextBranch
 from harness.drafting.tree_growth import Draws, Grown, Growth, Predictor
 
@@ -27,17 +34,17 @@ class SequenceGrowth(Growth):
     for draws without replacement are lossless.
 
     Attributes:
-        num_sequences: of each row.
-        depth: the tokens of a sequence.
+        num_sequences: n, the sequences of each row.
+        depth: K, the tokens of a sequence.
         warp: what tokens are drawn with.
     """
 
     num_sequences: int
     depth: int
-    warp: Any
+    warp: AnyWarp
 
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        """See `Growth.grow`. Tokens are [B, n, K], their distributions [B, n, K, V]."""
+        """See `Growth.grow`. Tokens are [B, n, K], and the distributions of each [B, n, K, V]."""
         num_rows = len(draws.uniforms)
         count = self.num_sequences
         numbers = draws.uniforms[:, : self.depth * count].reshape(num_rows, self.depth, count)
@@ -48,6 +55,7 @@ class SequenceGrowth(Growth):
             if level == 0:
                 logits = predictor.root()
             else:
+                # The root is alone in its level; from then on each sequence goes on by itself.
                 parents = torch.zeros_like(itself) if level == 1 else itself
                 logits = predictor.expand(tokens[-1], parents)
             probabilities = self.warp(logits).expand(-1, count, -1)
@@ -62,58 +70,53 @@ class SequenceGrowth(Growth):
 
 def _merge(tokens: Tensor, distributions: Tensor) -> TreeProposal:
     """Merge sequences [B, n, K], whose tokens were drawn from distributions [B, n, K, V]."""
-    tries = [_Trie.of(sequences) for sequences in tokens.tolist()]
+    tries = [_Trie(sequences) for sequences in tokens.tolist()]
     num_nodes = max(len(trie.tokens) for trie in tries)
     for trie in tries:
         trie.fill(num_nodes)
-    # Behind the last place there are zeros, for leaves.
-    places = functional.pad(distributions.flatten(1, 2), (0, 0, 0, 1))
+    # Behind the last distribution there are zeros, for leaves.
+    with_zeros = functional.pad(distributions.flatten(1, 2), (0, 0, 0, 1))
     rows = torch.arange(len(tries), device=tokens.device).unsqueeze(1)
     following = torch.tensor([trie.following for trie in tries], device=tokens.device)
     return TreeProposal(
         torch.tensor([trie.tokens for trie in tries], device=tokens.device),
         TreeShape([tuple(trie.parents) for trie in tries]),
-        places[rows, following],
+        with_zeros[rows, following],
     )
 
 
-@dataclass
 class _Trie:
-    """Sequences of one row, merged where they begin alike.
+    """The sequences of one row as one tree.
 
     Attributes:
-        tokens, parents: of the nodes, in the order in which they were drawn.
-        following: of the root and of each node: the place, among all tokens of all sequences, that
-            was drawn from the distribution after it; -1 for a leaf.
+        tokens, parents: of the nodes, in the order in which they were first drawn; parents as in a
+            `TreeShape`.
+        following: for the root and each node, the number of the distribution after it, where those
+            of all sequences are numbered one after the other from 0; -1 for a leaf. Sequences that
+            share a node have the same distribution after it, so the first one's serves.
     """
 
-    tokens: list[int]
-    parents: list[int]
-    following: list[int]
-
-    @classmethod
-    def of(cls, sequences: list[list[int]]) -> _Trie:
-        trie = cls([], [], [0])
-        numbers: dict[tuple[int, int], int] = {}
-        place = 0
+    def __init__(self, sequences: list[list[int]]) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.following = [0]
+        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        number = 0
         for sequence in sequences:
-            node = 0
+            parent = 0
             for level, token in enumerate(sequence, start=1):
-                place += 1
-                if (node, token) not in numbers:
-                    numbers[node, token] = trie.add(node, token)
-                    trie.following.append(place if level < len(sequence) else -1)
-                node = numbers[node, token]
-        return trie
+                number += 1
+                if (parent, token) not in nodes:
+                    self._add(parent, token, number if level < len(sequence) else -1)
+                    nodes[parent, token] = len(self.tokens)
+                parent = nodes[parent, token]
 
-    def add(self, parent: int, token: int) -> int:
-        """Add a node, and return its number."""
+    def _add(self, parent: int, token: int, following: int) -> None:
         self.parents.append(parent)
         self.tokens.append(token)
-        return len(self.tokens)
+        self.following.append(following)
 
     def fill(self, num_nodes: int) -> None:
         """Repeat the first token: no rule tests a token of draws without replacement again."""
         while len(self.tokens) < num_nodes:
-            self.add(0, self.tokens[0])
-            self.following.append(-1)
+            self._add(0, self.tokens[0], -1)

@@ -1,8 +1,19 @@
-"""What a row's text says, as a branch of the tree that a head drafts, within the same budget.
+"""Joins what a row's text says, as a branch, with the tree that a head drafts, within its budget.
 
-A tree of nodes that are likeliest to be reached has as many of the text's tokens as belong there: the
-i-th counts with the i-th power of the chance that the text is right, a node of the head with the
-value that it has without the text.
+`tree_growth` calls this when `hybrid_trees` gives it branches. The tree keeps the nodes that are
+likeliest to be reached and accepted, whether they come from the text or from the head. Say the text
+goes on with `the cat sat` and a token of it is right with a chance of 0.5: its nodes count 0.5,
+0.25 and 0.125. The head says `the` 0.8, then `dog` 0.3, and `a` 0.2. Within a budget of four nodes:
+
+    the 0.8
+    |-- dog 0.3
+    `-- cat 0.25
+    a 0.2           sat 0.125 has no place
+
+There are two ways to join them. `merged`, for trees that follow from the texts alone, is this
+example: both share the node `the`. `beside`, for drawn trees, puts the branch before the head's
+nodes as an elder sibling, because what was drawn must stay as it was drawn.
+`tree_rules.verify_rounds` says why that is lossless.
 """
 
 from __future__ import annotations
@@ -11,37 +22,37 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from harness.decoding.transfer import to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape
 
 
 class TextBranch(NamedTuple):
-    """The continuation of one row's text.
+    """The continuation of one row's text, one token below the other.
 
     Attributes:
-        tokens: none where the text has no guess.
-        chance: that one of them is right, if those before it are; in (0, 1).
+        tokens: empty where the text has no guess.
+        chance: the chance that one of them is right, if those before it are; in (0, 1).
     """
 
     tokens: Sequence[int] = ()
     chance: float = 0.5
 
     def values(self) -> list[float]:
-        """The chance that each token is reached and right."""
+        """Return the chance that each token is reached and right: 0.5, 0.25, 0.125, ..."""
         return [self.chance ** (place + 1) for place in range(len(self.tokens))]
 
 
 def merged(
     proposal: TreeProposal, values: Sequence[Sequence[float]], branches: Sequence[TextBranch]
 ) -> TreeProposal:
-    """Join trees that follow from the texts alone with branches, node by node where they agree.
+    """Merge trees that follow from the texts alone with branches: where both agree they share
+    nodes.
 
     Args:
-        proposal: trees [B, N]; so are those that are returned.
-        values: [B, N] of their nodes, none above its parent's.
+        proposal: trees of N nodes. Those that are returned have as many.
+        values: [B, N], the chance that each node is reached and accepted.
+        branches: one per row.
     """
     num_nodes = proposal.shape.num_nodes
     unions: list[_Union] = []
@@ -57,21 +68,21 @@ def merged(
 
 
 class _Union:
-    """Trees of one row, merged where they begin alike; each node counts as much as in the best of
-    them.
+    """Trees of one row, merged where they begin alike. A node that several of them have counts as
+    much as in the best of them. Nodes are numbered from 1, and 0 is the root.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self._values: list[float] = []
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}  # by parent and token
 
     def add_tree(
         self, tokens: Sequence[int], parents: Sequence[int], values: Sequence[float]
     ) -> None:
         """Add the nodes of a tree, parents before their children."""
-        numbers = [0]
+        numbers = [0]  # of the root and the nodes of this tree, in the union
         for token, parent, value in zip(tokens, parents, values, strict=True):
             numbers.append(self._add(numbers[parent], token, value))
 
@@ -85,21 +96,20 @@ class _Union:
         return number
 
     def best(self, num_nodes: int) -> _Union:
-        """The tree of the nodes that count most.
+        """Return the tree of the nodes that count most.
 
         Where there are fewer, the first token is repeated: no rule accepts it a second time.
         """
         # Stable: a parent comes before a child that counts the same.
         order = sorted(range(len(self.tokens)), key=lambda place: -self._values[place])
-        chosen = sorted(order[:num_nodes])
-        tokens = [self.tokens[place] for place in chosen]
-        parents = [self.parents[place] for place in chosen]
-        values = [self._values[place] for place in chosen]
-        new_numbers = {place + 1: number for number, place in enumerate(chosen, start=1)}
+        kept = sorted(order[:num_nodes])
         best = _Union()
-        best.add_tree(tokens, [new_numbers.get(parent, 0) for parent in parents], values)
-        missing = num_nodes - len(chosen)
-        best.tokens += tokens[:1] * missing
+        new_numbers: dict[int, int] = {}
+        for place in kept:
+            parent = new_numbers.get(self.parents[place], 0)  # the root stays 0
+            new_numbers[place + 1] = best._add(parent, self.tokens[place], self._values[place])
+        missing = num_nodes - len(kept)
+        best.tokens += best.tokens[:1] * missing
         best.parents += [0] * missing
         return best
 
@@ -110,19 +120,23 @@ def beside(
     """Put branches before drawn trees of one shape, whose root's children were drawn without each
     branch's first token.
 
-    What the branch takes of the budget is taken from the nodes that count least, which are the last
-    ones: what is left was drawn without replacement as well, in the same order.
+    The branch takes the place of the nodes that count least, which are the last ones. Those that
+    stay were drawn without replacement as before, in the same order. Say the nodes a, b, c and d
+    count 0.8, 0.64, 0.3 and 0.1, and the two tokens t and u of a branch 0.6 and 0.36: then t, u, a
+    and b stay.
 
     Args:
-        proposal: trees [B, N]; so are those that are returned.
-        values: [N] of their nodes, falling.
+        proposal: trees of N nodes. Those that are returned have as many.
+        values: [N], the chance that each node is reached and accepted, falling.
+        branches: one per row.
     """
     assert proposal.probabilities is not None
     num_nodes = proposal.shape.num_nodes
     device = proposal.tokens.device
-    lengths = [_num_of_text(values, branch) for branch in branches]
+    lengths = [_num_from_text(values, branch) for branch in branches]
     tokens: list[list[int]] = []
     shapes: list[Parents] = []
+    # For the root and each node, which distribution of the drawn tree follows it.
     following: list[list[int]] = []
     rows = zip(proposal.tokens.tolist(), proposal.shape.parents, branches, lengths, strict=True)
     for drawn, parents, branch, length in rows:
@@ -130,35 +144,25 @@ def beside(
         tokens.append([*branch.tokens[:length], *drawn[:num_drawn]])
         below = [parent + length if parent else 0 for parent in parents[:num_drawn]]
         shapes.append((*range(length), *below))
-        # Behind the last distribution there are zeros: nothing is drawn after the text's nodes.
+        # -1 is a distribution of zeros: nothing is drawn after the text's nodes.
         following.append([0, *[-1] * length, *range(1, num_drawn + 1)])
-    padded = functional.pad(proposal.probabilities, (0, 0, 0, 1))
+    with_zeros = functional.pad(proposal.probabilities, (0, 0, 0, 1))
     index = torch.arange(len(tokens), device=device).unsqueeze(1)
-    probabilities = padded[index, torch.tensor(following, device=device)]
+    probabilities = with_zeros[index, torch.tensor(following, device=device)]
     places = torch.arange(num_nodes, device=device)
     certain = places < torch.tensor(lengths, device=device).unsqueeze(1)
     tokens_of_all = torch.tensor(tokens, device=device)
     return TreeProposal(tokens_of_all, TreeShape(shapes), probabilities, certain)
 
 
-def _num_of_text(values: Sequence[float], branch: TextBranch) -> int:
-    """How many of a branch's tokens are among the nodes that count most, as many as `values`."""
+def _num_from_text(values: Sequence[float], branch: TextBranch) -> int:
+    """Return how many of a branch's tokens are among the nodes that count most.
+
+    Each takes the place of the node that then counts least: the last, the last but one, and so on.
+    """
     length = 0
-    for value in branch.values():
-        displaced = values[len(values) - 1 - length] if length < len(values) else 1.0
+    for value, displaced in zip(branch.values(), reversed(values), strict=False):
         if value <= displaced:
             break
         length += 1
     return length
-
-
-def first_tokens(
-    branches: Sequence[TextBranch], num_rows: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the first token of each row's branch [B], and whether there is one [B]; there is none
-    without branches.
-    """
-    of_rows = branches or [TextBranch()] * num_rows
-    tokens = [branch.tokens[0] if branch.tokens else 0 for branch in of_rows]
-    are_there = [int(bool(branch.tokens)) for branch in of_rows]
-    return to_device(tokens, device), to_device(are_there, device) > 0

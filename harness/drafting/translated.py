@@ -12,7 +12,7 @@ tokenizer would make of the whole text. That lowers acceptance, but changes no d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import padded, to_device
-from harness.decoding.warp import AnyWarp, BatchWarp, CommonWarp, Warp
+from harness.decoding.warp import AnyWarp, CommonWarp, Warp, current_warp
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Translation:
     """A translation between the tokens of a target and of its draft.
 
     Attributes:
-        common: the tokens that both have, as pairs (the target's id, the draft's id).
+        common: the tokens that both have: the draft's id for each of the target's, ascending.
         prompt_into_draft: turns the target's tokens of a prompt into the draft's, at least one.
         into_draft: turns the target's next tokens into the draft's. It returns none while the text
             ends within a character.
@@ -39,7 +39,7 @@ class Translation:
         method: how the draft's tokens become the target's.
     """
 
-    common: Sequence[tuple[int, int]]
+    common: Mapping[int, int]
     prompt_into_draft: Callable[[Sequence[int]], list[int]]
     into_draft: Callable[[Sequence[int]], list[int]]
     into_target: Callable[[Sequence[int]], list[int]]
@@ -47,27 +47,25 @@ class Translation:
     method: Literal["intersection", "text"]
 
     @cached_property
-    def common_target_tokens(self) -> tuple[int, ...]:
-        return tuple(target for target, _ in self.common)
-
-    @cached_property
     def common_draft_tokens(self) -> tuple[int, ...]:
-        return tuple(draft for _, draft in self.common)
+        return tuple(self.common.values())
 
     @cached_property
     def _target_token(self) -> dict[int, int]:
-        return {draft: target for target, draft in self.common}
+        return {draft: target for target, draft in self.common.items()}
 
     def drawing_warp(self, of_target: AnyWarp) -> AnyWarp:
-        """Return the warp for the draft's logits, given the one for the target's."""
+        """Return the warp for the draft's logits, given the one for the target's: by `text` the
+        likeliest token, by `intersection` over the common tokens alone.
+        """
         if self.method == "text":
             return Warp(0)
-        current = of_target.current if isinstance(of_target, BatchWarp) else of_target
-        assert not isinstance(current, BatchWarp | CommonWarp)
+        current = current_warp(of_target)
+        assert not isinstance(current, CommonWarp)
         return CommonWarp(current, self.common_draft_tokens)
 
     def offered(self, drafted: Sequence[int]) -> list[int]:
-        """Return the target's tokens for drawn tokens; by `text` there may be more or fewer."""
+        """Return the target's tokens for the draft's; by `text` there may be more or fewer."""
         if self.method == "text":
             return self.into_target(drafted)
         return [self._target_token[token] for token in drafted]
@@ -77,11 +75,11 @@ class Translation:
 class _Row:
     """One row of the batch.
 
-    Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. Then `unread`
-    is [`bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws `sky` and `.`:
-    `unread` is empty, `num_fed` is 2, `drafted` is [`sky`, `.`]. The runner has read `sky` too, to
-    draw `.`. Say the verdict accepts `sky`, and `!` follows. The runner then keeps the two fed
-    tokens and `sky`; `unread` is [`!`].
+    Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. Then
+    `unread` is [`bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws `sky`
+    and `.`: `unread` is empty, `num_fed` is 2, `drafted` is [`sky`, `.`]. The runner has read `sky`
+    too, to draw `.`. Say the verdict accepts `sky`, and `!` follows. The runner then keeps the two
+    fed tokens and `sky`; `unread` is [`!`].
 
     Attributes:
         untranslated: the target's decided tokens that end within a character, and wait for more.
@@ -137,7 +135,7 @@ class TranslatedDrafter(Drafter):
         logits = self._runner.start(self._translate_prompts(prompts)).logits
         # Ids of the tokens that both have, on the device where each is used.
         translation = self._translation
-        self._common_target_ids = to_device(translation.common_target_tokens, self._device)
+        self._common_target_ids = to_device(tuple(translation.common), self._device)
         self._common_draft_ids = to_device(translation.common_draft_tokens, logits.device)
         self._rows = []
         self._has_proposed = False
@@ -151,7 +149,9 @@ class TranslatedDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """Draft with uniforms [B, K]; a row without unread tokens is offered nothing."""
+        """See `Drafter.propose`. A row without unread tokens is offered nothing: its decided text
+        ends within a character.
+        """
         has_unread = [bool(row.unread) for row in self._rows]
         last = self._feed_all_but_last()
         warp = self._translation.drawing_warp(self._warp)

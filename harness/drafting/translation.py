@@ -111,7 +111,7 @@ def translation(
     has_enough = len(common) >= _LEAST_SHARE_IN_COMMON * len(draft.get_vocab())
     method: Literal["intersection", "text"] = "intersection" if has_enough else "text"
     return Translation(
-        common=sorted(common.items()),
+        common=dict(sorted(common.items())),
         prompt_into_draft=prompt_into_draft,
         into_draft=into_draft,
         into_target=into_target,

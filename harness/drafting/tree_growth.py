@@ -1,7 +1,18 @@
 """How trees of draft tokens grow, whatever predicts the tokens.
 
-A tree grows as tensors alone, which a compiler or a CUDA graph can take; the host then reads its
-shape.
+`TreePlan.growth` chooses one `Growth` for the settings of `draft.tree`. The growth asks a
+`Predictor`, which is a head or a draft model, for logits after the text (the root), and then level
+by level after the nodes that it expands. It makes a tree in two steps: `grow` computes with tensors
+alone, which a compiler or a CUDA graph can take whole; `trees` then reads the shapes on the host,
+and joins the trees with what the rows' texts say (`text_branches`).
+
+Say a draft gives the tokens a, b and c 0.6, 0.3 and 0.1 after the text, and c 0.8 after a. With two
+levels and a budget of three nodes:
+
+    dynamic  a 0.6, its child c 0.6 * 0.8 = 0.48, b 0.3: the three paths that score best
+    static   parents (0, 0, 1): two children of the root, a child of the first; drawn, or a, b and c
+
+Both are written as tokens [a, b, c] with parents (0, 0, 1): node 3 is the child of node 1.
 """
 
 from __future__ import annotations
@@ -9,26 +20,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
+from harness.decoding.warp import AnyWarp
 from harness.drafting.text_branches import TextBranch, beside, merged
 
-# A dynamic tree expands this many nodes of a level, and looks at as many children of each, as
-# EAGLE-2 does, where each expansion takes time.
+# Where expanding a node costs a pass, a dynamic tree expands this many nodes of a level, and looks
+# at as many children of each, as EAGLE-2 does.
 WIDTH = 10
 
 
 class Predictor(Protocol):
-    """Predicts the tokens after the nodes of growing trees, level by level.
+    """Predicts the tokens after the nodes of B growing trees, level by level.
+
+    It serves one proposal: `root` is called once, then `expand` once for each further level.
 
     Attributes:
-        width: the most nodes of a level that a dynamic tree expands; None for as many as it can
-            use.
+        width: the most nodes of a level that a dynamic tree expands; None, where that costs
+            nothing, for as many as can be among the likeliest.
     """
 
     width: int | None = WIDTH
@@ -38,43 +52,52 @@ class Predictor(Protocol):
         ...
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Return logits [B, n, V] after n nodes of the next level; [B, 1, V] where all are alike.
+        """Return logits [B, n, V] after n nodes of the next level, or [B, 1, V] if the same follows
+        each of them.
 
         Args:
             tokens: [B, n] of these nodes.
-            parents: [B, n], the places of their parents among the nodes of the last call.
+            parents: [B, n], the places of their parents, from 0, among the nodes of the last call;
+                all 0 after `root`.
         """
         ...
 
 
 class Draws(NamedTuple):
-    """What the nodes of a tree are drawn with.
+    """The inputs of growing trees, beside the predictor: all of them tensors.
 
     Attributes:
-        uniforms: [B, budget].
-        taken: [B], a token that is not drawn as a child of the root, because the row's text has a
-            branch that begins with it.
-        is_taken: [B], whether the row has such a branch.
+        uniforms: [B, budget], one for each node that is drawn.
+        taken: [B], the first token of each row's `TextBranch`, which is not drawn as a child of the
+            root a second time; -1 in a row without a branch.
         temperatures: [B], at which the nodes of a dynamic tree are scored.
     """
 
     uniforms: Tensor
     taken: Tensor
-    is_taken: Tensor
     temperatures: Tensor
+
+    @classmethod
+    def of(cls, uniforms: Tensor, branches: Sequence[TextBranch], temperatures: Tensor) -> Draws:
+        """Join the inputs of B rows; `branches` may be empty, for no branch in any row."""
+        of_rows = branches or [TextBranch()] * len(uniforms)
+        taken = [branch.tokens[0] if branch.tokens else -1 for branch in of_rows]
+        return cls(uniforms, to_device(taken, uniforms.device), temperatures)
 
 
 class Grown(NamedTuple):
-    """Trees as tensors, before the host knows their shapes.
+    """Trees of N nodes as tensors, before the host has read their shapes.
 
     Attributes:
-        tokens: [B, N].
-        chosen_by: what they were chosen by: the logarithms of their scores [B, N], their logits
-            [B, N], or the distributions [B, N + 1, V] that the children of the root and of each
-            node were drawn from.
-        parents: [B, N], as in a `TreeShape`; None where the shape depends on no tensor.
+        tokens: [B, N]; of sequences [B, n, K].
+        chosen_by: what the nodes were chosen by. In a dynamic tree the logarithms of their scores
+            [B, N]. In a static tree of likeliest tokens their logits [B, N]; in a drawn one the
+            distributions [B, N + 1, V] that the children of the root and of each node were drawn
+            from. Of sequences the distribution of each token [B, n, K, V].
+        parents: [B, N], as in a `TreeShape`, of a dynamic tree. None for the others, whose shapes
+            follow from the plan or from the tokens.
         confidences: [B, N, C], the logarithm of each node's probability after its parent at C
-            temperatures; None where nobody asks for them.
+            temperatures; None unless `score_temperatures` learns from them.
     """
 
     tokens: Tensor
@@ -84,49 +107,56 @@ class Grown(NamedTuple):
 
 
 class Growth(ABC):
-    """One way to grow a tree in each row, of a fixed size."""
+    """One way to grow a tree in each row."""
 
     @abstractmethod
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        """Grow trees. Nothing here depends on the values of a tensor, or waits for the device, but
-        for what the predictor does.
+        """Grow trees.
+
+        Which operations run never depends on the values of a tensor, and none of them waits for the
+        device. Only a predictor may wait, as that of a draft model does.
         """
 
     @abstractmethod
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """Read the shapes of trees that have grown, and join them with branches of the rows' texts.
+        """Read the shapes of trees that have grown, and join each with the branch of its row's
+        text.
 
         Args:
-            branches: take the place of nodes that count less; none for trees of the predictor
-                alone.
+            branches: one per row, which takes the place of nodes that count less; empty for trees
+                of the predictor alone.
         """
 
 
 class _Level(NamedTuple):
-    """The nodes of one level that were looked at, and those that were expanded.
+    """The n nodes of one level that a dynamic tree looked at, and those that it expanded.
 
     Attributes:
         tokens, scores: [B, n]; the scores are logarithms.
-        confidences: [B, n, C], see `Grown`.
-        best: [B, width], the places of the expanded ones; None in the last level.
+        confidences: [B, n, C], as in `Grown`.
+        expanded: [B, width], the places of the expanded ones, from 0; None in the last level.
     """
 
     tokens: Tensor
     scores: Tensor
     confidences: Tensor | None
-    best: Tensor | None = None
+    expanded: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class DynamicGrowth(Growth):
-    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes that are likeliest to be
-    reached, and keep the likeliest of all that were found.
+    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): expand the nodes of each level that are likeliest
+    to be reached, and keep the likeliest of all that were looked at.
 
     A node's score is the product of the predicted probabilities on its path, at the row's
-    temperature, so a parent scores no less than its children. The trees follow from the texts alone.
+    temperature, so a parent scores no less than its children. Nothing is drawn: the trees follow
+    from the texts alone.
 
     Attributes:
-        candidates: the temperatures of `Grown.confidences`; none for None.
+        depth: the most levels.
+        budget: the most nodes.
+        candidates: C temperatures at which `Grown.confidences` are computed; empty to leave them
+            out.
     """
 
     depth: int
@@ -137,31 +167,32 @@ class DynamicGrowth(Growth):
         """See `Growth.grow`."""
         logits = predictor.root()
         width = min(predictor.width or self.budget, self.budget, logits.shape[-1])
-        # Scores of the nodes that the logits follow: at first the root's.
+        # Scores of the nodes that the logits follow: at first the root's, the logarithm of 1.
         above = logits.new_zeros(len(logits), 1, dtype=torch.float32)
-        # Rows that only fill up a batch have none.
+        # A prepared call is filled up with rows that have temperature 0.
         temperatures = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)
         temperatures = temperatures.view(-1, 1, 1)
         levels: list[_Level] = []
         while len(levels) + 1 < self.depth:
             level = self._children(logits, temperatures, above, width)
-            best = level.scores.topk(width, dim=1).indices
-            levels.append(level._replace(best=best))
-            above = level.scores.gather(1, best)
-            logits = predictor.expand(level.tokens.gather(1, best), best // width)
+            expanded = level.scores.topk(width, dim=1).indices
+            levels.append(level._replace(expanded=expanded))
+            above = level.scores.gather(1, expanded)
+            # The children of node i are at places i * width to (i + 1) * width - 1.
+            logits = predictor.expand(level.tokens.gather(1, expanded), expanded // width)
         levels.append(self._children(logits, temperatures, above, width))
         return self._likeliest(levels, width)
 
     def _children(self, logits: Tensor, temperatures: Tensor, above: Tensor, width: int) -> _Level:
-        """Return the n * width likeliest children of nodes [B, n] that score `above`."""
+        """Return the `width` likeliest children of each of n nodes that score `above` [B, n]."""
         logits = logits.float()
-        confidence = (logits / temperatures).log_softmax(-1)
-        children = confidence.topk(width, dim=-1)
+        children = (logits / temperatures).log_softmax(-1).topk(width, dim=-1)
         num_above = above.shape[1]
         tokens = children.indices.expand(-1, num_above, -1).flatten(1)
         scores = (above.unsqueeze(2) + children.values).flatten(1)
         if not self.candidates:
             return _Level(tokens, scores, None)
+        # As `log_softmax` at each temperature, of these children alone.
         chosen = logits.gather(2, children.indices)
         at_each = [
             chosen / temperature - (logits / temperature).logsumexp(-1, keepdim=True)
@@ -171,32 +202,36 @@ class DynamicGrowth(Growth):
         return _Level(tokens, scores, confidences)
 
     def _likeliest(self, levels: Sequence[_Level], width: int) -> Grown:
-        """Return the trees of the nodes that score best, of all that were found."""
+        """Return the trees of the nodes that score best, of all that were looked at.
+
+        Those are numbered from 1, level by level; the ones that are kept get new numbers, in the
+        same order.
+        """
         tokens = torch.cat([level.tokens for level in levels], dim=1)
         scores = torch.cat([level.scores for level in levels], dim=1)
         parents = [torch.zeros_like(levels[0].tokens)]
-        num_found = 0
-        for level in levels:
-            if level.best is not None:
-                numbers = level.best + 1 + num_found
-                parents.append(numbers.repeat_interleave(width, dim=1))
-                num_found += level.tokens.shape[1]
+        num_above = 0
+        for level in levels[:-1]:
+            assert level.expanded is not None
+            numbers = level.expanded + 1 + num_above
+            parents.append(numbers.repeat_interleave(width, dim=1))
+            num_above += level.tokens.shape[1]
         # Stable: a parent comes before a child that scores the same.
         order = scores.sort(dim=1, descending=True, stable=True).indices
-        chosen = order[:, : self.budget].sort(dim=1).values
-        chosen_parents = torch.cat(parents, dim=1).gather(1, chosen)
-        # Numbers among all that were found become numbers among those that are chosen.
-        places = torch.searchsorted(chosen + 1, chosen_parents) + 1
-        renumbered = torch.where(chosen_parents == 0, 0, places)
+        kept = order[:, : self.budget].sort(dim=1).values
+        old_parents = torch.cat(parents, dim=1).gather(1, kept)
+        # A parent scores no less than its child, so it is kept too: nodes 2, 5 and 6 become 1, 2,
+        # 3.
+        new_parents = torch.searchsorted(kept + 1, old_parents) + 1
         return Grown(
-            tokens.gather(1, chosen),
-            scores.gather(1, chosen),
-            renumbered,
-            _confidences(levels, chosen),
+            tokens.gather(1, kept),
+            scores.gather(1, kept),
+            torch.where(old_parents == 0, 0, new_parents),
+            _confidences(levels, kept),
         )
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """See `Growth.trees`."""
+        """See `Growth.trees`. A text's branch is merged with the tree."""
         assert grown.parents is not None
         shape = TreeShape([tuple(row) for row in grown.parents.tolist()])
         proposal = TreeProposal(grown.tokens, shape)
@@ -206,26 +241,34 @@ class DynamicGrowth(Growth):
 
 
 class StaticGrowth(Growth):
-    """Draw trees of one shape, the children of each node without replacement, or take the
+    """Fill trees of one shape: draw the children of each node without replacement, or take the
     likeliest ones.
 
     Args:
         parents: the shape.
         warp: what tokens are drawn with; None for the likeliest ones.
-        values: of the nodes, falling, where texts are joined.
+        device: where the trees grow.
+        values: the chance that each node is reached and accepted, falling; none where no text is
+            joined.
     """
 
     def __init__(
-        self, parents: Parents, warp: Any, device: torch.device, values: Sequence[float] = ()
+        self,
+        parents: Parents,
+        warp: AnyWarp | None,
+        device: torch.device,
+        values: Sequence[float] = (),
     ) -> None:
         self._parents = parents
         self._warp = warp
         self._values = values
+        # The children of the root and of each node, by number: [[1, 2], [3], [], []] for (0, 0, 1).
         self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
         for node, parent in enumerate(parents, start=1):
             self._children[parent].append(node)
-        # The nodes of each level that have children, and for each the place of its parent in the
-        # level above: on the device, because a prepared call cannot copy them there.
+        # The nodes of each level that have children, [[0], [1]] in this example, and the place of
+        # each one's parent in the level above. The places are on the device already, because a
+        # prepared call cannot copy them there.
         self._levels = [[0]]
         self._places = [to_device([0], device)]
         while level := self._expanded_after(self._levels[-1]):
@@ -268,8 +311,9 @@ class StaticGrowth(Growth):
     def _take_likeliest(
         self, node: int, logits: Tensor, tokens: dict[int, Tensor], chosen_by: dict[int, Tensor]
     ) -> None:
-        """Set the children of a node to the likeliest tokens by logits [B, V]; where these are too
-        few, the other children to the last of them.
+        """Set the children of a node to the likeliest tokens by logits [B, V].
+
+        A vocabulary of fewer tokens than children repeats the last of them.
         """
         siblings = self._children[node]
         likeliest = logits.topk(min(len(siblings), logits.shape[-1]), dim=-1)
@@ -283,15 +327,18 @@ class StaticGrowth(Growth):
     ) -> None:
         """Draw the children of a node from probabilities [B, V] without replacement."""
         if node == 0:
-            left = probabilities.scatter(1, draws.taken.unsqueeze(1), 0.0)
-            probabilities = torch.where(draws.is_taken.unsqueeze(1), left, probabilities)
+            is_taken = (draws.taken >= 0).unsqueeze(1)
+            left = probabilities.scatter(1, draws.taken.clamp(min=0).unsqueeze(1), 0.0)
+            probabilities = torch.where(is_taken, left, probabilities)
         siblings = draws.taken.new_empty(len(probabilities), 0)
         for child in self._children[node]:
             tokens[child] = draw_child(probabilities, siblings, draws.uniforms[:, child - 1])
             siblings = torch.cat([siblings, tokens[child].unsqueeze(1)], dim=1)
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """See `Growth.trees`."""
+        """See `Growth.trees`. A text's branch is merged with likeliest tokens, and put beside drawn
+        ones.
+        """
         shape = TreeShape([self._parents] * len(grown.tokens))
         drawn_from = None if self._warp is None else grown.chosen_by
         proposal = TreeProposal(grown.tokens, shape, drawn_from)
@@ -302,13 +349,15 @@ class StaticGrowth(Growth):
         return beside(proposal, self._values, branches)
 
 
-def _confidences(levels: Sequence[_Level], chosen: Tensor) -> Tensor | None:
-    """Return the confidences of chosen nodes [B, N] -> [B, N, C]; None without any."""
+def _confidences(levels: Sequence[_Level], kept: Tensor) -> Tensor | None:
+    """Return the confidences [B, N, C] of nodes kept [B, N], by their places in all levels; None
+    where there are none.
+    """
     found = [level.confidences for level in levels if level.confidences is not None]
     if not found:
         return None
     of_all = torch.cat(found, dim=1)
-    return of_all.gather(1, chosen.unsqueeze(2).expand(-1, -1, of_all.shape[2]))
+    return of_all.gather(1, kept.unsqueeze(2).expand(-1, -1, of_all.shape[2]))
 
 
 def _in_order(of_nodes: dict[int, Tensor]) -> Tensor:

@@ -1,4 +1,10 @@
-"""Which trees a drafter proposes: dynamic trees, trees of one shape, or sequences."""
+"""Which trees a drafter proposes, by the settings of `draft.tree`: dynamic trees, trees of one
+shape, or sequences.
+
+`menu.trees.plan_of` makes a `TreePlan` of the settings. The drafters of trees take from it a
+`Growth`, which makes the trees (`tree_growth`, `sequences`). The plan also says before decoding how
+large trees can be, for what is prepared.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.decoding.trees import Parents, TreeProposal, TreeShape
+from harness.decoding.warp import AnyWarp, current_warp
 from harness.drafting.score_temperatures import (
     CANDIDATES,
     ScoreTemperature,
@@ -21,7 +28,6 @@ from harness.drafting.score_temperatures import (
     temperatures_of,
 )
 from harness.drafting.sequences import SequenceGrowth
-from harness.drafting.text_branches import first_tokens
 from harness.drafting.tree_growth import (
     WIDTH,
     Draws,
@@ -40,9 +46,9 @@ class TreePlan:
         kind: `dynamic` chooses the nodes by the drafter's confidence, in every iteration; `static`
             trees have one shape; `sequences` are drawn independently and merged.
         budget: the most nodes of a tree.
-        rates: of a static tree: how often the first, second, ... child of a node is accepted.
-        replacement: of sequences: whether several may begin with the same token.
-        score_temperature: of dynamic trees, see `ScoreTemperatures`.
+        rates: for static trees: how often the first, second, ... child of a node is accepted.
+        replacement: for sequences: whether several may begin with the same token.
+        score_temperature: for dynamic trees: as `ScoreTemperatures` takes it.
     """
 
     kind: Literal["static", "dynamic", "sequences"]
@@ -51,73 +57,73 @@ class TreePlan:
     replacement: bool = True
     score_temperature: ScoreTemperature = 1.0
 
-    def is_deterministic(self, warp: Any) -> bool:
-        """Whether trees follow from the texts alone, where tokens are drawn with this warp."""
+    def is_deterministic(self, warp: AnyWarp) -> bool:
+        """Return whether trees follow from the texts alone, if tokens are drawn with this warp."""
         return self.kind == "dynamic" or _is_greedy(warp)
 
     def most_expanded(self, depth: int) -> int:
-        """Return the most nodes of a level that are expanded, in trees of this many levels."""
+        """Return the most nodes of a level that have children, in trees of this many levels."""
         if self.kind == "dynamic":
             return min(WIDTH, self.budget)
         if self.kind == "sequences":
             return self.budget // min(depth, self.budget)
-        parents = best_shape(self.rates, depth, self.budget)
+        parents = best_shape(self.rates, depth, self.budget).parents
         levels = TreeShape([parents]).depths[0]
         expanded = {parent for parent in parents if parent}
         return max(Counter(int(levels[node]) for node in expanded).values(), default=0)
 
-    def growth(self, depth: int, warp: Any, device: torch.device) -> Growth:
+    def growth(self, depth: int, warp: AnyWarp, device: torch.device) -> Growth:
         """Return how trees of at most `depth` levels grow on a device.
 
         Args:
             warp: what tokens are drawn with, where a tree is not deterministic.
         """
-        return _growth(self, depth, getattr(warp, "current", warp), device)
+        return _growth(self, depth, current_warp(warp), device)
 
     def propose(
         self,
         predictor: Predictor,
         depth: int,
-        warp: Any,
+        warp: AnyWarp,
         uniforms: Tensor,
-        scores: ScoreTemperatures | None = None,
+        scores: ScoreTemperatures,
     ) -> TreeProposal:
-        """Grow a tree for each row, with uniforms [B, budget]; other arguments as of `growth`.
+        """Grow a tree for each row eagerly, with uniforms [B, budget].
 
         Args:
-            scores: of the rows, which follows their trees; None for rows without a past.
+            depth, warp: as of `growth`.
+            scores: the rows' temperatures, which then remember these trees.
         """
         device = uniforms.device
-        if scores is None:
-            scores = ScoreTemperatures(self.score_temperature)
-            scores.add(len(uniforms))
         growth = self.growth(depth, warp, device)
-        taken = first_tokens((), len(uniforms), device)
-        grown = growth.grow(predictor, Draws(uniforms, *taken, scores.of_rows(warp, device)))
+        draws = Draws.of(uniforms, (), scores.of_rows(warp, device))
+        grown = growth.grow(predictor, draws)
         scores.remember(grown)
         return growth.trees(grown, ())
 
 
+# Cached, because a `StaticGrowth` copies numbers to the device.
 @lru_cache(maxsize=64)
-def _growth(plan: TreePlan, depth: int, warp: Any, device: torch.device) -> Growth:
+def _growth(plan: TreePlan, depth: int, warp: AnyWarp, device: torch.device) -> Growth:
     if plan.kind == "dynamic":
         candidates = CANDIDATES if plan.score_temperature == "auto" else ()
         return DynamicGrowth(depth, plan.budget, candidates)
-    static_warp = None if _is_greedy(warp) else warp
+    drawn_with = None if _is_greedy(warp) else warp
     if plan.kind == "static":
-        parents = best_shape(plan.rates, depth, plan.budget)
-        values = shape_values(plan.rates, parents)
-        return StaticGrowth(parents, static_warp, device, values)
+        shape = best_shape(plan.rates, depth, plan.budget)
+        return StaticGrowth(shape.parents, drawn_with, device, shape.values)
     depth = min(depth, plan.budget)
     num_sequences = plan.budget // depth
-    if plan.replacement and not _is_greedy(warp):
-        return SequenceGrowth(num_sequences, depth, warp)
+    if plan.replacement and drawn_with is not None:
+        return SequenceGrowth(num_sequences, depth, drawn_with)
     # Sequences of likeliest tokens would all be the same, so they begin with different ones.
-    return StaticGrowth(sequences_shape(num_sequences, depth), static_warp, device)
+    return StaticGrowth(sequences_shape(num_sequences, depth), drawn_with, device)
 
 
 def sequences_shape(num_sequences: int, depth: int) -> Parents:
-    """Return the tree of sequences that differ from their first token on."""
+    """Return the tree of sequences that differ from their first token on: (0, 1, 0, 3) for two of
+    two tokens.
+    """
     parents: list[int] = []
     for _ in range(num_sequences):
         first = len(parents) + 1
@@ -125,43 +131,54 @@ def sequences_shape(num_sequences: int, depth: int) -> Parents:
     return tuple(parents)
 
 
-def _is_greedy(warp: Any) -> bool:
+def _is_greedy(warp: AnyWarp) -> bool:
     return max(temperatures_of(warp)) == 0
 
 
+class BestShape(NamedTuple):
+    """A tree for all rows.
+
+    Attributes:
+        parents: of the nodes, as in a `TreeShape`.
+        values: the chance that each node is reached and accepted, falling.
+    """
+
+    parents: Parents
+    values: tuple[float, ...]
+
+
 @lru_cache(maxsize=64)
-def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
-    """Return the tree of `budget` nodes or fewer with the most accepted tokens.
+def best_shape(rates: Sequence[float], depth: int, budget: int) -> BestShape:
+    """Return the tree of at most `budget` nodes and `depth` levels with the most accepted tokens.
 
     The i-th child of a node is accepted with probability rates[i], wherever the node is (Sequoia,
-    Chen et al. 2024, arXiv:2402.12374). A node then counts by the product on its path, no more than
-    its parent or an elder sibling, so the nodes that count most are the tree of Sequoia's dynamic
-    programme.
+    Chen et al. 2024, arXiv:2402.12374). A node's value is then the product on its path: with rates
+    of 0.6 and 0.3 the root's children have 0.6 and 0.3, and the first child of the first one 0.36.
+    No value is above that of the parent or of an elder sibling. So taking the best nodes one after
+    the other gives the tree of Sequoia's dynamic programme: here parents (0, 1, 0) and values (0.6,
+    0.36, 0.3), for a budget of three.
     """
-    # Falling rates: a later child is never accepted more often than an earlier one.
+    # A later child is never accepted more often than an earlier one.
     falling = list(itertools.accumulate(rates, min))
     parents: list[int] = []
-    waiting: list[tuple[float, int, int, int, float]] = []
-
-    def offer(above: float, level: int, parent: int, rank: int) -> None:
-        if rank < len(falling) and level <= depth and falling[rank] > 0:
-            heapq.heappush(waiting, (-above * falling[rank], level, parent, rank, above))
-
-    offer(1.0, 1, 0, 0)
-    while waiting and len(parents) < budget:
-        value, level, parent, rank, above = heapq.heappop(waiting)
-        parents.append(parent)
-        offer(above, level, parent, rank + 1)
-        offer(-value, level + 1, len(parents), 0)
-    return tuple(parents)
-
-
-def shape_values(rates: Sequence[float], parents: Parents) -> list[float]:
-    """Return the chance that each node of the tree of `best_shape` is reached and accepted."""
-    falling = list(itertools.accumulate(rates, min))
+    # Of the root, then of the nodes that were taken.
     values = [1.0]
-    num_children = [0] * (len(parents) + 1)
-    for parent in parents:
-        values.append(values[parent] * falling[num_children[parent]])
-        num_children[parent] += 1
-    return values[1:]
+    levels = [0]
+    # Nodes that may be taken next, each as its value (negative, because a heap has the smallest
+    # first), its level, its parent and its rank among the parent's children.
+    waiting: list[tuple[float, int, int, int]] = []
+
+    def offer(parent: int, rank: int) -> None:
+        level = levels[parent] + 1
+        if rank < len(falling) and level <= depth and falling[rank] > 0:
+            heapq.heappush(waiting, (-values[parent] * falling[rank], level, parent, rank))
+
+    offer(0, 0)
+    while waiting and len(parents) < budget:
+        negative_value, level, parent, rank = heapq.heappop(waiting)
+        parents.append(parent)
+        values.append(-negative_value)
+        levels.append(level)
+        offer(parent, rank + 1)
+        offer(len(parents), 0)
+    return BestShape(tuple(parents), tuple(values[1:]))

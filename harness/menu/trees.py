@@ -60,7 +60,7 @@ def check_tree_models(settings: Any, target: Any, head: Any, draft: Any) -> None
 
 
 def plan_of(settings: DraftSettings) -> Any:
-    """How the trees of a draft grow, a `drafting.tree_growth.TreePlan`."""
+    """How the trees of a draft grow, a `drafting.tree_plan.TreePlan`."""
     from harness.drafting.tree_plan import TreePlan
 
     described: Any = settings

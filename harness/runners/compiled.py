@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Unpack
 
 import torch
@@ -27,12 +27,18 @@ from harness.decoding.protocols import Runner, Step, TreeRunner
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import Arriving, added, first_columns
 from harness.decoding.trees import TreeShape
-from harness.decoding.warp import AnyWarp, BatchWarp, Warp
+from harness.decoding.warp import AnyWarp, Warp, current_warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain, refusing, require_close
-from harness.runners.graphs import FixedCall, GraphRecorder, filled_up, first_rows
+from harness.runners.graphs import (
+    FixedCall,
+    GraphRecorder,
+    filled_up,
+    first_rows,
+    least_fitting,
+)
 from harness.runners.prompt_passes import PromptPass
 from harness.runners.regions import compile_call
 from harness.runners.slots import Slots, UnsupportedModelError
@@ -115,8 +121,8 @@ class PreparedRunner(StaticRunner):
             warp: for the tokens drawn.
             decisions: what may be decided after an extension, by its width. They are captured, not
                 compiled: on a CPU that takes seconds, and saves about 1 % of an iteration.
-            longest_prompt: passes over prompts of up to this many tokens are captured, not compiled;
-                0 for none.
+            longest_prompt: passes over prompts of up to this many tokens are captured, not
+                compiled; 0 for none.
             trees: what is read and decided of trees.
 
         Raises:
@@ -177,7 +183,7 @@ class PreparedRunner(StaticRunner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._prepared is not None and self._has_room(self._prepared, prompts):
             self._slots = self._prepared
-            width = self._least(self._buckets, max(map(len, prompts)))
+            width = least_fitting(self._buckets, max(map(len, prompts)))
             are_equal = len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts)
             # Equal prompts are read once.
             if width is not None and not are_equal:
@@ -199,7 +205,7 @@ class PreparedRunner(StaticRunner):
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
-        width = self._least(self._widths, num_tokens)
+        width = least_fitting(self._widths, num_tokens)
         if width is None or not self._runs_prepared(width):
             return super().extend(tokens)
         size = self._prepared_rows(num_rows)
@@ -215,12 +221,11 @@ class PreparedRunner(StaticRunner):
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         num_rows, num_tokens = tokens.shape
         num_drawn = uniforms.shape[1]
-        current_warp = warp.current if isinstance(warp, BatchWarp) else warp
-        number = self._least(self._num_drawn, num_drawn)
+        number = least_fitting(self._num_drawn, num_drawn)
         if (
             number is None
             or num_tokens not in self._widths
-            or current_warp != self._warp
+            or current_warp(warp) != self._warp
             or not self._runs_prepared(num_tokens + number - 1)
         ):
             return Runner.draw(self, tokens, uniforms, warp)  # by prepared extensions
@@ -259,7 +264,7 @@ class PreparedRunner(StaticRunner):
     @torch.inference_mode()
     def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
         num_rows, num_tokens = tokens.shape
-        width = self._least(self._trees.widths, num_tokens)
+        width = least_fitting(self._trees.widths, num_tokens)
         fits = shape.num_nodes < self._trees.most_tokens
         if width is None or not fits or not self._runs_prepared(width):
             return super().extend_tree(tokens, shape)
@@ -292,7 +297,9 @@ class PreparedRunner(StaticRunner):
         return tree_passes.inputs(tokens, starts, shape, width, self._trees.most_tokens)
 
     def close(self) -> None:
-        """Give back memory. The prepared calls refer to this runner: without them it is freed at once."""
+        """Give back memory. The prepared calls refer to this runner: without them it is freed at
+        once.
+        """
         super().close()
         self._calls.clear()
         self._passes.clear()
@@ -315,10 +322,6 @@ class PreparedRunner(StaticRunner):
 
     def _prepared_rows(self, num_rows: int) -> int:
         return next(size for size in self._views if size >= num_rows)
-
-    @staticmethod
-    def _least(prepared: Iterable[int], needed: int) -> int | None:
-        return next((number for number in prepared if number >= needed), None)
 
     def _extend_and_decide(
         self, decision: Decision, tokens: Tensor, starts: Tensor, *inputs: Tensor

@@ -8,7 +8,7 @@ into the captured ones and replay.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -134,6 +134,13 @@ class FixedCall:
         """Zero the outputs, so that a replay that writes nothing shows."""
         for output in self._outputs:
             output.zero_()
+
+
+def least_fitting(prepared: Iterable[int], needed: int) -> int | None:
+    """Return the smallest of the prepared sizes, ascending, that has room for what is needed; None
+    where none has.
+    """
+    return next((size for size in prepared if size >= needed), None)
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:

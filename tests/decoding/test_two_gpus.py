@@ -41,7 +41,7 @@ HEADS: dict[str, Callable[[], Any]] = {
 }
 # Every other token is the same in both vocabularies.
 TRANSLATION = Translation(
-    [(token, token) for token in range(0, 97, 2)],
+    {token: token for token in range(0, 97, 2)},
     lambda tokens: [token // 2 * 2 for token in tokens],
     lambda tokens: [token // 2 * 2 for token in tokens],
     list,

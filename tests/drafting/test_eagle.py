@@ -48,20 +48,20 @@ def test_a_sliding_window_and_a_second_layer() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-@pytest.mark.parametrize("mask_token_id", [None, 96])
-def test_greedy_output_is_that_of_generate(model_type: str, mask_token_id: int | None) -> None:
+@pytest.mark.parametrize("mask", [{}, {"mask_token_id": 96}], ids=["EAGLE-3", "P-EAGLE"])
+def test_greedy_output_is_that_of_generate(model_type: str, mask: dict[str, int]) -> None:
     target = target_model(model_type)
     check_greedy(
         target,
-        eagle_head(layer_config(model_type), mask_token_id=mask_token_id).drafter(target, GREEDY),
+        eagle_head(layer_config(model_type), **mask).drafter(target, GREEDY),
     )
 
 
-@pytest.mark.parametrize("mask_token_id", [None, 96])
+@pytest.mark.parametrize("mask", [{}, {"mask_token_id": 96}], ids=["EAGLE-3", "P-EAGLE"])
 def test_what_is_decided_without_a_proposal_is_read_as_well(
-    mask_token_id: int | None, monkeypatch: pytest.MonkeyPatch
+    mask: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
-    target, head = target_model(), eagle_head(layer_config("llama"), mask_token_id=mask_token_id)
+    target, head = target_model(), eagle_head(layer_config("llama"), **mask)
     expected = eagle_expected(head, head.embed_tokens, head.lm_head)
     check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))

@@ -23,6 +23,7 @@ from harness.drafting.kinds.dflash import BlockConfig
 from harness.drafting.kinds.dflash2 import SelectorConfig
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.kinds.medusa import MedusaConfig
+from harness.drafting.kinds.peagle import MaskConfig
 from harness.engines.local import LocalEngine
 from harness.engines.pair import PlannedPair, plan_pair
 from harness.engines.protocol import Question
@@ -593,7 +594,7 @@ def check_line(error: HarnessError, message: str) -> None:
 
 
 def test_kinds_have_their_own_types(tmp_path: Path) -> None:
-    types = {"eagle3": EagleConfig, "peagle": EagleConfig, "medusa": MedusaConfig}
+    types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
     types["dflash2"] = SelectorConfig
     for name in FORMATS:
         head = usual_head(name, tmp_path)

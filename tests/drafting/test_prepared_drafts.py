@@ -33,7 +33,7 @@ def translation(name: Literal["intersection", "text"]) -> Translation:
             read += [token // 2 * 2] * (2 if token % 7 == 0 else 1)
         return read
 
-    common = [(token, token) for token in range(0, 97, 2)]
+    common = {token: token for token in range(0, 97, 2)}
     return Translation(common, into_draft, into_draft, list, 97, name)
 
 

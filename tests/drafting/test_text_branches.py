@@ -7,7 +7,7 @@ import torch
 from harness.decoding.trees import TreeProposal, TreeShape
 from harness.drafting.hybrid_trees import _TextRecord
 from harness.drafting.text_branches import TextBranch, beside, merged
-from harness.drafting.tree_plan import best_shape, shape_values
+from harness.drafting.tree_plan import best_shape
 
 
 def test_branches_share_the_nodes_where_they_agree() -> None:
@@ -41,10 +41,9 @@ def test_a_branch_comes_before_what_was_drawn_without_its_first_token() -> None:
 
 
 def test_the_nodes_of_a_static_tree_count_less_and_less() -> None:
-    parents = best_shape((0.7, 0.2, 0.1), 4, 12)
-    values = shape_values((0.7, 0.2, 0.1), parents)
-    assert values == sorted(values, reverse=True)
-    assert shape_values((0.5, 0.25), (0, 0, 1)) == [0.5, 0.25, 0.25]
+    values = best_shape((0.7, 0.2, 0.1), 4, 12).values
+    assert list(values) == sorted(values, reverse=True)
+    assert best_shape((0.5, 0.25), 2, 3) == ((0, 0, 1), (0.5, 0.25, 0.25))
 
 
 def test_a_text_that_was_wrong_counts_less() -> None:

@@ -43,7 +43,7 @@ def toy(name: str) -> Translation:
         return [back.get(own, 7 + own % 2) for own in tokens if own != 2]
 
     return Translation(
-        sorted(common.items()),
+        common,
         into_draft_of_prompt(into_draft),
         into_draft,
         into_target,
@@ -170,10 +170,10 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     target, draft = make_tokenizer(), trained_tokenizer(["höher und höher und höher"] * 9, 270)
     found = translation(target, draft, 320)
     assert found.method == "intersection"
-    for one, own in found.common:
+    for one, own in found.common.items():
         if one != target.eos_token_id:
             assert target.convert_ids_to_tokens(one) == draft.convert_ids_to_tokens(own)
-    assert (target.eos_token_id, draft.eos_token_id) in found.common
+    assert found.common[target.eos_token_id] == draft.eos_token_id
     text = " höher €"
     tokens = target(text)["input_ids"]
     assert draft.decode(found.into_draft(tokens)) == text

@@ -30,8 +30,8 @@ from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.model_trees import ModelTreeDrafter
+from harness.drafting.score_temperatures import ScoreTemperatures
 from harness.drafting.sequences import _merge
-from harness.drafting.text_branches import first_tokens
 from harness.drafting.tree_growth import Draws, DynamicGrowth, Growth, Predictor, StaticGrowth
 from harness.drafting.tree_plan import TreePlan, best_shape
 from harness.runners.eager import EagerRunner
@@ -64,9 +64,17 @@ def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
 def grown(growth: Growth, predictor: Predictor, uniforms: Tensor) -> TreeProposal:
     """Trees of the predictor alone."""
     num_rows = len(uniforms)
-    taken = first_tokens((), num_rows, uniforms.device)
-    draws = Draws(uniforms, *taken, torch.ones(num_rows))
+    draws = Draws.of(uniforms, (), torch.ones(num_rows))
     return growth.trees(growth.grow(predictor, draws), ())
+
+
+def planned(
+    plan: TreePlan, predictor: Predictor, depth: int, warp: Warp, rows: int
+) -> TreeProposal:
+    """Trees of a plan, for rows without a past."""
+    scores = ScoreTemperatures(plan.score_temperature)
+    scores.add(rows)
+    return plan.propose(predictor, depth, warp, torch.rand(rows, plan.budget), scores)
 
 
 def random_chain(size: int) -> Tensor:
@@ -102,7 +110,7 @@ def test_a_low_score_temperature_makes_a_deeper_tree() -> None:
     for score_temperature in (0.05, 1.0):
         plan = TreePlan("dynamic", 6, score_temperature=score_temperature)
         predictor = TablePredictor(random_chain(5), [0])
-        proposal = plan.propose(predictor, 6, GREEDY, torch.rand(1, 6))
+        proposal = planned(plan, predictor, 6, GREEDY, 1)
         depths.append(int(proposal.shape.depths.max()))
     assert depths[0] > depths[1]
 
@@ -131,14 +139,14 @@ def test_the_best_shape_is_that_of_sequoia_s_dynamic_programme(depth: int, budge
             values.append(child + below(num_nodes - own, levels, rank + 1))
         return max(values)
 
-    shape = best_shape(RATES, depth, budget)
+    shape = best_shape(RATES, depth, budget).parents
     assert accepted_tokens(shape, RATES) == pytest.approx(most(budget, depth))
-    assert best_shape((0.9,), depth, budget) == chain_of(min(depth, budget))
+    assert best_shape((0.9,), depth, budget).parents == chain_of(min(depth, budget))
 
 
 def test_a_static_tree_s_siblings_differ_and_follow_their_parents() -> None:
     transitions = chain(3)
-    shape = best_shape(RATES, 3, 10)
+    shape = best_shape(RATES, 3, 10).parents
     text = [0] * 50
     drawn, likeliest = (
         grown(
@@ -180,7 +188,7 @@ def test_sequences_fill_the_budget() -> None:
     for replacement in (True, False):
         plan = TreePlan("sequences", 11, replacement=replacement)
         predictor = TablePredictor(transitions, [0, 1])
-        proposal = plan.propose(predictor, 3, Warp(1.0), torch.rand(2, 11))
+        proposal = planned(plan, predictor, 3, Warp(1.0), 2)
         assert proposal.tokens.shape[1] <= 9
         firsts = [
             [token for token, parent in zip(tokens, parents, strict=True) if parent == 0]
@@ -189,7 +197,7 @@ def test_sequences_fill_the_budget() -> None:
             )
         ]
         assert replacement or [len(set(row)) for row in firsts] == [3, 3]
-        deeper = plan.propose(TablePredictor(transitions, [0, 1]), 20, GREEDY, torch.rand(2, 11))
+        deeper = planned(plan, TablePredictor(transitions, [0, 1]), 20, GREEDY, 2)
         assert set(deeper.shape.parents) == {chain_of(11)}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.drafting.kinds.eagle3 import EagleHead
+from harness.drafting.kinds.peagle import MaskHead
 from head_references import Expected, attend, mlp, rms, spread
 
 
@@ -55,4 +56,4 @@ def eagle_expected(head: EagleHead, embedding: Any, output: Any) -> Expected:
         states = run_layers(head, embedding(torch.cat([decided[1:], mask_token])), states)
         return spread(head, output(rms(states[-len(drawn) :], head.norm)))
 
-    return parallel if head.config.mask_token_id is not None else chain
+    return parallel if isinstance(head, MaskHead) else chain

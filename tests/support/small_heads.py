@@ -13,6 +13,7 @@ from harness.drafting.kinds.dflash import BlockConfig, BlockHead
 from harness.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleHead
 from harness.drafting.kinds.medusa import MedusaConfig, MedusaHead
+from harness.drafting.kinds.peagle import MaskConfig, MaskHead
 from harness.drafting.mtp import MtpHead
 
 WINDOW = {
@@ -88,7 +89,8 @@ def randomize(head: torch.nn.Module) -> None:
 
 
 def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: Any) -> EagleHead:
-    config = EagleConfig(
+    has_masks = "mask_token_id" in changes
+    config = (MaskConfig if has_masks else EagleConfig)(
         layers=(1, 2, 3),
         target_size=32,
         vocabulary_size=VOCABULARY,
@@ -96,7 +98,7 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
         transformer=transformer,
         **{"own_embedding": True, "own_output": True, **changes},
     )
-    head = EagleHead(config)
+    head = MaskHead(config) if isinstance(config, MaskConfig) else EagleHead(config)
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(

@@ -203,7 +203,7 @@ def test_medusa_heads_learn_tokens_ever_further_ahead(target: PreTrainedModel) -
     assert isinstance(head, MedusaHead)
     batch, expected = given(target, head), 0.0
     for number in range(head.config.num_heads):
-        block, output = head.parts(number)
+        block, output = head.get_submodule(str(number)).children()
         logits, ahead = output(block(batch.features())), number + 1
         places = [(row, i) for row in range(2) for i in range(ahead, 10) if COUNTS[row, i]]
         each = [

@@ -1,14 +1,14 @@
 """DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass; `dspark` adds to it.
 
-Every layer sees the target's features at all decided tokens as keys and values. The queries are the token just decided
-and masks after it, which see each other in both directions. DSpark then adds to each position's logits a bias that
-depends on the token before it, so that its tokens are drawn one after the other. `dflash2` chooses
-them by a selector.
+Every layer sees the target's features at all decided tokens as keys and values. The queries are the
+token just decided and masks after it, which see each other in both directions. DSpark then adds to
+each position's logits a bias that depends on the token before it, so that its tokens are drawn one
+after the other. `dflash2` chooses them by a selector.
 
 A layer with a sliding window of w sees as many keys as in the code that trained it:
 
-- speculators: the w tokens before the block, for all of its queries. These see each other up to their
-  own place, unless `sliding_window_non_causal`.
+- speculators: the w tokens before the block, for all of its queries. These see each other up to
+  their own place, unless `sliding_window_non_causal`.
 - z-lab: w positions up to each query's own, and nothing after it, unless `is_causal` or
   `dflash_config.causal` say otherwise (then for all layers).
 
@@ -23,11 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.decoding.protocols import TreeDrafter
-from harness.decoding.warp import AnyWarp
 from harness.drafting.block_formats import (
     LeftOut,
     block_fields,
@@ -37,14 +35,14 @@ from harness.drafting.block_formats import (
     is_speculators,
 )
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
+from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.tree_growth import Predictor
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 
 # Blocks of one row that a head is trained on at a time.
@@ -58,11 +56,12 @@ class BlockConfig(HeadConfig):
     Attributes:
         transformer: of its own layers, always in Qwen3's style.
         block_size: queries of one pass, as in training.
-        from_anchor: whether the query of the decided token predicts the next one (DSpark), or only the masks do.
+        from_anchor: whether the query of the decided token predicts the next one (DSpark), or only
+            the masks do.
         causal: whether a query sees only those of the block before it (JetSpec).
         causal_windows: the same in layers with a sliding window alone.
-        windows_follow: whether a sliding window is counted from each query, as z-lab's and vLLM's code
-            does, instead of from the block's first, as speculators trains.
+        windows_follow: whether a sliding window is counted from each query, as z-lab's and vLLM's
+            code does, instead of from the block's first, as speculators trains.
         markov_rank: of DSpark's bias; 0 without.
         confidence: whether there is a confidence head, and
         confidence_markov: whether it also reads the token before.
@@ -101,8 +100,108 @@ class Blocks(NamedTuple):
     weights: Tensor
 
 
+class BlockDrafter(HeadDrafter):
+    """Proposes with a DFlash or DSpark head, at most `BlockConfig.most_tokens` tokens.
+
+    The block always has the size it was trained with: fewer masks would change what the others
+    predict.
+    """
+
+    head: BlockHead
+
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        last, states = self.block(unread, uniforms.shape[1])
+        drawn = self.draw_block(last, states, uniforms[:, : states.shape[1]])
+        return self._offer(last, states, drawn)
+
+    def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
+        """Return the token just decided [B], and the states [B, n, width] that predict the tokens
+        after it, n = `count` or the most that one pass can propose.
+        """
+        config = self.head.config
+        # It has no features yet.
+        last = unread.following[unread.last()]
+        self.read(unread)
+        masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
+        queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
+        self.cache.place(unread.starts + unread.counts, config.block_size)
+        states = self.head(queries, self.cache)
+        predicting = states[:, config.block_size - config.most_tokens :]
+        return last, predicting[:, :count]
+
+    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        """Draw K tokens after `last` [B] by their states [B, K, width] and uniforms [B, K]."""
+        logits = self._logits(states)
+        if self.head.markov_head is None:
+            return self.draw(logits, uniforms)
+        return self._draw_in_turn(last, logits, uniforms)
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """See `HeadDrafter.num_ahead`: a block."""
+        return self.head.config.block_size
+
+    def num_drafted(self, number: int) -> int:
+        return min(number, self.head.config.most_tokens)
+
+    def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
+        """Draw one token after the other, each with a bias by the one before."""
+        drawn: list[Draft] = []
+        before = last
+        for count in range(logits.shape[1]):
+            biased = self.biased(logits[:, count], before)
+            drawn.append(self.draw(biased, uniforms[:, count]))
+            before = drawn[-1].tokens
+        return stacked(drawn)
+
+    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Add DSpark's bias to logits [..., V of the head], by the tokens [...] before."""
+        assert self.head.markov_head is not None
+        bias = self.head.markov_head["markov_w2"](self._previous(before))
+        return logits + bias[..., : logits.shape[-1]]
+
+    def read(self, unread: Unread) -> None:
+        self.cache.place(unread.starts, unread.features.shape[1])
+        self.head.read(unread.features, self.cache)
+
+    def _previous(self, tokens: Tensor) -> Tensor:
+        assert self.head.markov_head is not None
+        return self.head.markov_head["markov_w1"](tokens)
+
+    def _offer(self, last: Tensor, states: Tensor, drawn: Draft) -> Draft:
+        """All tokens, or as many as the confidence head supports. It sees a token's predecessors,
+        never the token.
+        """
+        if not self._confidence or self.head.confidence_head is None:
+            return drawn
+        if self.head.config.confidence_markov:
+            before = torch.cat([last.unsqueeze(1), drawn.tokens[:, :-1]], dim=1)
+            states = torch.cat([states, self._previous(before)], dim=-1)
+        expected = self.head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
+        lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
+        return drawn._replace(lengths=lengths)
+
+
+class BlockTrees(HeadTrees, BlockDrafter):
+    """Proposes trees with a DFlash or DSpark head."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        last, states = self.block(unread, depth)
+        logits = self._logits(states)
+        if self.head.markov_head is None:
+            return MarginalPredictor(self.over_vocabulary(logits, -torch.inf))
+        levels = logits.split(1, dim=1)
+
+        def after(level: int, tokens: Tensor) -> Tensor:
+            return self.over_vocabulary(self.biased(levels[level], tokens), -torch.inf)
+
+        return TokenPredictor(last, after)
+
+
 class BlockHead(LayeredHead):
     """The weights of a DFlash or DSpark head."""
+
+    chains = BlockDrafter
+    trees = BlockTrees
 
     def __init__(self, config: BlockConfig) -> None:
         transformer = config.transformer
@@ -136,7 +235,9 @@ class BlockHead(LayeredHead):
             cache.update(keys, values, index)
 
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
-        """Embedded queries of one block per row at `cache.positions` -> states [B, block, width], after the norm."""
+        """Embedded queries of one block per row at `cache.positions` -> states [B, block, width],
+        after the norm.
+        """
         positions = cache.positions
         rotary = self.rotary_emb(states, positions)
         end = positions[:, -1:]
@@ -164,14 +265,6 @@ class BlockHead(LayeredHead):
         if self.config.windows_follow:
             return positions - window + 1
         return (positions[:, :1] - window).expand_as(positions)
-
-    def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
-    ) -> BlockDrafter:
-        return BlockDrafter(self, target, warp, confidence)
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        return BlockTrees(self, target, warp, plan)
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Return the cross-entropy over some blocks of each row, chosen again for each batch."""
@@ -211,109 +304,6 @@ class BlockHead(LayeredHead):
             target_probabilities=batch.target_probabilities[rows.unsqueeze(1), positions],
             weights=batch.is_learned[rows].gather(1, positions) * DECAY**ahead,
         )
-
-
-class BlockDrafter(HeadDrafter):
-    """Proposes with a DFlash or DSpark head, at most `BlockConfig.most_tokens` tokens.
-
-    The block always has the size it was trained with: fewer masks would change what the others predict.
-
-    Args:
-        confidence: offer tokens only as far as the confidence head expects each to be accepted with at least this
-            probability; 0 offers all.
-    """
-
-    def __init__(
-        self, head: BlockHead, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
-    ) -> None:
-        super().__init__(head, target, warp)
-        self._config = head.config
-        self._confidence = confidence
-
-    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        last, states = self.block(unread, uniforms.shape[1])
-        drawn = self.draw_block(last, states, uniforms[:, : states.shape[1]])
-        return self._offer(last, states, drawn)
-
-    def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
-        """Return the token just decided [B], and the states [B, n, width] that predict the tokens
-        after it, n = `count` or the most that one pass can propose.
-        """
-        config = self._config
-        # It has no features yet.
-        last = unread.following[unread.last()]
-        self.read(unread)
-        masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
-        queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
-        self.cache.place(unread.starts + unread.counts, config.block_size)
-        states = self.head(queries, self.cache)
-        predicting = states[:, config.block_size - config.most_tokens :]
-        return last, predicting[:, :count]
-
-    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
-        """Draw K tokens after `last` [B] by their states [B, K, width] and uniforms [B, K]."""
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            return self.draw(logits, uniforms)
-        return self._draw_in_turn(last, logits, uniforms)
-
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """See `HeadDrafter.num_ahead`: a block."""
-        return self._config.block_size
-
-    def num_drafted(self, number: int) -> int:
-        return min(number, self._config.most_tokens)
-
-    def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw one token after the other, each with a bias by the one before."""
-        drawn: list[Draft] = []
-        before = last
-        for count in range(logits.shape[1]):
-            biased = self.biased(logits[:, count], before)
-            drawn.append(self.draw(biased, uniforms[:, count]))
-            before = drawn[-1].tokens
-        return stacked(drawn)
-
-    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Add DSpark's bias to logits [..., V of the head], by the tokens [...] before."""
-        assert self.head.markov_head is not None
-        bias = self.head.markov_head["markov_w2"](self._previous(before))
-        return logits + bias[..., : logits.shape[-1]]
-
-    def read(self, unread: Unread) -> None:
-        self.cache.place(unread.starts, unread.features.shape[1])
-        self.head.read(unread.features, self.cache)
-
-    def _previous(self, tokens: Tensor) -> Tensor:
-        assert self.head.markov_head is not None
-        return self.head.markov_head["markov_w1"](tokens)
-
-    def _offer(self, last: Tensor, states: Tensor, drawn: Draft) -> Draft:
-        """All tokens, or as many as the confidence head supports. It sees a token's predecessors, never the token."""
-        if not self._confidence or self.head.confidence_head is None:
-            return drawn
-        if self._config.confidence_markov:
-            before = torch.cat([last.unsqueeze(1), drawn.tokens[:, :-1]], dim=1)
-            states = torch.cat([states, self._previous(before)], dim=-1)
-        expected = self.head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
-        lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
-        return drawn._replace(lengths=lengths)
-
-
-class BlockTrees(HeadTrees, BlockDrafter):
-    """Proposes trees with a DFlash or DSpark head."""
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        last, states = self.block(unread, depth)
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            return MarginalPredictor(self.over_vocabulary(logits))
-        levels = logits.split(1, dim=1)
-
-        def after(level: int, tokens: Tensor) -> Tensor:
-            return self.over_vocabulary(self.biased(levels[level], tokens))
-
-        return TokenPredictor(last, after)
 
 
 class DFlash(HeadKind):

@@ -15,18 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from harness.decoding.protocols import TreeDrafter
-from harness.decoding.warp import AnyWarp
 from harness.drafting.block_formats import LeftOut, block_fields, has_selector, is_speculators
-from harness.drafting.head_drafter import Draft, Unread, stacked
+from harness.drafting.head_drafter import Draft, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, TokenPredictor
 from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
 from harness.drafting.training_batch import TrainingBatch, soft_loss
 from harness.drafting.tree_growth import Predictor
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 
 # The settings of a new head, as of those that are published.
@@ -104,65 +101,10 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(width, config.selector_rank, bias=False)
 
     def scores(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """Score candidates [..., C] after tokens `before` [...], by projected states [..., rank]."""
+        """Score candidates [..., C] after tokens `before` [...]; projected states are [..., rank]."""
         context = self.predecessor_codebook[before] * projected
         successors = self.successor_codebook[candidates]
         return (successors @ context.unsqueeze(-1)).squeeze(-1)
-
-
-class SelectorHead(BlockHead):
-    """The weights of a DFlash 2 head."""
-
-    config: SelectorConfig
-
-    def __init__(self, config: SelectorConfig) -> None:
-        super().__init__(config)
-        layer: Any
-        for layer in self.layers:
-            layer.attention_conv = Convolutions(config)
-            layer.mlp_conv = Convolutions(config)
-        self.candidate_selector = Selector(config)
-
-    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
-        def attend(inputs: Tensor) -> Tensor:
-            return layer.self_attn(hidden_states=inputs, **how)[0]
-
-        normed = layer.input_layernorm(states)
-        states = states + layer.attention_conv.around(attend, normed)
-        normed = layer.post_attention_layernorm(states)
-        return states + layer.mlp_conv.around(layer.mlp, normed)
-
-    def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
-    ) -> SelectorDrafter:
-        return SelectorDrafter(self, target, warp)
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        return SelectorTrees(self, target, warp, plan)
-
-    def initialise(self) -> None:
-        """See `Head.initialise`: it begins as a DFlash head."""
-        for part in self.modules():
-            if isinstance(part, Convolutions):
-                nn.init.zeros_(part.kernel_projection.weight)
-                nn.init.zeros_(part.base_kernel)
-                nn.init.ones_(part.base_kernel[:, 0])
-        nn.init.normal_(self.candidate_selector.predecessor_codebook)
-        nn.init.zeros_(self.candidate_selector.successor_codebook)
-
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """The loss of the logits, and of the selector's choice after the tokens of the text."""
-        blocks = self.practise(batch, embedding)
-        logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
-        selector = self.candidate_selector
-        likeliest, candidates = logits.topk(self.config.num_candidates)
-        projected = selector.hidden_projection(blocks.states)
-        scores = likeliest + selector.scores(projected, blocks.tokens, candidates)
-        of_logits = soft_loss(logits, blocks.target_probabilities, blocks.weights)
-        of_choice = soft_loss(
-            scores, blocks.target_probabilities.gather(-1, candidates), blocks.weights
-        )
-        return of_logits + of_choice
 
 
 class SelectorDrafter(BlockDrafter):
@@ -222,6 +164,55 @@ class SelectorTrees(HeadTrees, SelectorDrafter):
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         last, states = self.block(unread, depth)
         return TokenPredictor(last, self.choice(states).after)
+
+
+class SelectorHead(BlockHead):
+    """The weights of a DFlash 2 head."""
+
+    chains = SelectorDrafter
+    trees = SelectorTrees
+    config: SelectorConfig
+
+    def __init__(self, config: SelectorConfig) -> None:
+        super().__init__(config)
+        layer: Any
+        for layer in self.layers:
+            layer.attention_conv = Convolutions(config)
+            layer.mlp_conv = Convolutions(config)
+        self.candidate_selector = Selector(config)
+
+    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
+        def attend(inputs: Tensor) -> Tensor:
+            return layer.self_attn(hidden_states=inputs, **how)[0]
+
+        normed = layer.input_layernorm(states)
+        states = states + layer.attention_conv.around(attend, normed)
+        normed = layer.post_attention_layernorm(states)
+        return states + layer.mlp_conv.around(layer.mlp, normed)
+
+    def initialise(self) -> None:
+        """See `Head.initialise`: it begins as a DFlash head."""
+        for part in self.modules():
+            if isinstance(part, Convolutions):
+                nn.init.zeros_(part.kernel_projection.weight)
+                nn.init.zeros_(part.base_kernel)
+                nn.init.ones_(part.base_kernel[:, 0])
+        nn.init.normal_(self.candidate_selector.predecessor_codebook)
+        nn.init.zeros_(self.candidate_selector.successor_codebook)
+
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """The loss of the logits, and of the selector's choice after the tokens of the text."""
+        blocks = self.practise(batch, embedding)
+        logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
+        selector = self.candidate_selector
+        likeliest, candidates = logits.topk(self.config.num_candidates)
+        projected = selector.hidden_projection(blocks.states)
+        scores = likeliest + selector.scores(projected, blocks.tokens, candidates)
+        of_logits = soft_loss(logits, blocks.target_probabilities, blocks.weights)
+        of_choice = soft_loss(
+            scores, blocks.target_probabilities.gather(-1, candidates), blocks.weights
+        )
+        return of_logits + of_choice
 
 
 class DFlash2(DFlash):

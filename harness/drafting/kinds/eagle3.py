@@ -1,7 +1,12 @@
-"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840) and its version 3.1; `peagle` shares its weights' names.
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840) and its version 3.1; `peagle` adds masks to it.
 
-Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and predicts token i + 2.
-Beyond the decided tokens the chain takes its own last state in place of features; P-EAGLE takes trained masks.
+Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and
+predicts token i + 2. Beyond the decided tokens there are no features yet: there the head takes the
+state that came out of its own last entry. Say the text is `a b c`, and the target has read `a b`:
+
+    entry 0   features of a, embedding of b
+    entry 1   features of b, embedding of c       predicts d
+    entry 2   state of entry 1, embedding of d    predicts e
 """
 
 from __future__ import annotations
@@ -12,21 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from harness.decoding.protocols import TreeDrafter
-from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.eagle_trees import EagleTrees
-from harness.drafting.head_drafter import Draft, HeadDrafter, Unread, stacked
+from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.head_trees import HeadTrees
 from harness.drafting.new_layers import speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.drafting.tree_growth import Predictor
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 from harness.runners.regions import end_part
 
@@ -36,12 +38,11 @@ class EagleConfig(HeadConfig):
     """An EAGLE-3 head; names as in speculators' configurations.
 
     Attributes:
-        transformer: of its own layers.
+        transformer: the configuration of its own layers.
         norm_before_residual: whether the first layer's residual is the normalised state.
-        norm_before_fc: one norm over all features, or
-        fc_norm: one for each layer's.
+        norm_before_fc: whether one norm over all features comes before they are joined.
+        fc_norm: whether a norm for the features of each layer does.
         norm_output: whether the chain goes on with normalised states.
-        mask_token_id: of P-EAGLE; None for a chain.
     """
 
     transformer: PreTrainedConfig
@@ -49,11 +50,122 @@ class EagleConfig(HeadConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    mask_token_id: int | None = None
+
+
+class EagleDrafter(HeadDrafter):
+    """Proposes with an EAGLE-3 head, one token after the other."""
+
+    head: EagleHead
+
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        states = self.read(unread)
+        most = uniforms.shape[1]
+        ahead = torch.arange(most, device=states.device)
+        slots = (unread.starts + unread.counts).unsqueeze(1) + ahead
+        drawn: list[Draft] = []
+        for slot, numbers in zip(slots.unbind(1), uniforms.unbind(1), strict=True):
+            end_part()  # equal steps share their compiled code
+            logits, following = self.predict(states)
+            draft = self.draw(logits[:, 0], numbers)
+            drawn.append(draft)
+            if len(drawn) < most:
+                self.cache.place(slot, 1)
+                embedded = self._embed(draft.tokens.unsqueeze(1))
+                states = self.head(embedded, following, self.cache)
+        return stacked(drawn)
+
+    def read(self, unread: Unread) -> Tensor:
+        """Read the new features -> the state [B, 1, width] of each row's last one."""
+        states = self.head.join(unread.features)
+        self.cache.place(unread.starts, states.shape[1])
+        states = self.head(self._embed(unread.following), states, self.cache)
+        return states[unread.last()].unsqueeze(1)
+
+    def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [B, n, V of the head] after entries with these states [B, n, width], and
+        the states that the entries after them take.
+        """
+        normed = self.head.norm(states)
+        return self._logits(normed), normed if self.head.config.norm_output else states
+
+
+class EagleTreeDrafter(HeadTrees, EagleDrafter):
+    """Proposes trees with an EAGLE-3 head, each level in one pass over its nodes.
+
+    Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
+    """
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """See `HeadDrafter.num_ahead`. Each node above the last level has a slot; a chain
+        (`propose`) needs one for each token.
+        """
+        num_expanded = self.plan.most_expanded(num_draft_tokens)
+        return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        return _EaglePredictor(self, self.read(unread), unread.starts + unread.counts)
+
+    def append(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Append entries of nodes [B, n], which `cache` has placed, to `cache` -> their states.
+
+        Args:
+            states: [B, n, width], of their parents.
+        """
+        return self.head(self._embed(tokens), states, self.cache)
+
+
+class _EaglePredictor(Predictor):
+    """Predicts the tokens of one proposal.
+
+    Say the text has the slots 0 to 9, and two nodes are expanded on each level. Those of the first
+    level then have the slots 10 and 11, both at position 10, and those of the second the slots 12
+    and 13 at position 11. A node sees the slots that its parent sees, and its own.
+
+    Args:
+        states: [B, 1, width], of the text's last entry.
+        first_slots: [B], the slot behind the text.
+    """
+
+    def __init__(self, drafter: EagleTreeDrafter, states: Tensor, first_slots: Tensor) -> None:
+        self._drafter = drafter
+        # What follows the nodes of the last level that was read, at first the root.
+        self._logits, self._states = self._predict(states)
+        # The position of the next level, the slot of its first node, both [B, 1], and the slots
+        # that each node above it sees [B, n, S].
+        self._position = first_slots.unsqueeze(1)
+        self._next_slot = first_slots.unsqueeze(1)
+        slots = torch.arange(drafter.cache.num_slots, device=states.device)
+        self._visible = (slots < self._position).unsqueeze(1)
+
+    def root(self) -> Tensor:
+        return self._logits
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        states = self._states[rows, parents]
+        seen_by_parents = self._visible[rows, parents]
+        end_part()  # equal levels share their compiled code
+        slots = self._next_slot + torch.arange(count, device=tokens.device)
+        self._visible = seen_by_parents.scatter(2, slots.unsqueeze(2), True)
+        self._drafter.cache.place_tree(self._position, slots, self._visible)
+        entries = self._drafter.append(tokens, states)
+        self._position = self._position + 1
+        self._next_slot = self._next_slot + count
+        self._logits, self._states = self._predict(entries)
+        return self._logits
+
+    def _predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagleDrafter.predict`, with logits [B, n, V] over the target's tokens."""
+        logits, following = self._drafter.predict(states)
+        return self._drafter.over_vocabulary(logits, -torch.inf), following
 
 
 class EagleHead(LayeredHead):
     """The weights of an EAGLE-3 head."""
+
+    chains = EagleDrafter
+    trees = EagleTreeDrafter
 
     def __init__(self, config: EagleConfig) -> None:
         transformer = config.transformer
@@ -77,11 +189,9 @@ class EagleHead(LayeredHead):
         if config.fc_norm:
             norms = [LlamaRMSNorm(config.target_size, epsilon) for _ in config.layers]
             self.fc_norm = nn.ModuleList(norms)
-        if config.mask_token_id is not None:
-            self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_features))
 
     def join(self, features: Tensor) -> Tensor:
-        """The target's features [B, n, L * D] -> states [B, n, width of the head]."""
+        """Join the target's features [B, n, L * D] -> states [B, n, width of the head]."""
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
@@ -91,7 +201,12 @@ class EagleHead(LayeredHead):
         return self.fc(features)
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
-        """Entries at `cache.positions` [B, n] -> their states [B, n, width], before the final norm."""
+        """Write entries to `cache`, where it has placed them -> their states, before the final
+        norm.
+
+        Args:
+            embedded, states: [B, n, width], the two parts of each entry.
+        """
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             how = {
@@ -108,7 +223,9 @@ class EagleHead(LayeredHead):
     def _pass_first(
         self, layer: Any, embedded: Tensor, states: Tensor, how: Mapping[str, Any]
     ) -> Tensor:
-        """Pass embeddings and states [B, n, width] through the first layer; `how` is for its attention."""
+        """Pass embeddings and states [B, n, width] through the first layer; `how` is for its
+        attention.
+        """
         normed = layer.hidden_norm(states)
         residual = normed if self.config.norm_before_residual else states
         joined = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)
@@ -116,18 +233,10 @@ class EagleHead(LayeredHead):
         residual = residual + attended
         return residual + layer.mlp(layer.post_attention_layernorm(residual))
 
-    def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
-    ) -> EagleDrafter:
-        return EagleDrafter(self, target, warp)
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        is_chain = self.config.mask_token_id is None
-        kind = EagleTreeDrafter if is_chain else MaskTreeDrafter
-        return kind(self, target, warp, plan)
-
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Training-time test (section 3.2 of the paper): each step reads the states that the head itself made."""
+        """Training-time test (section 3.2 of the paper): step s computes the s-th entry beyond the
+        decided tokens of the chains from every token, from the states that step s - 1 made.
+        """
         embedded = embedding(batch.tokens[:, 1:])
         states = self.join(batch.features()[:, :-1])
         num_rows, length = states.shape[:2]
@@ -140,80 +249,17 @@ class EagleHead(LayeredHead):
             loss = batch.loss(output(normed), 1, step, self.known_tokens)
             losses.append(loss * DECAY**step)
             following = normed if self.config.norm_output else states
+            # The state of entry i goes to entry i + 1.
             states = nn.functional.pad(following, (0, 0, 1, -1))
         return torch.stack(losses).sum()
 
 
-class EagleDrafter(HeadDrafter):
-    """Proposes with an EAGLE-3 head: as a chain, one token after the other, or with masks, all at once."""
-
-    head: EagleHead
-
-    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        head = self.head
-        if head.config.mask_token_id is not None:
-            return self.draw(self.logits(unread, uniforms.shape[1]), uniforms)
-        states = self.read(unread)
-        most = uniforms.shape[1]
-        ahead = torch.arange(most, device=states.device)
-        slots = (unread.starts + unread.counts).unsqueeze(1) + ahead
-        drawn: list[Draft] = []
-        for slot, numbers in zip(slots.unbind(1), uniforms.unbind(1), strict=True):
-            end_part()
-            normed = head.norm(states)
-            draft = self.draw(self._logits(normed[:, 0]), numbers)
-            drawn.append(draft)
-            if len(drawn) < most:
-                self.cache.place(slot, 1)
-                embedded = self._embed(draft.tokens.unsqueeze(1))
-                following = normed if head.config.norm_output else states
-                states = head(embedded, following, self.cache)
-        return stacked(drawn)
-
-    def logits(self, unread: Unread, count: int) -> Tensor:
-        """Return logits [B, count, V of the head] from the last feature and masks behind it."""
-        states = self.read(unread, num_masks=count - 1)
-        return self._logits(self.head.norm(states))
-
-    def read(self, unread: Unread, num_masks: int = 0) -> Tensor:
-        """Read the new features, and masks behind them.
-
-        Returns the states [B, 1 + masks, width] from the last feature on.
-        """
-        head = self.head
-        _, last = unread.last()
-        states = head.join(unread.features)
-        tokens = unread.following
-        if num_masks:
-            index = torch.arange(states.shape[1] + num_masks, device=states.device)
-            is_mask = index >= unread.counts.unsqueeze(1)
-            mask_token = head.config.mask_token_id or 0
-            tokens = nn.functional.pad(tokens, (0, num_masks)).masked_fill(is_mask, mask_token)
-            states = nn.functional.pad(states, (0, 0, 0, num_masks))
-            mask_state = head.join(head.mask_hidden)
-            states = torch.where(is_mask.unsqueeze(-1), mask_state, states)
-        self.cache.place(unread.starts, states.shape[1])
-        states = head(self._embed(tokens), states, self.cache)
-        wanted = last.unsqueeze(1) + torch.arange(1 + num_masks, device=states.device)
-        return states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-
-
-class EagleTreeDrafter(EagleTrees, EagleDrafter):
-    """Proposes trees with an EAGLE-3 head that drafts a chain."""
-
-
-class MaskTreeDrafter(HeadTrees, EagleDrafter):
-    """Proposes trees with an EAGLE-3 head that has masks."""
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        logits = self.logits(unread, depth)
-        return MarginalPredictor(self.over_vocabulary(logits))
-
-
 class _Unrolled(SlotCache):
-    """Chains from every token at once: step s of the chain that began at entry i - s is at position i.
+    """The cache of a training pass over the chains from every token at once, step after step.
 
-    A query sees the entries from the target's features up to where its chain began, then its chain.
+    At position i, step 0 has entry i, made from the target's features. Step s has the s-th entry
+    after it of the chain that began at entry i - s. So in step 2 position 5 continues the chain
+    from entry 3: it sees entries 0 to 3 of step 0, position 4 of step 1, and itself.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -232,6 +278,9 @@ class _Unrolled(SlotCache):
         return keys, values
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
+        """Return a mask [B, 1, n, (steps so far) * n], the keys of one step behind those of
+        another.
+        """
         ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
         window = last.unsqueeze(-1) - first.unsqueeze(-1)
         seen_of_steps = [(ahead >= self.step) & (ahead <= window)]
@@ -262,10 +311,10 @@ class Eagle3(HeadKind):
         return EagleConfig(**self.fields(stored, shapes))
 
     def fields(self, stored: StoredHead, shapes: Shapes | None) -> dict[str, Any]:
-        """Fields of the configuration."""
+        """Return the fields of an `EagleConfig`."""
         raw = stored.raw
         usually_stored = ["lm_head"]
-        # DeepSpec's is the only one of flat formats to store an embedding.
+        # speculators' and DeepSpec's formats store an embedding, SafeAILab's does not.
         if "target_layer_ids" in raw or "transformer_layer_config" in raw:
             usually_stored.append("embed_tokens")
         fields = stored.layered(shapes, usually_stored)

@@ -1,34 +1,34 @@
-"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for each token ahead.
+"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for
+each token ahead.
 
-The heads' tokens form one chain or a tree; each is predicted without knowing the others.
+After `a b` the target has read a, and decided b from its last state there. From the same state head
+0 predicts the token after b, head 1 the one after that, and so on, each without knowing the others.
+Their tokens form one chain or a tree. A "head" of this project is all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from harness.decoding.protocols import TreeDrafter
-from harness.decoding.warp import AnyWarp
 from harness.drafting.blocks import Head, HeadConfig
-from harness.drafting.head_drafter import Draft, HeadDrafter, Unread
+from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.head_formats import Shapes, StoredHead
 from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.new_layers import NUM_TOKENS
 from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.drafting.tree_growth import Predictor
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(HeadConfig):
-    """Medusa heads; `layers` is the target's last.
+    """Medusa heads; their only layer of the target is its last one.
 
     Attributes:
         num_heads: the most tokens that can be proposed.
@@ -42,61 +42,8 @@ class MedusaConfig(HeadConfig):
 
     @property
     def borrowed_outputs(self) -> int:
-        """Numbers of the target's output matrix that drafting reads, once for each head."""
+        """See `HeadConfig.borrowed_outputs`. Every head reads the matrix."""
         return 0 if self.own_outputs else self.num_heads * self.target_size * self.vocabulary_size
-
-
-class MedusaHead(Head):
-    """The weights of all heads: `{head}.{block}.linear`, then `{head}.{number of blocks}` is the output matrix."""
-
-    def __init__(self, config: MedusaConfig) -> None:
-        super().__init__(config, config.target_size)
-        self.config = config
-        size = config.target_size
-        for number in range(config.num_heads):
-            parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
-            if config.own_outputs:
-                parts.append(nn.Linear(size, config.vocabulary_size, bias=False))
-            self.add_module(str(number), nn.ModuleList(parts))
-
-    def parts(self, number: int) -> list[nn.Module]:
-        """The blocks of one head, and its output matrix where it has one."""
-        return list(self.get_submodule(str(number)).children())
-
-    def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
-    ) -> MedusaDrafter:
-        return MedusaDrafter(self, target, warp)
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> TreeDrafter:
-        return MedusaTrees(self, target, warp, plan)
-
-    def initialise(self) -> None:
-        """See `Head.initialise`: the blocks change nothing at first."""
-        for part in self.modules():
-            if isinstance(part, _Block):
-                nn.init.zeros_(part.linear.weight)
-
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Head h predicts the token h + 2 after the state that it reads."""
-        losses = []
-        for number in range(self.config.num_heads):
-            states = batch.features()
-            blocks = self.parts(number)
-            own_output = blocks.pop() if self.config.own_outputs else output
-            for block in blocks:
-                states = block(states)
-            losses.append(batch.loss(own_output(states), number + 1) * DECAY**number)
-        return torch.stack(losses).sum()
-
-
-class _Block(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size, size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states + nn.functional.silu(self.linear(states))
 
 
 class MedusaDrafter(HeadDrafter):
@@ -113,20 +60,13 @@ class MedusaDrafter(HeadDrafter):
 
     def logits(self, unread: Unread, count: int) -> Tensor:
         """Return the logits [B, n, V] of the first n heads: `count`, or all if there are fewer."""
-        last = unread.features[unread.last()]
-        logits: list[Tensor] = []
-        for number in range(min(count, self.head.config.num_heads)):
-            states = last
-            blocks = self.head.parts(number)
-            output = blocks.pop() if self.head.config.own_outputs else None
-            for block in blocks:
-                states = block(states)
-            logits.append(
-                self._logits(states)
-                if output is None
-                else output(states)[..., : self.vocabulary_size]
-            )
-        return torch.stack(logits, dim=1)
+        states = unread.features[unread.last()]
+        logits = [
+            self.head.logits(number, states, self._logits)
+            for number in range(self.num_drafted(count))
+        ]
+        # A head's own matrix may have more rows than there are tokens.
+        return torch.stack(logits, dim=1)[..., : self.vocabulary_size]
 
 
 class MedusaTrees(HeadTrees, MedusaDrafter):
@@ -134,6 +74,67 @@ class MedusaTrees(HeadTrees, MedusaDrafter):
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         return MarginalPredictor(self.logits(unread, depth))
+
+
+class MedusaHead(Head):
+    """The weights of all heads.
+
+    Their names are those of the published format: `1.0.linear.weight` is in the first block of head
+        1,
+    and with one block for each head `1.1.weight` is its output matrix.
+    """
+
+    chains = MedusaDrafter
+    trees = MedusaTrees
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config, config.target_size)
+        self.config = config
+        size = config.target_size
+        for number in range(config.num_heads):
+            parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
+            if config.own_outputs:
+                parts.append(nn.Linear(size, config.vocabulary_size, bias=False))
+            self.add_module(str(number), nn.ModuleList(parts))
+
+    def logits(self, number: int, states: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the logits [..., V] of one head, from the target's states [..., D].
+
+        Args:
+            output: turns states into logits, for heads without output matrices of their own.
+        """
+        blocks = list(self.get_submodule(str(number)).children())
+        own_output = blocks.pop() if self.config.own_outputs else output
+        for block in blocks:
+            states = block(states)
+        return own_output(states)
+
+    def initialise(self) -> None:
+        """See `Head.initialise`: the blocks change nothing at first."""
+        for part in self.modules():
+            if isinstance(part, _Block):
+                nn.init.zeros_(part.linear.weight)
+
+    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
+        """Return the sum of the heads' losses. From the state at token i, head h learns the
+        distribution of token i + h + 2.
+        """
+        losses = []
+        for number in range(self.config.num_heads):
+            logits = self.logits(number, batch.features(), output)
+            losses.append(batch.loss(logits, number + 1) * DECAY**number)
+        return torch.stack(losses).sum()
+
+
+class _Block(nn.Module):
+    """A residual layer over states of `size` numbers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + nn.functional.silu(self.linear(states))
 
 
 class Medusa(HeadKind):
@@ -149,7 +150,9 @@ class Medusa(HeadKind):
         return "medusa_num_heads" in raw or raw.get("model_type") == "medusa"
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> MedusaConfig:
-        """See `HeadKind.config`. Heads are counted in the weights: configurations often state another number."""
+        """See `HeadKind.config`. Heads are counted in the weights, because stored configurations
+        often state another number.
+        """
         text = stored.target.config.get_text_config(decoder=True)
         sizes = stored.sizes([text.num_hidden_layers])
         num_heads = stored.raw.get("medusa_num_heads", 0)
@@ -180,7 +183,7 @@ class Medusa(HeadKind):
         for number in range(NUM_TOKENS):
             shapes[f"{number}.0.linear.weight"] = (width, width)
             shapes[f"{number}.1.weight"] = (size, width)
-        # The sizes are for vLLM, which takes others for granted.
+        # vLLM would assume other sizes.
         raw = {
             "medusa_num_heads": NUM_TOKENS,
             "medusa_num_layers": 1,

@@ -1,12 +1,86 @@
-"""P-EAGLE: an EAGLE-3 head with trained masks, which drafts all tokens in one pass."""
+"""P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, from trained masks.
+
+Where EAGLE-3 takes a token that it drew, and the state before it, P-EAGLE takes a mask token and a
+trained state that stands for the features. Its tokens are drawn without knowing each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from harness.drafting.head_drafter import Draft
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.kinds.eagle3 import Eagle3, EagleConfig
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.kinds.eagle3 import Eagle3, EagleConfig, EagleDrafter, EagleHead
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.unread import Unread
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskConfig(EagleConfig):
+    """A P-EAGLE head.
+
+    Attributes:
+        mask_token_id: the token in place of those not drawn yet.
+    """
+
+    mask_token_id: int
+
+
+class MaskDrafter(EagleDrafter):
+    """Proposes with a P-EAGLE head."""
+
+    head: MaskHead
+
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        return self.draw(self.logits(unread, uniforms.shape[1]), uniforms)
+
+    def logits(self, unread: Unread, count: int) -> Tensor:
+        """Read the new features, and masks behind each row's last one.
+
+        Returns logits [B, count, V of the head] from that feature on.
+        """
+        head = self.head
+        num_masks = count - 1
+        states = head.join(unread.features)
+        index = torch.arange(states.shape[1] + num_masks, device=states.device)
+        is_mask = index >= unread.counts.unsqueeze(1)
+        padded_tokens = nn.functional.pad(unread.following, (0, num_masks))
+        tokens = padded_tokens.masked_fill(is_mask, head.config.mask_token_id)
+        padded_states = nn.functional.pad(states, (0, 0, 0, num_masks))
+        mask_state = head.join(head.mask_hidden)
+        states = torch.where(is_mask.unsqueeze(-1), mask_state, padded_states)
+        self.cache.place(unread.starts, states.shape[1])
+        states = head(self._embed(tokens), states, self.cache)
+        rows, last = unread.last()
+        places = last.unsqueeze(1) + torch.arange(count, device=states.device)
+        logits, _ = self.predict(states[rows.unsqueeze(1), places])
+        return logits
+
+
+class MaskTreeDrafter(HeadTrees, MaskDrafter):
+    """Proposes trees with a P-EAGLE head."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        return MarginalPredictor(self.over_vocabulary(self.logits(unread, depth), -torch.inf))
+
+
+class MaskHead(EagleHead):
+    """The weights of a P-EAGLE head."""
+
+    chains = MaskDrafter
+    trees = MaskTreeDrafter
+    config: MaskConfig
+
+    def __init__(self, config: MaskConfig) -> None:
+        super().__init__(config)
+        num_features = len(config.layers) * config.target_size
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_features))
 
 
 class PEagle(Eagle3):
@@ -21,9 +95,12 @@ class PEagle(Eagle3):
         has_masks = raw.get("mask_token_id") is not None
         return kind == "peagle" or (kind == "eagle3" and has_masks)
 
-    def config(self, stored: StoredHead, shapes: Shapes | None) -> EagleConfig:
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> MaskConfig:
         mask = stored.token("mask_token_id", stored.raw.get("mask_token_id"))
-        return EagleConfig(**self.fields(stored, shapes), mask_token_id=mask)
+        return MaskConfig(**self.fields(stored, shapes), mask_token_id=mask)
+
+    def build(self, config: Any) -> MaskHead:
+        return MaskHead(config)
 
     def vllm(self) -> dict[str, Any]:
         return {"method": "eagle3", "parallel_drafting": True}
