@@ -1,11 +1,14 @@
 """How heads that draft blocks (DFlash and the kinds made of it) are stored.
 
+The anchor of a block is its first query, the token just decided; the others are masks
+(`kinds/dflash`).
+
 | | speculators | z-lab | DeepSpec |
 | --- | --- | --- | --- |
 | known by | `speculators_model_type` | `dflash_config` | neither of them |
-| settings of the block | beside the layers | in `dflash_config` or beside the layers | beside the layers |
-| first prediction follows | a mask; the anchor in DSpark | a mask | the anchor |
-| a sliding window counts from | the block's first query | each query | there is none |
+| settings of the block | beside the layers | in `dflash_config`, or beside them | beside the layers |
+| who predicts the first token | a mask; the anchor in DSpark | a mask | the anchor |
+| a sliding window counts from | the anchor | each query | there is none |
 """
 
 from __future__ import annotations
@@ -19,47 +22,54 @@ from harness.drafting.head_formats import Shapes, StoredHead
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The values of settings that a configuration in speculators' format leaves out.
+    """The values of settings that a configuration in speculators' format leaves out, for a kind.
 
     Attributes:
-        markov_rank: 0 for no Markov head.
-        from_anchor: whether the anchor predicts a token too, and there is a confidence head.
-        causal_windows: whether queries of layers with a sliding window see only those before them.
+        from_anchor: as in `BlockConfig`.
+        causal_windows: as in `BlockConfig`.
     """
 
-    markov_rank: int = 0
     from_anchor: bool = False
     causal_windows: bool = True
 
 
 def is_speculators(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration is in the format of speculators."""
+    """Return whether a configuration is in the format of speculators."""
     return "speculators_model_type" in raw
 
 
 def is_deepspec(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of a head that drafts blocks, in DeepSpec's format."""
+    """Return whether a configuration is of a head that drafts blocks, in DeepSpec's format."""
     is_flat = not is_speculators(raw) and "dflash_config" not in raw
     return is_flat and "target_layer_ids" in raw and "block_size" in raw
 
 
+def is_spark(raw: Mapping[str, Any]) -> bool:
+    """Return whether a configuration in DeepSpec's format is of a DSpark head."""
+    return bool(raw.get("markov_rank") or raw.get("enable_confidence_head"))
+
+
 def has_selector(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration in z-lab's format is of a DFlash 2 head."""
+    """Return whether a configuration in z-lab's format is of a DFlash 2 head."""
     return "selector_rank" in _nested(raw)
 
 
 def has_causal_head(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration in z-lab's format is of a JetSpec head."""
+    """Return whether a configuration in z-lab's format is of a JetSpec head."""
     return bool(_nested(raw).get("causal_head"))
 
 
 def block_fields(stored: StoredHead, shapes: Shapes | None, left_out: LeftOut) -> dict[str, Any]:
     """Return the fields of a `BlockConfig`.
 
+    Args:
+        shapes: of the stored tensors; None with random weights.
+
     Raises:
-        SettingError: for a head that is not drafted with here.
+        SettingError: for a head that this project cannot draft with.
     """
     raw = stored.raw
+    # DeepSpec stores copies of the target's embedding and output matrix, the others leave them out.
     stores_matrices = "target_layer_ids" in raw
     layers = stored.layered(shapes, ["embed_tokens", "lm_head"] if stores_matrices else [])
     _settle_windows(stored, layers["transformer"])
@@ -73,11 +83,11 @@ def block_fields(stored: StoredHead, shapes: Shapes | None, left_out: LeftOut) -
         "mask_token_id": stored.token("mask_token_id", mask),
         "from_anchor": _predicts_from_anchor(raw, left_out),
     }
-    return layers | block | _attention(raw, left_out) | _extra_heads(stored, left_out)
+    return layers | block | _attention(raw, left_out)
 
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration in z-lab's format that describes the head; {} in the others."""
+    """Return what a configuration in z-lab's format nests about the head; {} in other formats."""
     nested = raw.get("dflash_config")
     return nested if isinstance(nested, Mapping) else {}
 
@@ -90,7 +100,9 @@ def _predicts_from_anchor(raw: Mapping[str, Any], left_out: LeftOut) -> bool:
 
 
 def _attention(raw: Mapping[str, Any], left_out: LeftOut) -> dict[str, bool]:
-    """The fields that say which queries and keys see each other, as in the format's own code."""
+    """Return the fields that say which queries and keys see each other, as in the format's own
+    code.
+    """
     if is_speculators(raw):
         non_causal = raw.get("sliding_window_non_causal", not left_out.causal_windows)
         return {"causal_windows": not non_causal}
@@ -108,31 +120,14 @@ def _attention(raw: Mapping[str, Any], left_out: LeftOut) -> dict[str, bool]:
     }
 
 
-def _extra_heads(stored: StoredHead, left_out: LeftOut) -> dict[str, Any]:
-    """The fields of DSpark's Markov head and of its confidence head."""
-    raw = stored.raw
-    rank = 0
-    if "dflash_config" not in raw:
-        rank = raw.get("markov_rank", left_out.markov_rank)
-    kind = raw.get("markov_head_type", "vanilla")
-    if rank and kind != "vanilla":
-        raise stored.refused(f"has a Markov head of type {kind}; vanilla is supported")
-    usually_confident = is_speculators(raw) and left_out.from_anchor
-    is_confident = bool(raw.get("enable_confidence_head", usually_confident))
-    reads_token = bool(raw.get("confidence_head_with_markov", True))
-    return {
-        "markov_rank": rank,
-        "confidence": is_confident,
-        "confidence_markov": is_confident and reads_token and rank > 0,
-    }
-
-
 def _settle_windows(stored: StoredHead, transformer: Any) -> None:
-    """Read the windows of attention that transformers does not know; raise a SettingError for what
-    is not drafted here.
+    """Set the sliding window of `transformer`, where only the head's own format names it.
 
-    z-lab's format may name the window beside the layers (`swa_window_size`, MiMo's heads), because
-    transformers forgets Qwen3's own. DeepSpec trains all layers of its heads without windows.
+    z-lab's format may do that (`swa_window_size`, MiMo's heads), because transformers drops the
+    window of a Qwen3 configuration. DeepSpec trains all layers of its heads without windows.
+
+    Raises:
+        SettingError: for attention that this project does not have.
     """
     raw = stored.raw
     nested = _nested(raw)

@@ -21,6 +21,7 @@ from harness.config.settings import (
 from harness.drafting.heads import HeadCheckpoint
 from harness.drafting.kinds.dflash import BlockConfig
 from harness.drafting.kinds.dflash2 import SelectorConfig
+from harness.drafting.kinds.dspark import SparkConfig
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.kinds.medusa import MedusaConfig
 from harness.drafting.kinds.peagle import MaskConfig
@@ -89,7 +90,7 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "speculators dflash": (
         DFLASH, "dflash",
-        {"layers": (1, 4, 6), "from_anchor": False, "markov_rank": 0, "block_size": 5}
+        {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
         | {"causal_windows": True, "windows_follow": False},
     ),
     "z-lab dflash": (
@@ -115,7 +116,7 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "DeepSpec dflash": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
-        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 0},
+        {"layers": (0, 4, 6), "from_anchor": True},
     ),
     "speculators dspark": (
         DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8}, "dspark",
@@ -595,7 +596,7 @@ def check_line(error: HarnessError, message: str) -> None:
 
 def test_kinds_have_their_own_types(tmp_path: Path) -> None:
     types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
-    types["dflash2"] = SelectorConfig
+    types |= {"dflash2": SelectorConfig, "dspark": SparkConfig}
     for name in FORMATS:
         head = usual_head(name, tmp_path)
         assert type(head.config) is types.get(head.kind.name, BlockConfig)

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.drafting.kinds.dflash import BlockHead
+from harness.drafting.kinds.dspark import SparkHead
 from head_references import Expected, attend, mlp, rms, spread
 
 
@@ -40,7 +41,7 @@ def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
     def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
         states = block_states(head, target, decided[-1], features)
         logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
-        if head.markov_head is not None:
+        if isinstance(head, SparkHead) and head.markov_head is not None:
             before = torch.cat([decided[-1:], drawn[:-1]])
             logits = (
                 logits

@@ -11,6 +11,7 @@ from transformers.modeling_layers import MtpModel
 from architectures import VOCABULARY, random_model
 from harness.drafting.kinds.dflash import BlockConfig, BlockHead
 from harness.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
+from harness.drafting.kinds.dspark import SparkConfig, SparkHead
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleHead
 from harness.drafting.kinds.medusa import MedusaConfig, MedusaHead
 from harness.drafting.kinds.peagle import MaskConfig, MaskHead
@@ -26,7 +27,8 @@ WINDOW = {
 def block_head(
     style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
 ) -> BlockHead:
-    config = BlockConfig(
+    is_spark = "markov_rank" in changes or "confidence" in changes
+    config = (SparkConfig if is_spark else BlockConfig)(
         layers=(1, 3),
         target_size=32,
         vocabulary_size=VOCABULARY,
@@ -37,7 +39,7 @@ def block_head(
         own_output=reduced,
         **changes,
     )
-    head = BlockHead(config)
+    head = SparkHead(config) if isinstance(config, SparkConfig) else BlockHead(config)
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(torch.arange(60) // 2)

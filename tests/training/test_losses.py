@@ -138,7 +138,7 @@ def test_dflash2_also_learns_to_choose_among_its_likeliest_tokens(target: PreTra
     selector, num_candidates = head.candidate_selector, head.config.num_candidates
     batch, embedding = given(target, head), target.get_input_embeddings()
     torch.manual_seed(4)
-    blocks = head.practise(batch, embedding)
+    blocks = head.pass_blocks(batch, embedding)
     total, count = 0.0, 0.0
     for states, tokens, wanted, counts in zip(*blocks, strict=True):
         for state, before, likely, weight in zip(states, tokens, wanted, counts, strict=True):
@@ -168,7 +168,7 @@ def test_a_new_dflash2_head_begins_as_a_dflash_head(target: PreTrainedModel) -> 
         )
         weights = head.state_dict()
         torch.manual_seed(5)
-        states.append(head.practise(given(target, head), embedding).states)
+        states.append(head.pass_blocks(given(target, head), embedding).states)
     assert torch.allclose(states[0], states[1], atol=1e-6)
 
 

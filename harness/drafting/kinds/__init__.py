@@ -1,1 +1,3 @@
-"""One file per kind of draft head: its configuration, its weights, how it drafts and what it learns."""
+"""One file per kind of draft head: its configuration, its weights, how it drafts and what it
+learns.
+"""

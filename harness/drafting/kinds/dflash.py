@@ -1,9 +1,15 @@
-"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass; `dspark` adds to it.
+"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass.
 
-Every layer sees the target's features at all decided tokens as keys and values. The queries are the
-token just decided and masks after it, which see each other in both directions. DSpark then adds to
-each position's logits a bias that depends on the token before it, so that its tokens are drawn one
-after the other. `dflash2` chooses them by a selector.
+A block is the token just decided, its anchor, and masks after it: these are the queries of a pass.
+Every layer sees, as keys and values, the target's features at all decided tokens, and the other
+queries of the block in both directions. Say the text ends with `a b`, and a block has four queries:
+
+    features of ... a | b <mask> <mask> <mask>
+                           c      d      e
+
+Each mask predicts the token at its own place, without knowing the others. In DeepSpec's format and
+in
+DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
 
 A layer with a sliding window of w sees as many keys as in the code that trained it:
 
@@ -12,17 +18,17 @@ A layer with a sliding window of w sees as many keys as in the code that trained
 - z-lab: w positions up to each query's own, and nothing after it, unless `is_causal` or
   `dflash_config.causal` say otherwise (then for all layers).
 
-vLLM counts from each query in both formats.
+vLLM counts from each query in both formats. `jetspec`, `dspark` and `dflash2` add to this head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
@@ -32,12 +38,13 @@ from harness.drafting.block_formats import (
     has_causal_head,
     has_selector,
     is_deepspec,
+    is_spark,
     is_speculators,
 )
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
+from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
@@ -51,20 +58,17 @@ BLOCKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(HeadConfig):
-    """A DFlash or DSpark head.
+    """A DFlash head.
 
     Attributes:
-        transformer: of its own layers, always in Qwen3's style.
+        transformer: the configuration of its own layers, always in Qwen3's style.
         block_size: queries of one pass, as in training.
-        from_anchor: whether the query of the decided token predicts the next one (DSpark), or only
-            the masks do.
+        mask_token_id: the token of a mask.
+        from_anchor: whether the anchor predicts a token too, and not only the masks do.
         causal: whether a query sees only those of the block before it (JetSpec).
         causal_windows: the same in layers with a sliding window alone.
         windows_follow: whether a sliding window is counted from each query, as z-lab's and vLLM's
-            code does, instead of from the block's first, as speculators trains.
-        markov_rank: of DSpark's bias; 0 without.
-        confidence: whether there is a confidence head, and
-        confidence_markov: whether it also reads the token before.
+            code does, instead of from the anchor, as speculators trains.
     """
 
     transformer: PreTrainedConfig
@@ -74,21 +78,18 @@ class BlockConfig(HeadConfig):
     causal: bool = False
     causal_windows: bool = False
     windows_follow: bool = False
-    markov_rank: int = 0
-    confidence: bool = False
-    confidence_markov: bool = False
 
     @property
     def most_tokens(self) -> int:
-        """How many one pass can propose."""
+        """How many tokens one pass can propose."""
         return self.block_size if self.from_anchor else self.block_size - 1
 
 
 class Blocks(NamedTuple):
-    """Blocks that a head drafts after N tokens of a batch.
+    """N blocks of a training batch, each of K predicted tokens.
 
     Attributes:
-        states: [N, K, width], after the norm; K tokens are predicted in each block.
+        states: [N, K, width], what the tokens are predicted from, after the norm.
         tokens: [N, K], the token before each predicted one.
         target_probabilities: [N, K, V], the target's distributions of the predicted tokens.
         weights: [N, K], the weight of each prediction in the loss.
@@ -101,7 +102,7 @@ class Blocks(NamedTuple):
 
 
 class BlockDrafter(HeadDrafter):
-    """Proposes with a DFlash or DSpark head, at most `BlockConfig.most_tokens` tokens.
+    """Proposes with a DFlash head, at most `BlockConfig.most_tokens` tokens.
 
     The block always has the size it was trained with: fewer masks would change what the others
     predict.
@@ -110,31 +111,29 @@ class BlockDrafter(HeadDrafter):
     head: BlockHead
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        last, states = self.block(unread, uniforms.shape[1])
-        drawn = self.draw_block(last, states, uniforms[:, : states.shape[1]])
-        return self._offer(last, states, drawn)
+        anchor, states = self.block(unread, uniforms.shape[1])
+        return self.draw_block(anchor, states, uniforms[:, : states.shape[1]])
 
     def block(self, unread: Unread, count: int) -> tuple[Tensor, Tensor]:
-        """Return the token just decided [B], and the states [B, n, width] that predict the tokens
-        after it, n = `count` or the most that one pass can propose.
+        """Read the features and pass one block.
+
+        Returns the anchor [B], and the states [B, n, width] that predict the tokens after it: n is
+        `count`, or the most that one pass can propose.
         """
         config = self.head.config
-        # It has no features yet.
-        last = unread.following[unread.last()]
+        # The token just decided has no features yet.
+        anchor = unread.following[unread.last()]
         self.read(unread)
-        masks = last.new_full((len(last), config.block_size - 1), config.mask_token_id)
-        queries = self._embed(torch.cat([last.unsqueeze(1), masks], dim=1))
+        masks = anchor.new_full((len(anchor), config.block_size - 1), config.mask_token_id)
+        queries = self._embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
         self.cache.place(unread.starts + unread.counts, config.block_size)
         states = self.head(queries, self.cache)
         predicting = states[:, config.block_size - config.most_tokens :]
-        return last, predicting[:, :count]
+        return anchor, predicting[:, :count]
 
-    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
-        """Draw K tokens after `last` [B] by their states [B, K, width] and uniforms [B, K]."""
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            return self.draw(logits, uniforms)
-        return self._draw_in_turn(last, logits, uniforms)
+    def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        """Draw K tokens after `anchor` [B] by their states [B, K, width] and uniforms [B, K]."""
+        return self.draw(self._logits(states), uniforms)
 
     def num_ahead(self, num_draft_tokens: int) -> int:
         """See `HeadDrafter.num_ahead`: a block."""
@@ -143,86 +142,34 @@ class BlockDrafter(HeadDrafter):
     def num_drafted(self, number: int) -> int:
         return min(number, self.head.config.most_tokens)
 
-    def _draw_in_turn(self, last: Tensor, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw one token after the other, each with a bias by the one before."""
-        drawn: list[Draft] = []
-        before = last
-        for count in range(logits.shape[1]):
-            biased = self.biased(logits[:, count], before)
-            drawn.append(self.draw(biased, uniforms[:, count]))
-            before = drawn[-1].tokens
-        return stacked(drawn)
-
-    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Add DSpark's bias to logits [..., V of the head], by the tokens [...] before."""
-        assert self.head.markov_head is not None
-        bias = self.head.markov_head["markov_w2"](self._previous(before))
-        return logits + bias[..., : logits.shape[-1]]
-
     def read(self, unread: Unread) -> None:
         self.cache.place(unread.starts, unread.features.shape[1])
         self.head.read(unread.features, self.cache)
 
-    def _previous(self, tokens: Tensor) -> Tensor:
-        assert self.head.markov_head is not None
-        return self.head.markov_head["markov_w1"](tokens)
-
-    def _offer(self, last: Tensor, states: Tensor, drawn: Draft) -> Draft:
-        """All tokens, or as many as the confidence head supports. It sees a token's predecessors,
-        never the token.
-        """
-        if not self._confidence or self.head.confidence_head is None:
-            return drawn
-        if self.head.config.confidence_markov:
-            before = torch.cat([last.unsqueeze(1), drawn.tokens[:, :-1]], dim=1)
-            states = torch.cat([states, self._previous(before)], dim=-1)
-        expected = self.head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
-        lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
-        return drawn._replace(lengths=lengths)
-
 
 class BlockTrees(HeadTrees, BlockDrafter):
-    """Proposes trees with a DFlash or DSpark head."""
+    """Proposes trees with a DFlash head."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
-        last, states = self.block(unread, depth)
-        logits = self._logits(states)
-        if self.head.markov_head is None:
-            return MarginalPredictor(self.over_vocabulary(logits, -torch.inf))
-        levels = logits.split(1, dim=1)
-
-        def after(level: int, tokens: Tensor) -> Tensor:
-            return self.over_vocabulary(self.biased(levels[level], tokens), -torch.inf)
-
-        return TokenPredictor(last, after)
+        _, states = self.block(unread, depth)
+        return MarginalPredictor(self.over_vocabulary(self._logits(states), -torch.inf))
 
 
 class BlockHead(LayeredHead):
-    """The weights of a DFlash or DSpark head."""
+    """The weights of a DFlash head."""
 
     chains = BlockDrafter
-    trees = BlockTrees
+    trees: ClassVar[type[HeadTrees]] = BlockTrees
 
     def __init__(self, config: BlockConfig) -> None:
         transformer = config.transformer
-        rank = config.markov_rank
         super().__init__(config, transformer, "qwen3")
-        self.config = config
         self.hidden_norm = LlamaRMSNorm(transformer.hidden_size, transformer.rms_norm_eps)
-        self.markov_head: nn.ModuleDict | None = None
-        self.confidence_head: nn.ModuleDict | None = None
-        if rank:
-            previous = nn.Embedding(config.vocabulary_size, rank)
-            following = nn.Linear(rank, config.draft_vocabulary_size, bias=False)
-            self.markov_head = nn.ModuleDict({"markov_w1": previous, "markov_w2": following})
-        if config.confidence:
-            width = transformer.hidden_size
-            if config.confidence_markov:
-                width += rank
-            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(width, 1)})
 
     def read(self, features: Tensor, cache: SlotCache) -> None:
-        """Write keys and values of the target's features [B, n, L * D] to `cache.positions`."""
+        """Write keys and values of the target's features [B, n, L * D] to `cache`, where it has
+        placed them.
+        """
         states = self.hidden_norm(self.fc(features))
         cosine, sine = self.rotary_emb(states, cache.positions)
         for index, layer in enumerate(self.layers):
@@ -235,8 +182,9 @@ class BlockHead(LayeredHead):
             cache.update(keys, values, index)
 
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
-        """Embedded queries of one block per row at `cache.positions` -> states [B, block, width],
-        after the norm.
+        """Pass embedded queries [B, block, width] of one block per row, at `cache.positions`.
+
+        Returns their states [B, block, width], after the norm.
         """
         positions = cache.positions
         rotary = self.rotary_emb(states, positions)
@@ -259,7 +207,7 @@ class BlockHead(LayeredHead):
         return layer(states, **how)
 
     def _first_seen(self, positions: Tensor, window: int | None) -> Tensor:
-        """The first position that each query [B, block] sees."""
+        """Return the first position that each query [B, block] sees."""
         if window is None:
             return torch.zeros_like(positions)
         if self.config.windows_follow:
@@ -268,18 +216,18 @@ class BlockHead(LayeredHead):
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Return the cross-entropy over some blocks of each row, chosen again for each batch."""
-        blocks = self.practise(batch, embedding)
+        blocks = self.pass_blocks(batch, embedding)
         logits = output(blocks.states)
         return soft_loss(logits, blocks.target_probabilities, blocks.weights, self.known_tokens)
 
-    def practise(self, batch: TrainingBatch, embedding: Any) -> Blocks:
-        """Draft blocks after some tokens of each row, as `BlockDrafter` does."""
+    def pass_blocks(self, batch: TrainingBatch, embedding: Any) -> Blocks:
+        """Pass `BLOCKS` blocks of each row as `BlockDrafter` does, at anchors chosen at random."""
         config = self.config
         device = batch.tokens.device
         num_rows, length = batch.tokens.shape
         most = config.most_tokens
-        # A block after token a - 1 of features begins with token a, its anchor; its first
-        # prediction is of token a + 1.
+        # A block with token a as its anchor sees the features up to token a - 1, and predicts from
+        # token a + 1 on.
         possible = batch.is_learned[:, 1 : length - most + 1].float() + 1e-9
         chosen = torch.multinomial(possible, BLOCKS, replacement=True)
         anchors = 1 + chosen.flatten()
@@ -319,7 +267,7 @@ class DFlash(HeadKind):
         if is_speculators(raw):
             return raw["speculators_model_type"] == self.name
         if is_deepspec(raw):
-            return not raw.get("markov_rank")
+            return not is_spark(raw)
         return "dflash_config" in raw and not has_selector(raw) and not has_causal_head(raw)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:

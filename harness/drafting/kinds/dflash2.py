@@ -101,7 +101,8 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(width, config.selector_rank, bias=False)
 
     def scores(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """Score candidates [..., C] after tokens `before` [...]; projected states are [..., rank]."""
+        """Score candidates [..., C] after tokens `before` [...]; projected states are [..., rank].
+        """
         context = self.predecessor_codebook[before] * projected
         successors = self.successor_codebook[candidates]
         return (successors @ context.unsqueeze(-1)).squeeze(-1)
@@ -202,7 +203,7 @@ class SelectorHead(BlockHead):
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """The loss of the logits, and of the selector's choice after the tokens of the text."""
-        blocks = self.practise(batch, embedding)
+        blocks = self.pass_blocks(batch, embedding)
         logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
         selector = self.candidate_selector
         likeliest, candidates = logits.topk(self.config.num_candidates)

@@ -1,12 +1,125 @@
-"""DSpark: a DFlash head whose tokens are drawn one after the other, with a bias by the token before."""
+"""DSpark: a DFlash head whose tokens are drawn one after the other, without another pass.
+
+Its Markov head adds to the logits at each place of a block a bias that depends on the token before.
+Its confidence head estimates, for each place, the chance that the token there is accepted if those
+before it are; with `draft.threshold` tokens are offered only as long as this chance is high enough.
+A head may lack either of the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from harness.drafting.block_formats import LeftOut, is_deepspec, is_speculators
-from harness.drafting.kinds.dflash import DFlash
+import torch
+from torch import Tensor, nn
+
+from harness.drafting.block_formats import (
+    LeftOut,
+    block_fields,
+    is_deepspec,
+    is_spark,
+    is_speculators,
+)
+from harness.drafting.head_drafter import Draft, stacked
+from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.head_trees import HeadTrees, TokenPredictor
+from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
+from harness.drafting.tree_growth import Predictor
+from harness.drafting.unread import Unread
+
+# The rank of a Markov head that a configuration in speculators' format leaves out.
+_USUAL_RANK = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkConfig(BlockConfig):
+    """A DSpark head.
+
+    Attributes:
+        markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
+        confidence_markov: whether the confidence head reads the embedding of the token before, too.
+    """
+
+    markov_rank: int = 0
+    confidence_markov: bool = False
+
+
+class SparkDrafter(BlockDrafter):
+    """Proposes with a DSpark head."""
+
+    head: SparkHead
+
+    def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        """See `BlockDrafter.draw_block`. The tokens are offered as far as they are likely enough.
+        """
+        logits = self._logits(states)
+        drawn: list[Draft] = []
+        before = anchor
+        for place in range(states.shape[1]):
+            biased = self.biased(logits[:, place], before)
+            drawn.append(self.draw(biased, uniforms[:, place]))
+            before = drawn[-1].tokens
+        return self._offer(anchor, states, stacked(drawn))
+
+    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Add the bias after the tokens `before` [...] to logits [..., V of the head]."""
+        if self.head.markov_head is None:
+            return logits
+        bias = self.head.markov_head["markov_w2"](self.head.markov_head["markov_w1"](before))
+        return logits + bias[..., : logits.shape[-1]]
+
+    def _offer(self, anchor: Tensor, states: Tensor, drawn: Draft) -> Draft:
+        """Offer all tokens, or as many as the confidence head supports.
+
+        It sees the tokens before each, never the token itself, so that verification stays lossless.
+        """
+        head = self.head
+        if not self._confidence or head.confidence_head is None:
+            return drawn
+        if head.config.confidence_markov:
+            assert head.markov_head is not None
+            before = torch.cat([anchor.unsqueeze(1), drawn.tokens[:, :-1]], dim=1)
+            states = torch.cat([states, head.markov_head["markov_w1"](before)], dim=-1)
+        expected = head.confidence_head["proj"](states).squeeze(-1).float().sigmoid()
+        lengths = (expected >= self._confidence).long().cumprod(-1).sum(-1)
+        return drawn._replace(lengths=lengths)
+
+
+class SparkTrees(HeadTrees, SparkDrafter):
+    """Proposes trees with a DSpark head."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        anchor, states = self.block(unread, depth)
+        levels = self._logits(states).split(1, dim=1)
+
+        def after(level: int, tokens: Tensor) -> Tensor:
+            return self.over_vocabulary(self.biased(levels[level], tokens), -torch.inf)
+
+        return TokenPredictor(anchor, after)
+
+
+class SparkHead(BlockHead):
+    """The weights of a DSpark head."""
+
+    chains = SparkDrafter
+    trees = SparkTrees
+
+    def __init__(self, config: SparkConfig) -> None:
+        super().__init__(config)
+        rank = config.markov_rank
+        self.markov_head: nn.ModuleDict | None = None
+        self.confidence_head: nn.ModuleDict | None = None
+        if rank:
+            previous = nn.Embedding(config.vocabulary_size, rank)
+            following = nn.Linear(rank, config.draft_vocabulary_size, bias=False)
+            self.markov_head = nn.ModuleDict({"markov_w1": previous, "markov_w2": following})
+        if config.confidence:
+            width = config.transformer.hidden_size
+            if config.confidence_markov:
+                width += rank
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(width, 1)})
 
 
 class DSpark(DFlash):
@@ -14,12 +127,30 @@ class DSpark(DFlash):
 
     name = "dspark"
     trains = False
-    left_out = LeftOut(markov_rank=256, from_anchor=True)
+    left_out = LeftOut(from_anchor=True)
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         if is_speculators(raw):
             return raw["speculators_model_type"] == self.name
-        return is_deepspec(raw) and bool(raw.get("markov_rank"))
+        return is_deepspec(raw) and is_spark(raw)
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> SparkConfig:
+        raw = stored.raw
+        rank = raw.get("markov_rank", _USUAL_RANK if is_speculators(raw) else 0)
+        kind = raw.get("markov_head_type", "vanilla")
+        if rank and kind != "vanilla":
+            raise stored.refused(f"has a Markov head of type {kind}; vanilla is supported")
+        is_confident = bool(raw.get("enable_confidence_head", is_speculators(raw)))
+        reads_token = bool(raw.get("confidence_head_with_markov", True))
+        return SparkConfig(
+            **block_fields(stored, shapes, self.left_out),
+            markov_rank=rank,
+            confidence=is_confident,
+            confidence_markov=is_confident and reads_token and rank > 0,
+        )
+
+    def build(self, config: Any) -> SparkHead:
+        return SparkHead(config)
 
 
 RECORD = DSpark()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,7 @@ class EagleHead(LayeredHead):
     """The weights of an EAGLE-3 head."""
 
     chains = EagleDrafter
-    trees = EagleTreeDrafter
+    trees: ClassVar[type[HeadTrees]] = EagleTreeDrafter
 
     def __init__(self, config: EagleConfig) -> None:
         transformer = config.transformer
