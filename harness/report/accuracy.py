@@ -11,6 +11,7 @@ from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, interval, number, sentences
 from harness.report.words import (
     common_settings,
+    device_of,
     lossy_warning,
     pair_name,
     settings_line,
@@ -34,8 +35,8 @@ def eval_document(rows: Sequence[EvalRow]) -> Document:
     merged = merged_rows(rows)
     if all(row.accuracy is None for row in merged):
         return []
-    # Without what a single seed has no room for in 80 columns.
-    table = _table(_alone(Run(list(rows))), without={"K", "difference", "McNemar p"})
+    # The sentences have K and the difference, for which 80 columns have no room.
+    table = _table(_lines_of(Run(list(rows))), without={"K", "difference", "McNemar p"})
     heading = Line(title(merged[0]), "strong")
     return [heading, Line(settings_line(rows), "dim"), table, *_sentences(merged)]
 
@@ -44,7 +45,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
     """One run with all its seeds, or several, each merged over its seeds."""
     lines = []
     if len(runs) == 1:
-        lines = _alone(runs[0])
+        lines = _lines_of(runs[0])
     else:
         for named in named_runs(runs):
             lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
@@ -54,7 +55,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
 
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
-    """Whether the arms' accuracies differ, over all runs; of a single run also what that covers."""
+    """Whether the arms' accuracies differ, in sentences; of a single run also what that covers."""
     compared = []
     for run in runs:
         if run.status == "ok":
@@ -78,37 +79,36 @@ def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
 
 def _answer(row: EvalRow) -> list[Line]:
     """The answer of one evaluation, what it covers, and what would change it."""
-    differs = _differs(row)
-    answer = "No significant difference in accuracy between the arms"
-    if differs:
-        answer = "The speculative arm's accuracy differs"
-    lines = [Line(f"{answer}: {_difference_in_words(row)}.", "strong")]
-    where = row.devices or "an unknown device"
-    lines.append(Line(f"Measured: {pair_name(row)} on {where}: {settings_line([row])}."))
+    measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
+    change = None
     lowest = row.difference_low
-    if not differs and lowest is not None and lowest < 0:
+    if not _differs(row) and lowest is not None and lowest < 0:
         lost = f"a loss of up to {-100 * lowest:.1f} points is not excluded"
-        lines.append(
-            Line(
-                f"What would change it: {lost}; four times the questions would halve the interval."
-            )
-        )
-    return lines
+        change = f"What would change it: {lost}; four times the questions would halve the interval."
+    return [_verdict(row), *sentences("plain", measured, change)]
 
 
 def _differs(row: EvalRow) -> bool:
     return row.mcnemar_p_value is not None and row.mcnemar_p_value < _SIGNIFICANT
 
 
-def _difference_in_words(row: EvalRow) -> str:
-    """`+1.0 percentage points (95 % interval -2.0 to 4.0; McNemar p = 0.55)`."""
-    points = f"{100 * (row.difference or 0):+.1f} percentage points"
+def _verdict(row: EvalRow) -> Line:
+    """The difference between the arms, and whether it is significant.
+
+    `The speculative arm's accuracy differs: +1.0 percentage points (95 % interval 0.2 to 1.8; McNemar
+    p = 0.01).`
+    """
+    verdict = "No significant difference in accuracy between the arms: speculative minus regular is"
+    if _differs(row):
+        verdict = "The speculative arm's accuracy differs:"
     figures = []
     if bounds := _bounds(row.difference_low, row.difference_high):
         figures.append(f"95 % interval {bounds}")
     if row.mcnemar_p_value is not None:
         figures.append(f"McNemar p = {row.mcnemar_p_value:.2g}")
-    return f"{points} ({'; '.join(figures)})" if figures else points
+    certainty = f" ({'; '.join(figures)})" if figures else ""
+    difference = f"{100 * (row.difference or 0):+.1f} percentage points"
+    return Line(f"{verdict} {difference}{certainty}.", "strong")
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -116,13 +116,19 @@ def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
     return [row for row in rows if row.seed == "all"]
 
 
-def _alone(run: Run) -> list[Named]:
-    """With one seed the merged row repeats the seed's."""
-    rows = run.rows if len({row.seed for row in run.rows}) > 2 else merged_rows(run.rows)
+def _lines_of(run: Run) -> list[Named]:
+    """The rows of a single run, without a name; of one seed only the merged ones, which equal it."""
+    has_one_seed = len({row.seed for row in run.rows} - {"all"}) < 2
+    rows = merged_rows(run.rows) if has_one_seed else run.rows
     return [Named(Name("", None), run, row) for row in rows]
 
 
 def _table(lines: Sequence[Named], without: set[str], title: str = "", about: str = "") -> Table:
+    """One row per line.
+
+    Args:
+        without: headings of the columns that are left out.
+    """
     with_seeds = len({line.row.seed for line in lines}) > 1
     columns = [
         Column("pair", text=True, of="name.cell", optional=True, once=True),
@@ -183,10 +189,7 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
     if row.status == "failed":
         lines.append(Line(f"No verdict: {row.error}.", "warning"))
     elif row.difference is not None and row.mcnemar_p_value is not None:
-        verdict = "No significant difference between the arms: speculative minus regular is"
-        if _differs(row):
-            verdict = "The speculative arm differs:"
-        lines.append(Line(f"{verdict} {_difference_in_words(row)}.", "strong"))
+        lines.append(_verdict(row))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
     resumed = partial = None
@@ -204,9 +207,8 @@ def _identity(row: EvalRow, num_differing: int) -> str:
     questions = f"{row.num_prompts} questions"
     if not num_differing:
         return f"The greedy answers of both arms are identical on all {questions}."
-    exact = row.dtype == "float32" and row.quantization == "none"
     expected = "In this number format ties may break differently."
-    if exact:
+    if row.dtype == "float32" and row.quantization == "none":
         expected = "In float32 they must not."
     return (
         f"The greedy answers of the two arms differ on {num_differing} of {questions}. {expected}"

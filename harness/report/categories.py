@@ -16,7 +16,7 @@ _NUM_RESAMPLES = 2000
 
 
 class Category(NamedTuple):
-    """The prompts of one category that both arms finished."""
+    """The prompts of one category, or of one turn, that both arms finished."""
 
     name: str
     num_prompts: int
@@ -26,7 +26,7 @@ class Category(NamedTuple):
 
 
 def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by turn. Empty for batches, and without conversations."""
+    """Speed-up and acceptance by turn, as `by_category`; empty without conversations."""
     named = [
         dataclasses.replace(prompt, category=f"turn {prompt.turn}")
         for prompt in prompts
@@ -36,7 +36,13 @@ def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Catego
 
 
 def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by category. Empty for batches, which time all their prompts together."""
+    """Speed-up and acceptance by category; empty for batches, which time all their prompts
+    together.
+
+    Args:
+        prompts: rows of the run's prompts file.
+        row: of the speculative arm.
+    """
     each_is_timed = row.batch_size == 1 or row.requests_per_second is not None
     if row.arm == "regular" or not each_is_timed:
         return []
@@ -55,7 +61,7 @@ def _category(
     name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
 ) -> Category:
     """Compares the same prompts in both arms."""
-    # Turns of a conversation are not independent, nor are repetitions of a prompt.
+    # Turns of a conversation depend on each other, and so do repetitions: they are one unit.
     places = [
         prompt.prompt_index if prompt.prompt_place is None else prompt.prompt_place
         for prompt in speculative
@@ -71,9 +77,10 @@ def _category(
     num_accepted = 0
     for prompt in speculative:
         histogram = prompt.acceptance_histogram or []
-        # Older files have only those that proposed something.
-        num_iterations += prompt.num_iterations or sum(histogram)
-        num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
+        num_drafting = sum(histogram)
+        # Older files have no number of all iterations, only those that proposed something.
+        num_iterations += prompt.num_iterations or num_drafting
+        num_proposed += num_drafting * (prompt.mean_proposed or 0)
         for accepted, how_often in enumerate(histogram):
             num_accepted += accepted * how_often
     return Category(

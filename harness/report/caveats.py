@@ -23,14 +23,15 @@ from harness.results.work import why_no_verdict
 # A verification that reads this many times the experts of a regular step gets a line.
 _MANY_EXPERTS = 1.25
 
-# Arms that run the models unchanged; other runners take less time for the same step.
+# These run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
 
-# A server may differ from the mean length that was set by 10 % of it, and two standard errors.
+# What a server yields may differ from the mean length that was set by 10 % of it, and two standard
+# errors.
 _MOST_OFF = 0.1
 _STANDARD_ERRORS = 2.0
 
-# So many tokens at once on average get a line.
+# An arm whose tokens arrive so many at once, on average, gets a line.
 _BURST = 1.2
 
 
@@ -139,7 +140,7 @@ def _whether_it_was(row: LatencyRow) -> str:
 
 
 def _num_iterations(row: LatencyRow) -> float:
-    """How many iterations a run had, about."""
+    """About how many iterations a run had."""
     return max(1.0, (row.num_tokens or 0) / (row.mean_acceptance_length or 1.0))
 
 

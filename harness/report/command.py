@@ -52,7 +52,7 @@ class Report:
     Attributes:
         headlines: sentences to begin with.
         parts: tables and sentences, in reading order.
-        shown: commands with their runs.
+        shown: commands with their runs, from which the plots are drawn.
     """
 
     headlines: Document
@@ -70,21 +70,21 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
     known = measuring([*commands(), *further])
-    found = read([Path(path) for path in paths], known)
-    shown = [(command, found.of(command.row)) for command in known]
+    findings = read([Path(path) for path in paths], known)
+    shown = [(command, findings.of(command.row)) for command in known]
     headlines: list[Table | Line] = []
     parts: list[Table | Line] = []
     for command, runs in shown:
         headlines += command.headlines(runs)
         parts += command.report(runs)
     parts += [
-        others_table(found.others),
-        failures_table(found.failures),
-        environment_table(found.runs),
-        files_table(found.files),
+        others_table(findings.others),
+        failures_table(findings.failures),
+        environment_table(findings.runs),
+        files_table(findings.files),
     ]
-    parts += sentences("warning", *found.notes)
-    if counts := Counter(failure.status for failure in found.failures):
+    parts += sentences("warning", *findings.notes)
+    if counts := Counter(failure.status for failure in findings.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"Without a full result: {unfinished}; the reasons are listed below."
         headlines.append(Line(text, "strong"))
@@ -111,10 +111,11 @@ def main(arguments: Sequence[str]) -> None:
         mistake = rule_of_paths(word)
         if mistake is not None:
             raise SettingError(argument, mistake)
-        if word != argument:
+        if argument.startswith("output="):
             output = Path(word)
         else:
             words.append(word)
+    # `./file.py:Name` is a command, anything else a path.
     further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
     paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [_DEFAULT]
     if paths == [_DEFAULT] and not _DEFAULT.exists():

@@ -1,13 +1,25 @@
-"""Costs of drafting and verifying in target steps, and which of them limits the speed-up."""
+"""Costs of drafting and verifying in target steps, and which of them limits the speed-up.
+
+An iteration drafts K tokens at c target steps each, verifies them in v target steps, and yields
+some tokens: speed-up = tokens / (K c + v), by Leviathan et al. 2023. With K = 4, c = 0.1 and v =
+1.1, an iteration that yields 3 tokens takes 1.5 target steps, in which regular decoding yields 1.5
+tokens: the speed-up is 2.
+
+Functions take rows of one run of `latency`: `row` is that of the speculative arm, `regular` that of
+the regular one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.schema import LatencyRow
+from harness.results.schema import CompareRow, LatencyPromptRow, LatencyRow
+
+GAVE_UP = "drafting does not pay: auto gave it up"
 
 
 class Costs(NamedTuple):
@@ -23,63 +35,54 @@ class Limit(NamedTuple):
     Attributes:
         ideal_speedup: what would be predicted without it.
         cause: a few words.
-        numbers: the figures behind the cause, and the ideal.
+        numbers: the figures behind the cause, and what would be ideal.
     """
 
     ideal_speedup: float
     cause: str
     numbers: str
 
+    @property
+    def in_short(self) -> str:
+        return f"{self.cause} ({self.ideal_speedup:.2f}× without that)"
 
-@dataclass(frozen=True)
-class Prediction:
-    """Leviathan's model of an iteration.
 
-    Attributes:
+def main_limit(tokens: float, proposed: float, costs: Costs, acceptable: float) -> Limit:
+    """The limit whose removal would raise the speed-up most.
+
+    Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: draft tokens per iteration (K).
-        acceptable: the most of them that can be accepted: of a tree, one path; None for all.
+        acceptable: the most of them that can be accepted: of a tree, one path.
     """
-
-    tokens: float
-    proposed: float
-    costs: Costs
-    acceptable: int | None = None
-
-    @property
-    def speedup(self) -> float:
-        drafting = self.proposed * self.costs.draft
-        return self.tokens / (drafting + self.costs.verify)
-
-    def main_limit(self) -> Limit:
-        """The limit whose removal would raise the speed-up most."""
-        draft, verify = self.costs
-        most_tokens = 1 + (self.proposed if self.acceptable is None else self.acceptable)
-        slow_draft = Limit(
-            self.tokens / verify,
-            "the draft is too slow",
-            f"one of its steps costs {draft:.2f} of the target's; if it were free",
-        )
-        slow_verification = Limit(
-            self.tokens / (self.proposed * draft + min(verify, 1)),
-            "verification costs too much",
-            f"{self.proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
-        )
-        low_acceptance = Limit(
-            most_tokens / (self.proposed * draft + verify),
-            "acceptance is too low",
-            f"{self.tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
-        )
-        return max(slow_draft, slow_verification, low_acceptance)
+    draft, verify = costs
+    drafting = proposed * draft
+    most_tokens = 1 + acceptable
+    slow_draft = Limit(
+        tokens / verify,
+        "the draft is too slow",
+        f"one of its steps costs {draft:.2f} of the target's; if it were free",
+    )
+    slow_verification = Limit(
+        tokens / (drafting + min(verify, 1)),
+        "verification costs too much",
+        f"{proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
+    )
+    low_acceptance = Limit(
+        most_tokens / (drafting + verify),
+        "acceptance is too low",
+        f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
+    )
+    return max(slow_draft, slow_verification, low_acceptance)
 
 
-def tokens_per_iteration(row: LatencyRow) -> float | None:
-    """Tokens that an iteration yields: over all iterations, else over those that drafted."""
+def tokens_per_iteration(row: LatencyRow | LatencyPromptRow | CompareRow) -> float | None:
+    """Tokens that an iteration yields; in older files the mean over iterations that drafted."""
     return row.tokens_per_iteration or row.mean_acceptance_length
 
 
 def proposed_per_iteration(row: LatencyRow) -> float | None:
-    """Draft tokens per iteration: over all iterations, else over those that drafted."""
+    """Draft tokens per iteration; in older files the mean over iterations that drafted."""
     return row.mean_num_draft_tokens or row.mean_proposed
 
 
@@ -101,29 +104,31 @@ def rest_ms(row: LatencyRow) -> float | None:
     return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
 
 
-class OtherK(NamedTuple):
-    """The speed-up that is predicted for a K, with its ends as far as acceptance is uncertain."""
+class ForK(NamedTuple):
+    """A figure for proposals of at most K tokens; its interval covers acceptance alone."""
 
     num_draft_tokens: int
-    speedup: float
+    value: float
     low: float | None
     high: float | None
 
 
-def lengths_by_k(row: LatencyRow) -> list[tuple[float, float | None, float | None]]:
-    """Tokens per iteration, had at most 1, 2, ... tokens been proposed, each with its interval."""
+def lengths_by_k(row: LatencyRow) -> list[ForK]:
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed."""
     lengths = row.acceptance_length_by_num_draft_tokens or []
     unknown: list[float | None] = [None] * len(lengths)
     lows = row.acceptance_length_by_num_draft_tokens_low or unknown
     highs = row.acceptance_length_by_num_draft_tokens_high or unknown
-    return list(zip(lengths, lows, highs, strict=False))
+    return list(map(ForK, range(1, len(lengths) + 1), lengths, lows, highs))
 
 
-def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
-    """Predictions for every K up to the measured one; [] for trees, and where K varied or costs are unknown.
+def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
+    """The speed-up predicted for every K up to the measured one.
 
-    The cost of verifying K + 1 tokens lies between that of one token, a step of the target, and what
-    was measured: as the passes of each width do where they were timed, else on a line.
+    [] for trees, and where K varied or costs are unknown.
+
+    The cost of verifying K + 1 tokens is between that of one token, a step of the target, and the
+    measured one: as the passes of each width are where they were timed, else on a straight line.
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
@@ -132,22 +137,29 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[OtherK]:
         return []
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
         return []
-    others = []
-    for k, (length, *ends) in enumerate(lengths, 1):
+    predictions = []
+    for k, length, low, high in lengths:
         verification = 1 + (costs.verify - 1) * _share_of_verification(row, k, measured)
         cost = k * costs.draft + verification
-        others.append(OtherK(k, length / cost, *(end and end / cost for end in ends)))
-    return others
+        speedup_low = None if low is None else low / cost
+        speedup_high = None if high is None else high / cost
+        predictions.append(ForK(k, length / cost, speedup_low, speedup_high))
+    return predictions
+
+
+def best_of(predictions: Sequence[ForK]) -> ForK:
+    """The K for which most is predicted."""
+    return max(predictions, key=attrgetter("value"))
 
 
 def _share_of_verification(row: LatencyRow, k: int, measured: int) -> float:
-    """How far the cost of verifying k draft tokens is on the way from none to the measured number."""
-    known = enumerate(row.pass_ms_by_width or [])
-    times = {drafted: ms for drafted, ms in known if ms is not None}
-    if not {0, measured} <= set(times) or times[measured] <= times[0]:
+    """How far the cost of verifying k tokens is from that of none (0) to that of K (1)."""
+    widths = enumerate(row.pass_ms_by_width or [])
+    ms_by_k = {num_drafted: ms for num_drafted, ms in widths if ms is not None}
+    if not {0, measured} <= set(ms_by_k) or ms_by_k[measured] <= ms_by_k[0]:
         return k / measured
-    ms = float(np.interp(k, list(times), list(times.values())))
-    return (ms - times[0]) / (times[measured] - times[0])
+    ms = float(np.interp(k, list(ms_by_k), list(ms_by_k.values())))
+    return (ms - ms_by_k[0]) / (ms_by_k[measured] - ms_by_k[0])
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
@@ -163,26 +175,38 @@ def gave_up(row: LatencyRow) -> bool:
     return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
 
 
-def _deepest_level(row: LatencyRow) -> int | None:
-    """The deepest level of a tree that was accepted, as a head may draft fewer than K; None for chains."""
-    if row.draft_tree in (None, "chain"):
-        return None
-    times = row.acceptance_histogram or []
-    return max((level for level, count in enumerate(times) if count), default=None)
+def _most_acceptable(row: LatencyRow, proposed: float) -> float:
+    """The most draft tokens that an iteration can accept.
+
+    Of a tree this is the deepest level that was ever accepted, as a head may draft fewer levels
+    than K.
+    """
+    levels = enumerate(row.acceptance_histogram or [])
+    accepted = [level for level, how_often in levels if how_often]
+    is_tree = row.draft_tree not in (None, "chain")
+    return max(accepted) if is_tree and accepted else proposed
 
 
-def held_back(regular: LatencyRow | None, row: LatencyRow, *, brief: bool = False) -> str | None:
-    """The strongest limit of the speed-up; None where the costs are unknown."""
+def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
+    """The strongest limit of the speed-up, unless `auto` gave up; None where costs are unknown."""
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None:
         return None
-    if gave_up(row):
-        return "drafting does not pay: auto gave it up"
     tokens = tokens_per_iteration(row) or 1.0
     proposed = proposed_per_iteration(row) or 0.0
-    prediction = Prediction(tokens, proposed, costs, acceptable=_deepest_level(row))
-    limit = prediction.main_limit()
-    if brief:
-        return f"{limit.cause} ({limit.ideal_speedup:.2f}× without that)"
-    ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {prediction.speedup:.2f}×"
+    return main_limit(tokens, proposed, costs, _most_acceptable(row, proposed))
+
+
+def held_back_in_words(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """The limit with its figures; None where the costs are unknown.
+
+    `the draft is too slow: one of its steps costs 0.60 of the target's; if it were free it would be
+    2.00× instead of 0.80×`
+    """
+    limit = held_back(regular, row)
+    if limit is None:
+        return None
+    if gave_up(row):
+        return GAVE_UP
+    ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {row.predicted_speedup:.2f}×"
     return f"{limit.cause}: {limit.numbers} {ideal}"

@@ -1,11 +1,11 @@
-"""A draft before and after its training."""
+"""`distill`: a draft before its training and after it, the two stages of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from harness.report.latency import ACCEPTED, BOUNDS, SPEEDUP, latency_document
-from harness.report.table import Column, Document, Line, Table, number
+from harness.report.table import Column, Document, Table, number, sentences
 from harness.report.words import pair_name
 from harness.results.schema import DistillRow
 
@@ -16,19 +16,18 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
     if not drafting:
         return []
     last = drafting[-1]
-    said = []
+    learned = None
     if last.num_learned_tokens:
-        said = [
-            Line(
-                f"{last.num_learned_tokens:,} tokens of {last.num_texts} answers, loss {last.loss:.3f}"
-            )
-        ]
-    in_full = [row for row in rows if row.stage == last.stage and row.ms_per_token is not None]
-    return [trained_table(rows), *said, *latency_document(in_full)]
+        tokens = f"{last.num_learned_tokens:,} tokens of {last.num_texts} answers"
+        learned = f"{tokens}, loss {last.loss:.3f}"
+    last_measurement = [
+        row for row in rows if row.stage == last.stage and row.ms_per_token is not None
+    ]
+    return [trained_table(rows), *sentences("plain", learned), *latency_document(last_measurement)]
 
 
 def trained_table(rows: Sequence[DistillRow]) -> Table:
-    """Trainings, each before and after."""
+    """One row per training and stage."""
     columns = (
         Column("pair", text=True, of=pair_name, once=True),
         Column("", text=True, of="stage"),

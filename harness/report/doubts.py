@@ -1,11 +1,10 @@
-"""Sentences about a speed-up as such: whether the arms were comparable, and what its interval
-leaves out.
-"""
+"""Doubts about a speed-up: were the arms comparable, and what does its interval leave out?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.report.costs import tokens_per_iteration
 from harness.report.table import interval
 from harness.results.coverage import Coverage
 from harness.results.schema import LatencyRow
@@ -24,11 +23,15 @@ _BY_CHANCE = 1.02
 
 
 def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
-    """Reasons to doubt the speed-up of a run; none where there is no speed-up."""
+    """Reasons to doubt the speed-up of a run; none where there is no speed-up.
+
+    Args:
+        rows: of the regular arm, then of the speculative one.
+    """
     row = rows[-1]
     if row.speedup is None:
         return
-    for sentence in (
+    sentences = (
         _too_few_laps(row),
         _one_after_the_other(row),
         _same_server(row),
@@ -43,9 +46,8 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _foreign_traffic(rows),
         _preempted(rows),
         _different_lengths(rows),
-    ):
-        if sentence is not None:
-            yield sentence
+    )
+    yield from filter(None, sentences)
 
 
 def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
@@ -54,16 +56,18 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     if row.speedup_low is None or coverage is None:
         return
     visible = row.visible_difference
-    enough = row.units_for_half
     if visible:
         sentence = (
             f"Over {row.speedup_covers}, a difference of {_percent(visible)} between the arms shows in"
             " 80 % of such runs"
         )
-        if enough is not None:
-            yield f"{sentence}; over {counted(enough, coverage.unit)} one of {_percent(visible / 2)} would."
+        if row.units_for_half is not None:
+            units = counted(row.units_for_half, coverage.unit)
+            yield f"{sentence}; over {units} one of {_percent(visible / 2)} would."
         else:
-            yield f"{sentence}; more {counted(2, coverage.unit).split()[1]} alone would never show half of that."
+            # The plural of the unit.
+            units = counted(2, coverage.unit).split()[1]
+            yield f"{sentence}; more {units} alone would never show half of that."
     if coverage.num_runs is None:
         yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
 
@@ -75,21 +79,25 @@ def _percent(share: float) -> str:
 
 
 def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether the arms took different numbers of prompt tokens from a cache."""
-    told = [row for row in rows if row.cached_tokens is not None]
-    numbers = [row.cached_tokens or 0 for row in rows]
-    read = max((row.num_prompt_tokens or 0 for row in rows), default=0)
-    if not told or max(numbers) - min(numbers) <= _MOST_CACHED * read:
+    """A sentence if the arms took different numbers of prompt tokens from a cache."""
+    if all(row.cached_tokens is None for row in rows):
         return None
-    counts = [f"{row.arm} {row.cached_tokens if row in told else 'does not tell'}" for row in rows]
+    numbers = [row.cached_tokens or 0 for row in rows]
+    num_prompt_tokens = max(row.num_prompt_tokens or 0 for row in rows)
+    if max(numbers) - min(numbers) <= _MOST_CACHED * num_prompt_tokens:
+        return None
+    counts = [
+        f"{row.arm} {'does not tell' if row.cached_tokens is None else row.cached_tokens}"
+        for row in rows
+    ]
     return (
-        f"The arms took different numbers of the {read} prompt tokens from a cache:"
+        f"The arms took different numbers of the {num_prompt_tokens} prompt tokens from a cache:"
         f" {', '.join(counts)}. A prefix cache in one arm alone changes the speed-up."
     )
 
 
 def _foreign_traffic(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether a server generated for others while it was measured."""
+    """A sentence if a server generated for others while it was measured."""
     parts = [
         f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
         for row in rows
@@ -114,7 +122,7 @@ def _preempted(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _after_the_end(row: LatencyRow) -> str | None:
-    """Whether many of the tokens came after the end of the text."""
+    """A sentence if many of the tokens came after the end of the text."""
     share = row.share_after_end
     if not row.ignore_eos or share is None or share <= _MOST_AFTER_END:
         return None
@@ -130,7 +138,7 @@ def _after_the_end(row: LatencyRow) -> str | None:
 
 
 def _different_lengths(rows: Sequence[LatencyRow]) -> str | None:
-    """Whether texts that ended by themselves have different lengths in each arm."""
+    """A sentence if texts ended by themselves, and have other lengths in the other arm."""
     if rows[0].ignore_eos is not False:
         return None
     numbers = [row.num_tokens or 0 for row in rows]
@@ -150,11 +158,10 @@ def _drifted(row: LatencyRow) -> str | None:
 
 
 def _busy(rows: Sequence[LatencyRow]) -> str | None:
-    """A sentence if other programs took the processor from this one. A server computes
-    elsewhere.
-    """
+    """A sentence if other programs took the processor from this one."""
     shares = [row.processor_share for row in rows if row.processor_share is not None]
     row = rows[-1]
+    # A server computes elsewhere.
     if row.url is not None or not shares or min(shares) >= _QUIET:
         return None
     return (
@@ -177,7 +184,7 @@ def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _how_often(rows: Sequence[LatencyRow]) -> str:
-    """Return `, in 3 of 15 units of the regular arm`, or nothing if that is not known."""
+    """`, in 3 of 15 units of the regular arm`, or nothing if that is not known."""
     parts = [
         f"{row.num_throttled_units} of {row.num_units} units of the {row.arm} arm"
         for row in rows
@@ -221,8 +228,8 @@ def _same_server(row: LatencyRow) -> str | None:
 
 
 def _impossible(row: LatencyRow) -> str | None:
-    """Whether no speculation can be so fast. Without an interval it may be chance."""
-    most = row.tokens_per_iteration or row.mean_acceptance_length
+    """A sentence if no speculation can be so fast. Without an interval it may be chance."""
+    most = tokens_per_iteration(row)
     reason = f"{most or 0:.2f} tokens per iteration"
     if most is None and row.mean_proposed is not None:
         most = row.mean_proposed + 1

@@ -1,6 +1,7 @@
 """The two kinds of plots, dots in rows and curves, as SVG that suits light and dark pages.
 
-Text stays text, and the same figures give the same bytes.
+`plots.py` and `map_plots.py` say what is plotted. By `plots.mplstyle` backgrounds are transparent
+and axes grey, text stays text, and the same figures give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ AUTO = "K=auto"
 # Curves that a reader can distinguish in one plot.
 MOST_CURVES = 6
 
-# Series that are in several plots. The curves of all others differ in black and white too.
+# Styles of the series that are in several plots; dots have these series alone.
 _STYLES: dict[str, dict[str, Any]] = {
     MEASURED: {"color": "C0", "marker": "o"},
     "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
@@ -31,6 +32,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "speculative": {"color": "C0", "marker": "o"},
     "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
 }
+# Curves of other names take these in their order, which differ in black and white too.
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _OTHER_STYLES = [
     {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
@@ -46,6 +48,7 @@ _MOST_ROWS = 40
 # A label has two lines of this many characters.
 _LONGEST_LINE = 62
 _MOST_LINES = 2
+# Words of a label that have a slash and are no path.
 _UNITS = ("requests/s", "requests/s,")
 
 
@@ -101,8 +104,19 @@ def dot_plot(
     return [axes.figure]
 
 
-def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: str = "") -> Any:
-    """Draw curves with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`."""
+def curve_plot(
+    curves: Curves,
+    top: float,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    reference: float | None = None,
+) -> Any:
+    """Draw curves with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`.
+
+    Args:
+        reference: where a line marks no difference.
+    """
     curves = {name: points for name, points in curves.items() if points}
     has_long_names = not set(curves) <= set(_STYLES)
     num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
@@ -112,8 +126,8 @@ def curve_plot(curves: Curves, top: float, x_label: str, y_label: str, title: st
     axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
-    if y_label == "speed-up":
-        axes.axhline(1, **_REFERENCE)
+    if reference is not None:
+        axes.axhline(reference, **_REFERENCE)
     for (name, points), other_style in zip(curves.items(), _OTHER_STYLES, strict=False):
         has_bounds_of_x = any(point.x_low is not None for point in points)
         axes.errorbar(
@@ -163,7 +177,7 @@ def _lines(label: str, max_lines: int | None) -> list[str]:
 
 
 def _last_of_path(word: str) -> str:
-    """The part of a path that says most. A unit is no path."""
+    """The last part of a path, which says most: `llama` of `./models/llama/`."""
     if word in _UNITS:
         return word
     return word.rstrip("/").rpartition("/")[2] or word
@@ -175,21 +189,25 @@ def svg(name: str, figure: Figure) -> str:
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
     text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
     # Only tags have ids. Text between them, such as the name of a model, stays as it is.
-    return re.sub(
-        r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), text[text.index("<svg") :]
-    )
+    return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), without_prologue)
 
 
 def _draw_dots(axes: Any, rows: Sequence[DotRow], series: str) -> None:
-    places = [y for y, row in enumerate(rows) if series in row.points]
-    if not places:
+    """Draw the points of one series, in the rows that have one."""
+    points = []
+    heights = []
+    for y, row in enumerate(rows):
+        if series in row.points:
+            points.append(row.points[series])
+            heights.append(y + _SHIFTS.get(series, 0))
+    if not points:
         return
-    points = [rows[y].points[series] for y in places]
     axes.errorbar(
         [point.value for point in points],
-        [y + _SHIFTS.get(series, 0) for y in places],
+        heights,
         xerr=_bounds(points),
         label=series,
         elinewidth=2,
@@ -212,7 +230,8 @@ def _bounds(points: Sequence[Point], first: str = "value") -> Any:
     NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
 
     Args:
-        first: of the three fields, `value` or `x`.
+        first: `value` for the bounds of values, `x` for those of x: the first of three fields of
+            `Point`.
     """
     place = Point._fields.index(first)
     value, low, high = np.array(points, dtype=float).T[place : place + 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.categories import by_category, by_turn
+from harness.report.categories import Category, by_category, by_turn
 from harness.report.caveats import mean_answer_length, run_caveats
 from harness.report.doubts import limits_of_the_interval
 from harness.report.reason import costs_of_a_step, reason
@@ -49,26 +49,38 @@ def latency_document(
         Line(title(rows[0]), "strong"),
         Line(settings_line(rows), "dim"),
     ]
-    lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
-    has_spread = any(row.ms_per_token_std is not None for row in rows)
-    unit = "batches" if (last.batch_size or 1) > 1 and not was_served(last) else "prompts"
-    notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
-    document.append(Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes))
+    document.append(_arms(rows))
     requests = [row for row in rows if was_served(row)]
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
     no_verdict = why_no_verdict(rows)
     document += _verdict(rows, no_verdict)
-    parts = (("categories", "category", by_category), ("turns", "turn", by_turn))
-    for key, heading, divided in parts if no_verdict is None else ():
-        found = divided(prompts, last)
-        if len(found) > 1:
-            own = Column(heading, text=True, of="name")
-            document.append(Table.of(key, "", found, (own, *_OF_A_PART), look="plain"))
-    if last.identical_prompts is not None:
-        document += _compared_texts(last, prompts)
-    return [*document, *sentences("warning", *run_caveats(rows, prompts))]
+    if no_verdict is None:
+        document += _divided("categories", "category", by_category(prompts, last))
+        document += _divided("turns", "turn", by_turn(prompts, last))
+    return [
+        *document,
+        *sentences("plain", _compared_texts(last, prompts)),
+        *sentences("warning", *run_caveats(rows, prompts)),
+    ]
+
+
+def _arms(rows: Sequence[LatencyRow]) -> Table:
+    """Times of each arm."""
+    last = rows[-1]
+    lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
+    has_spread = any(row.ms_per_token_std is not None for row in rows)
+    unit = "batches" if (last.batch_size or 1) > 1 and not was_served(last) else "prompts"
+    notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
+    return Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes)
+
+
+def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
+    """Speed-ups of parts of the prompts; [] for a single part, which says nothing new."""
+    name = Column(heading, text=True, of="name")
+    table = Table.of(key, "", parts, (name, *_OF_A_PART), look="plain")
+    return [table] if len(parts) > 1 else []
 
 
 def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
@@ -77,23 +89,27 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
     last = rows[-1]
     if no_verdict is not None:
         return [Line(f"No verdict: {no_verdict}.", "warning"), reason(regular, last)]
-    told = last.mean_acceptance_length is not None or was_served(last)
-    if last.speedup is not None and told:
-        speedup = speedup_in_words(last)
-        if no_gain := finding(last):
-            sentence = f"Speculative decoding {no_gain} here: {speedup}."
-        else:
-            sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
-        style: Style = "plain" if last.speedup_low is None else "strong"
-        decode_only = sentences("plain", _decode_only(last))
-        limits = sentences("dim", *limits_of_the_interval(last))
-        return [Line(sentence, style), *decode_only, *limits, reason(regular, last)]
-    table = costs_of_a_step(regular, last)
-    return [table] if table.rows else []
+    # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
+    has_drafted = last.mean_acceptance_length is not None or was_served(last)
+    if last.speedup is None or not has_drafted:
+        table = costs_of_a_step(regular, last)
+        return [table] if table.rows else []
+    speedup = speedup_in_words(last)
+    if no_gain := why_no_gain(last):
+        sentence = f"Speculative decoding {no_gain} here: {speedup}."
+    else:
+        sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
+    style: Style = "plain" if last.speedup_low is None else "strong"
+    return [
+        Line(sentence, style),
+        *sentences("plain", _decode_only(last)),
+        *sentences("dim", *limits_of_the_interval(last)),
+        reason(regular, last),
+    ]
 
 
 def _decode_only(row: LatencyRow) -> str | None:
-    """The speed-up after the first token, where the interval of the total does not hold it."""
+    """About the speed-up after the first token, if it is outside the interval of the total."""
     if row.decode_speedup is None or row.speedup_low is None or row.speedup_high is None:
         return None
     if row.speedup_low <= row.decode_speedup <= row.speedup_high:
@@ -106,7 +122,7 @@ def _decode_only(row: LatencyRow) -> str | None:
 
 
 def was_served(row: LatencyRow) -> bool:
-    """Whether prompts were requests, each with a time of its own."""
+    """Whether prompts were requests, each of which has its own time."""
     return row.requests_per_second is not None
 
 
@@ -127,26 +143,30 @@ def result_line(row: LatencyRow) -> str:
 
 
 def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
-    """`2.18 to 2.42`; None where there is no interval.
+    """The interval of a speed-up, `2.18 to 2.42`; None where there is none.
 
     Args:
-        num_compared: pairs whose intervals are to hold all at once.
+        num_compared: see `interval_at_once`.
     """
     bounds = interval_at_once(row, num_compared)
     return interval(bounds.low, bounds.high)
 
 
 def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
-    """The interval of a speed-up, so wide that it holds together with the others compared."""
+    """The interval of a speed-up, widened so that the intervals of all compared pairs hold at once.
+
+    Args:
+        num_compared: the number of these pairs; 1 for the interval of the row as it is.
+    """
     if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
         return Interval()
-    own = Interval(row.speedup, row.speedup_low, row.speedup_high)
+    interval_of_row = Interval(row.speedup, row.speedup_low, row.speedup_high)
     if num_compared == 1:
-        return own
-    ends = (own.low, own.estimate, own.high)
-    if not 0 < min(ends) <= max(ends) < _MOST_SPEEDUP:
+        return interval_of_row
+    figures = (row.speedup, row.speedup_low, row.speedup_high)
+    if not 0 < min(figures) <= max(figures) < _MOST_SPEEDUP:
         return Interval()
-    return widened(own, num_compared, _degrees_of_freedom(row))
+    return widened(interval_of_row, num_compared, _degrees_of_freedom(row))
 
 
 def _degrees_of_freedom(row: LatencyRow) -> int:
@@ -158,7 +178,11 @@ def _degrees_of_freedom(row: LatencyRow) -> int:
 
 
 def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
-    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`; see `speedup_bounds`."""
+    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`, or why there is no interval.
+
+    Args:
+        num_compared: see `interval_at_once`.
+    """
     bounds = speedup_bounds(row, num_compared)
     covers = f" over {row.speedup_covers}" if row.speedup_covers else ""
     together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
@@ -167,7 +191,7 @@ def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
 
 
 def no_interval(row: LatencyRow) -> str:
-    """`no interval from fewer than 8 prompts`."""
+    """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
     coverage = Coverage.parse(row.speedup_covers)
     if row.repeat == "all" and coverage is None:
         return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
@@ -177,8 +201,8 @@ def no_interval(row: LatencyRow) -> str:
     return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
 
 
-def finding(row: LatencyRow) -> str | None:
-    """`does not pay`, or that there is no significant difference; None for a pair that gains."""
+def why_no_gain(row: LatencyRow) -> str | None:
+    """`does not pay` or `makes no significant difference`; None for a pair that gains."""
     low = row.speedup_low
     high = row.speedup_high
     if low is not None and high is not None and low <= 1 <= high:
@@ -210,7 +234,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
     return Column(f"{heading}\np50 / p90 / p99", of=percentiles, optional=optional)
 
 
-# Columns about a row, which other tables have as well.
+# Columns about a row of `latency`. Those without an underscore are in other tables too.
 SPEEDUP = Column("speed-up", times, "speedup")
 BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
 ACCEPTED = Column("accepted", percent, "acceptance_rate")
@@ -238,6 +262,7 @@ REQUESTS = (
     Column("timed\nout", of="num_timed_out"),
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
+# Columns about a `Category`.
 _OF_A_PART = (
     Column("prompts", of="num_prompts"),
     Column("speed-up", times, "speedup.estimate"),
@@ -246,17 +271,31 @@ _OF_A_PART = (
 )
 
 
-def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> Document:
-    """Whether greedy texts of both arms are the same, over the prompts that both finished."""
-    failed = {prompt.prompt_index for prompt in prompts if prompt.error}
-    of_arm = [prompt for prompt in prompts if prompt.arm == row.arm]
-    compared = [prompt for prompt in of_arm if prompt.prompt_index not in failed]
-    return [Line(_identity(compared))] if compared else []
+def identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's.
+
+    Failed requests are not compared, nor are turns that follow a difference in a conversation.
+
+    Args:
+        prompts: rows of the run's prompts file. Where it is gone, all prompts count as compared.
+    """
+    identical = row.identical_prompts
+    if identical is None:
+        return None
+    num_compared = identical + len(_differing(prompts)) if prompts else row.num_prompts
+    return f"{identical} of {num_compared}"
 
 
-def _identity(prompts: Sequence[LatencyPromptRow]) -> str:
-    differing = [prompt for prompt in prompts if prompt.divergence_position is not None]
-    identical = f"{len(prompts) - len(differing)} of {len(prompts)}"
+def _differing(prompts: Sequence[LatencyPromptRow]) -> list[LatencyPromptRow]:
+    return [prompt for prompt in prompts if prompt.divergence_position is not None]
+
+
+def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """A sentence about whether greedy texts of both arms are the same."""
+    identical = identical_texts(row, prompts)
+    if identical is None or not prompts:
+        return None
+    differing = _differing(prompts)
     if not differing:
         return f"Greedy output of both arms is identical token for token on {identical} prompts."
     first = min(prompt.divergence_position or 0 for prompt in differing)

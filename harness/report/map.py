@@ -1,28 +1,24 @@
-"""Speed-ups over a grid of batch size, context and K: tables, where speculation stops paying, and a schedule."""
+"""`map`: speed-ups by batch size, context and K, where speculation stops paying, and a schedule.
+
+A row is a cell of the grid. With a server the batch size is the number of requests in flight, and K
+is 0 where the server does not tell its own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from harness.menu.records import is_elsewhere
 from harness.report.names import named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, grouped, sentences
-from harness.report.words import settings_line, title
+from harness.report.table import Column, Document, Line, Table, TableRow, grouped, sentences
+from harness.report.words import device_of, settings_line, title
 from harness.results.schema import MapRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-
-
-class MapLine(NamedTuple):
-    """The cells of one batch size and context, by K."""
-
-    batch_size: int
-    by_k: dict[int, MapRow]
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 
 
 def map_document(rows: Sequence[MapRow]) -> Document:
@@ -30,20 +26,21 @@ def map_document(rows: Sequence[MapRow]) -> Document:
     cells = cells_of(rows)
     if not cells:
         return []
-    document: list[Table | Line] = [Line(title(cells[0]), "strong")]
-    common = replace(cells[0], num_draft_tokens=None, batch_size=None)
-    document.append(Line(settings_line([common]), "dim"))
+    document: list[Table | Line] = [
+        Line(title(cells[0]), "strong"),
+        Line(_settings_of(cells), "dim"),
+    ]
     for of_context in _by_context(cells).values():
         document.append(_table(of_context))
-        document += [Line(text) for text in _lines(of_context)]
+        document += [Line(text) for text in _reach_by_k(of_context)]
     best = best_of(cells)
     if best is not None:
         document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
     if any(map(k_of, cells)) and _is_whole(cells):
         schedule = schedule_of(cells)
-        words = ", ".join(f"{k} from {size} on" for size, k in schedule.items())
-        by = load_of(cells)
-        document.append(Line(f"K by {by}, 0 where drafting does not pay: {words}."))
+        ranges = ", ".join(f"{k} from {size} on" for size, k in schedule.items())
+        text = f"K by {load_of(cells)}, 0 where drafting does not pay: {ranges}."
+        document.append(Line(text))
     document.append(Line(f"{_how_many(cells)}.", "dim" if _is_whole(cells) else "warning"))
     document += sentences("warning", _without_interval(cells))
     return document
@@ -71,13 +68,18 @@ def map_headlines(runs: Sequence[Run]) -> list[Line]:
     return lines
 
 
+def _settings_of(cells: Sequence[MapRow]) -> str:
+    """The settings that all cells share."""
+    return settings_line([replace(cells[0], num_draft_tokens=None, batch_size=None)])
+
+
 def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
     by_context = _by_context(cells)
     reaches = []
     for context, of_context in by_context.items():
         place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
-        sizes, best = _best_by_size(of_context)
-        reaches.append(f"{_reach(best, sizes)}{place}{_bounds(best, sizes)}")
+        best = _best_by_size(of_context)
+        reaches.append(f"{_reach(best)}{place}{_reach_interval(best)}")
     highest = best_of(cells)
     top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
     with_best = ", with the best K" if any(map(k_of, cells)) else ""
@@ -97,24 +99,22 @@ def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
 
 
 def _coverage(cells: Sequence[MapRow]) -> str:
-    common = replace(cells[0], num_draft_tokens=None, batch_size=None)
-    parts = [f"prompts of {cells[0].prompts}" if cells[0].prompts else "", settings_line([common])]
-    where = cells[0].devices or "an unknown device"
-    return f"Measured on {where}: {' · '.join(filter(None, parts))}. {_how_many(cells)}."
+    prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
+    settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
+    return f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:
     num_measured = sum(bool(row.measured) for row in cells)
     if not _is_whole(cells):
-        plural = "" if num_measured == 1 else "s"
-        measured = f"{num_measured} cell{plural} of the grid measured"
+        measured = f"{counted(num_measured, 'cell')} of the grid measured"
         return f"{cells[0].status} with {measured}".capitalize()
     others = ", others interpolated" if num_measured < len(cells) else ""
     return f"{num_measured} of {len(cells)} cells were measured{others}"
 
 
 def _is_whole(cells: Sequence[MapRow]) -> bool:
-    """Whether the run measured all that it wanted to."""
+    """Whether the run measured all the cells that it chose to measure."""
     return cells[0].status in (None, "ok")
 
 
@@ -133,12 +133,12 @@ def _without_interval(cells: Sequence[MapRow]) -> str | None:
 
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
-    """The rows that have a speed-up. A damaged file may hold any number."""
+    """The rows that have a speed-up."""
     return [row for row in rows if is_ratio(row.speedup)]
 
 
 def is_ratio(value: float | None) -> TypeGuard[float]:
-    """Whether it is a positive number."""
+    """Whether a speed-up is positive and finite: a damaged file may hold any number."""
     return value is not None and 0 < value < math.inf
 
 
@@ -153,7 +153,7 @@ def heading_of(cells: Sequence[MapRow]) -> str:
 
 
 def load_of(cells: Sequence[MapRow]) -> str:
-    """The word for batch sizes."""
+    """`batch size`, or `requests in flight` of a server."""
     return "requests in flight" if is_elsewhere(cells[0].engine) else "batch size"
 
 
@@ -161,11 +161,14 @@ def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
     return grouped(cells, lambda row: row.context or 0)
 
 
-def _best_by_size(cells: Sequence[MapRow]) -> tuple[list[int], list[MapRow]]:
-    """Batch sizes, and of each the cell with the highest speed-up."""
-    by_size = grouped(cells, lambda row: row.batch_size or 1)
-    best = [max(of_size, key=lambda row: row.speedup or 0.0) for of_size in by_size.values()]
-    return list(by_size), best
+def _best_by_size(cells: Sequence[MapRow]) -> list[MapRow]:
+    """The cell with the highest speed-up of each batch size."""
+    by_size = grouped(cells, _size_of).values()
+    return [max(of_size, key=lambda row: row.speedup or 0.0) for of_size in by_size]
+
+
+def _size_of(row: MapRow) -> int:
+    return row.batch_size or 1
 
 
 def best_of(rows: Sequence[MapRow]) -> MapRow | None:
@@ -178,26 +181,37 @@ def cell_in_words(row: MapRow) -> str:
     """`2.31× with K=3 at batch size 4 and a context of 128 tokens`."""
     place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
     if is_elsewhere(row.engine):
-        plural = "" if row.batch_size == 1 else "s"
-        place = f"{row.batch_size} request{plural} in flight"
+        place = f"{counted(row.batch_size or 1, 'request')} in flight"
     return f"{row.speedup:.2f}× with {place} and a context of {row.context} tokens"
 
 
 def schedule_of(rows: Sequence[MapRow]) -> dict[int, int]:
-    """The best K from each batch size on, over all contexts; 0 where none is above 1."""
+    """The best K from each batch size on, over all contexts; 0 where none is above 1.
+
+    {1: 5, 16: 2, 64: 0}: K=5 for batch sizes 1 to 15, K=2 for 16 to 63, no drafting from 64 on.
+    """
     schedule: dict[int, int] = {}
-    for batch_size, cells in grouped(rows, lambda row: row.batch_size or 1).items():
+    last = None
+    for batch_size, cells in grouped(rows, _size_of).items():
         by_k = grouped(cells, k_of)
+        # Logarithms, so that twice as fast and half as fast cancel out.
         worth = {k: fmean(math.log(row.speedup or 1.0) for row in of_k) for k, of_k in by_k.items()}
         best = max(worth, key=lambda k: worth[k])
-        schedule[batch_size] = best if worth[best] > 0 else 0
-    return _without_repetitions(schedule)
+        chosen = best if worth[best] > 0 else 0
+        if chosen != last:
+            schedule[batch_size] = chosen
+        last = chosen
+    return schedule
 
 
 def crossing(batch_sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
-    """The batch size at which the speed-up falls to 1, on a line through the logarithms; None if it does not.
+    """The batch size at which the speed-up falls to 1; None if it does not.
 
-    0 where it is not above 1 at the smallest batch size.
+    It is interpolated between logarithms: speed-ups of 2 and 0.5 at batch sizes 4 and 16 cross at
+    8. It is 0 where the speed-up is not above 1 at the smallest batch size.
+
+    Args:
+        batch_sizes: ascending, with a speed-up each.
     """
     if speedups[0] <= 1:
         return 0.0
@@ -211,22 +225,18 @@ def crossing(batch_sizes: Sequence[int], speedups: Sequence[float]) -> float | N
 
 
 def _table(cells: Sequence[MapRow]) -> Table:
+    """The cells of one context: a row for each batch size, a column for each K."""
     numbers = sorted({k_of(row) for row in cells})
-    lines = [
-        MapLine(size, {k_of(row): row for row in of_size})
-        for size, of_size in grouped(cells, lambda row: row.batch_size or 1).items()
-    ]
-    columns = [Column(load_of(cells), str, "batch_size")]
-    columns += [Column(f"K={k}" if k else "its own K", of=partial(_cell, k=k)) for k in numbers]
+    rows = []
+    for size, of_size in grouped(cells, _size_of).items():
+        by_k = {k_of(row): row for row in of_size}
+        rows.append(TableRow((size, *map(by_k.get, numbers))))
+    columns = [Column(load_of(cells))]
+    columns += [Column(f"K={k}" if k else "its own K", cell_text) for k in numbers]
     notes: tuple[str, ...] = ()
     if not all(row.measured for row in cells):
         notes = ("In brackets: interpolated between cells that were measured.",)
-    return Table.of("map", heading_of(cells), lines, columns, notes=notes)
-
-
-def _cell(line: MapLine, k: int) -> str | None:
-    row = line.by_k.get(k)
-    return None if row is None else cell_text(row)
+    return Table("map", heading_of(cells), tuple(columns), tuple(rows), notes=notes)
 
 
 def cell_text(row: MapRow) -> str:
@@ -235,18 +245,22 @@ def cell_text(row: MapRow) -> str:
     return text if row.measured else f"({text})"
 
 
-def _lines(cells: Sequence[MapRow]) -> list[str]:
-    """Up to which batch size each K pays."""
-    sentences = []
+def _reach_by_k(cells: Sequence[MapRow]) -> list[str]:
+    """A sentence for each K: `K=4 pays up to a batch size of 12 (95 % intervals: 10 to 15).`"""
+    texts = []
     for k, of_k in grouped(cells, k_of).items():
         subject = f"K={k}" if k else "Speculation"
-        sizes = [row.batch_size or 1 for row in of_k]
-        sentences.append(f"{subject} {_reach(of_k, sizes)}{_bounds(of_k, sizes)}.")
-    return sentences
+        texts.append(f"{subject} {_reach(of_k)}{_reach_interval(of_k)}.")
+    return texts
 
 
-def _reach(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
-    """Up to which batch size these cells pay, one for each size."""
+def _reach(cells: Sequence[MapRow]) -> str:
+    """`pays up to a batch size of 12`.
+
+    Args:
+        cells: one for each batch size, ascending.
+    """
+    sizes = list(map(_size_of, cells))
     end = crossing(sizes, [row.speedup or 1.0 for row in cells])
     in_batches = load_of(cells) == "batch size"
     if end == 0:
@@ -258,20 +272,13 @@ def _reach(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
     return f"pays up to {up_to}"
 
 
-def _bounds(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
-    """Where the ends of the intervals cross 1; empty without intervals."""
+def _reach_interval(cells: Sequence[MapRow]) -> str:
+    """The batch sizes at which the ends of the intervals fall to 1; empty without intervals."""
     lows = [row.speedup_low for row in cells if row.speedup_low is not None]
     highs = [row.speedup_high for row in cells if row.speedup_high is not None]
     if len(lows) < len(cells) or len(highs) < len(cells):
         return ""
+    sizes = list(map(_size_of, cells))
     ends = [crossing(sizes, lows), crossing(sizes, highs)]
-    words = [f"over {sizes[-1]}" if end is None else f"{end:.2g}" for end in ends]
-    return f" (95 % intervals: {words[0]} to {words[1]})" if words[0] != words[1] else ""
-
-
-def _without_repetitions(schedule: dict[int, int]) -> dict[int, int]:
-    kept: dict[int, int] = {}
-    for size, k in schedule.items():
-        if not kept or list(kept.values())[-1] != k:
-            kept[size] = k
-    return kept
+    low, high = (f"over {sizes[-1]}" if end is None else f"{end:.2g}" for end in ends)
+    return f" (95 % intervals: {low} to {high})" if low != high else ""

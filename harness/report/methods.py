@@ -7,13 +7,20 @@ from operator import attrgetter
 
 from harness.config.amounts import amount
 from harness.menu.records import METHODS
-from harness.report.costs import Costs, costs_in_steps, gave_up, held_back, tokens_per_iteration
+from harness.report.costs import (
+    GAVE_UP,
+    Costs,
+    costs_in_steps,
+    gave_up,
+    held_back,
+    tokens_per_iteration,
+)
 from harness.report.latency import BOUNDS, SPEEDUP
 from harness.report.pairs import MeasuredPair
 from harness.report.rivals import rivals_lines
 from harness.report.table import Column, Table, grouped, number
 
-# Methods are compared under the same conditions only.
+# Columns in which methods must be equal to be compared.
 CONDITIONS = (
     "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts"
     " weights"
@@ -24,16 +31,19 @@ def methods_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
     """A table for each target and conditions with several methods, each method at its best K."""
     drafting = [pair for pair in pairs if pair.best and pair.row.draft]
     conditions = attrgetter(*CONDITIONS)
-    rivals = []
-    for group in grouped(drafting, lambda pair: conditions(pair.row)).values():
-        if len({pair.row.draft for pair in group}) > 1:
-            rivals.append(group)
-    return [_methods_table(place, group, len(rivals) > 1) for place, group in enumerate(rivals)]
+    comparable = grouped(drafting, lambda pair: conditions(pair.row)).values()
+    groups = [group for group in comparable if len({pair.row.draft for pair in group}) > 1]
+    tables = []
+    for place, group in enumerate(groups):
+        row = group[0].row
+        batches = f", batches of {row.batch_size}" if len(groups) > 1 else ""
+        title = f"What drafts best for {row.model}{batches}"
+        tables.append(_methods_table(f"methods{place or ''}", title, group))
+    return tables
 
 
-def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bool) -> Table:
+def _methods_table(key: str, title: str, group: Sequence[MeasuredPair]) -> Table:
     """Methods by speed-up, with what each costs and what limits it."""
-    row = group[0].row
     columns = (
         Column("method", text=True, of="method"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
@@ -43,16 +53,11 @@ def _methods_table(place: int, group: Sequence[MeasuredPair], one_of_several: bo
         Column("c", number(3), "draft").at(_costs),
         Column("v", number(), "verify").at(_costs),
         Column("memory", of=_memory),
-        Column(
-            "held back most",
-            text=True,
-            of=lambda pair: held_back(pair.regular, pair.row, brief=True),
-        ),
+        Column("held back most", text=True, of=_held_back),
     )
-    batches = f", batches of {row.batch_size}" if one_of_several else ""
     return Table.of(
-        f"methods{place or ''}",
-        f"What drafts best for {row.model}{batches}",
+        key,
+        title,
         sorted(group, key=attrgetter("worth"), reverse=True),
         columns,
         about=(
@@ -69,11 +74,18 @@ def _costs(pair: MeasuredPair) -> Costs | None:
     return None if gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
 
 
+def _held_back(pair: MeasuredPair) -> str | None:
+    limit = held_back(pair.regular, pair.row)
+    if limit is None:
+        return None
+    return GAVE_UP if gave_up(pair.row) else limit.in_short
+
+
 def _memory(pair: MeasuredPair) -> str | None:
-    """Bytes of the draft's own weights, or the method's word for them."""
-    # A hybrid's memory is that of the head or model in it.
-    other = (pair.row.draft_method or "").rpartition("+")[2]
-    method = METHODS.all().get(other)
+    """Bytes of the draft's own weights, or the method's word for them: `none`, `shared`."""
+    # A hybrid, `suffix+model`, takes what the head or model in it takes.
+    in_hybrid = (pair.row.draft_method or "").rpartition("+")[2]
+    method = METHODS.all().get(in_hybrid)
     if method is not None and method.memory is not None:
         return method.memory
     sizes = pair.row.draft_weight_bytes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from harness.report.runs import Run
@@ -15,8 +14,16 @@ from harness.results.schema import RunRow
 # Shown elsewhere, or no reason for a difference.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " quantization dtype synthetic_acceptance lossy task operands view server".split()
+    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate".split()
 )
+# By the first word of a setting's path, columns in which rows must be equal to be compared in that
+# setting: rows with different drafts always differ in `draft.repository`, for example.
+_COMPARED_WITHIN = {
+    "model": ("model",),
+    "draft": ("draft",),
+    "engine": ("engine", "server"),
+    "prompts": ("prompts",),
+}
 
 
 @dataclass
@@ -25,8 +32,8 @@ class Name:
 
     Attributes:
         pair: see `pair_name`.
-        settings: those in which the rows of the report, or of the pair, differ; K left out.
-        circumstances: those that distinguish the row from others with the same settings.
+        settings: those in which rows differ, in words; K left out.
+        circumstances: those that distinguish the row from others with the same settings, in words.
     """
 
     pair: str
@@ -75,64 +82,79 @@ def name_of(row: RunRow) -> Name:
 def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     """The name of each row among the others.
 
-    A setting that readers look at first is in the names if any rows differ in it; other settings
-    if rows that cannot be told apart yet, but for K, differ in it; a circumstance only if two rows
-    would have the same name without it. Rows of one pair at batch size 1, and at 4 with two
-    seeds, are `13B with 7B`, `13B with 7B · batches of 4 · seed 0` and `... · seed 1`.
+    Names have every setting in which rows differ, so that a table never hides that two settings
+    were changed at once. Settings of a model, a draft, an engine or a prompt set are compared among
+    rows with the same one. Circumstances are named only where settings do not suffice: all those in
+    which rows differ that would otherwise have the same name.
+
+    Three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are
+    `13B with 7B`, `13B with 7B · batches of 4` and `13B with 7B · batches of 4 · seed 1`: seed 0, a
+    default, needs no word.
     """
     names = [name_of(row) for row in rows]
-    if not rows:
-        return []
-    for column in FIRST_SETTINGS:
-        _add_if_different(column, rows, names, rivals=lambda name: None)
-    settings, circumstances = _other_columns(rows)
-    for column in settings:
-        _add_if_different(column, rows, names, rivals=attrgetter("group"))
+    settings, circumstances = _columns_in_names(rows)
+    for column, path in settings.items():
+        rivals = [_rivals(row, path) for row in rows]
+        for name, text in zip(names, _differing(rows, column, rivals), strict=True):
+            name.settings += text
+    labels = [name.label() for name in names]
     for column in circumstances:
-        _add_if_different(column, rows, names, Name.label, part="circumstances")
+        for name, text in zip(names, _differing(rows, column, labels), strict=True):
+            name.circumstances += text
     return names
 
 
 def named_runs(runs: Sequence[Run]) -> list[Named]:
-    """Name runs, and sort them by pair and K."""
+    """Runs with their names, sorted by pair and K."""
     rows = [run.last for run in runs]
     named = map(Named, told_apart(rows), runs, rows)
     return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
 
 
-def _add_if_different(
-    column: str,
-    rows: Sequence[RunRow],
-    names: Sequence[Name],
-    rivals: Callable[[Name], object],
-    part: str = "settings",
-) -> None:
-    """Add a column's value to the names of rows that differ in it from one of their rivals.
+def _columns_in_names(rows: Sequence[RunRow]) -> tuple[dict[str, str], list[str]]:
+    """Settings that may be in names, each with its path, and circumstances.
+
+    The path is empty for those that readers look at first. An entry of the column `settings` counts
+    as a column.
+    """
+    settings = dict.fromkeys(FIRST_SETTINGS, "")
+    circumstances = []
+    columns = type(rows[0]).columns() if rows else {}
+    for column, about in columns.items():
+        if column in settings or column in _NEVER_IN_NAMES:
+            continue
+        if about["kind"] == "setting":
+            settings[column] = about["path"]
+        elif about["kind"] == "circumstance":
+            circumstances.append(column)
+    entries: set[str] = set()
+    for row in rows:
+        entries.update(row.settings or ())
+    for entry in sorted(entries):
+        settings[f"settings.{entry}"] = entry
+    return settings, circumstances
+
+
+def _rivals(row: RunRow, path: str) -> Hashable:
+    """The same value for rows that are compared in the setting with this path."""
+    columns = _COMPARED_WITHIN.get(path.partition(".")[0], ())
+    return tuple(getattr(row, column, None) for column in columns)
+
+
+def _differing(rows: Sequence[RunRow], column: str, rivals: Sequence[Hashable]) -> list[list[str]]:
+    """For each row its value of a column in words, if a rival has another one; else [].
 
     Args:
-        rivals: has the same value for names that are compared with each other.
-        part: attribute of the name that gets the value.
+        rivals: one for each row; rows with the same one are rivals of each other.
     """
-    # None where a row does not know it; empty for a default, which needs no word but is a value.
+    # None where a row does not know its value. Empty for one that goes without saying, which is a
+    # value all the same.
     texts = [in_words(row, column) for row in rows]
-    groups = [rivals(name) for name in names]
-    values_of: dict[object, set[str]] = {}
-    for group, text in zip(groups, texts, strict=True):
+    values: dict[Hashable, set[str]] = {}
+    for rival, text in zip(rivals, texts, strict=True):
         if text is not None:
-            values_of.setdefault(group, set()).add(text)
-    for name, group, text in zip(names, groups, texts, strict=True):
-        if text and len(values_of[group]) > 1:
-            getattr(name, part).append(text)
-
-
-def _other_columns(rows: Sequence[RunRow]) -> tuple[list[str], list[str]]:
-    """Settings, those without a column included, and circumstances that may be in names."""
-    columns: dict[str, list[str]] = {"setting": [], "circumstance": [], "figure": []}
-    for column, about in type(rows[0]).columns().items():
-        if column not in FIRST_SETTINGS and column not in _NEVER_IN_NAMES:
-            columns[about["kind"]].append(column)
-    without_column: set[str] = set()
-    for row in rows:
-        without_column.update(row.settings or ())
-    entries = [f"settings.{entry}" for entry in sorted(without_column)]
-    return columns["setting"] + entries, columns["circumstance"]
+            values.setdefault(rival, set()).add(text)
+    return [
+        [text] if text and len(values[rival]) > 1 else []
+        for rival, text in zip(rivals, texts, strict=True)
+    ]

@@ -1,7 +1,12 @@
-"""Measurements by other tools next to ours: AIPerf's `profile_export.jsonl`, and what vLLM's `bench serve` saves.
+"""Measurements by other tools as rows of ours: AIPerf's exports, and vLLM's `bench serve`.
 
-AIPerf 0.13 writes a line per request: `metadata` and `metrics`, and an `error` where it failed. Its name, and that of
-vLLM's file, may be chosen, so that in a directory contents decide.
+AIPerf 0.13 writes a line per request to `profile_export.jsonl`, with an `error` where it failed:
+
+    {"metadata": {"request_start_ns": 1, ...},
+     "metrics": {"request_latency": {"value": 12.5, "unit": "ms"}, ...}}
+
+vLLM writes one object with the figures of all requests. A user may choose the names of both files,
+so that in a directory their contents decide.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from harness.report.latency import REQUESTS, TIMES
@@ -18,18 +24,18 @@ from harness.report.table import Column, Table, number, percent
 from harness.results.schema import LatencyRow
 from harness.results.statistics.percentiles import percentile_columns
 
-# Both begin with these words, within this many characters.
+# How the contents of each tool's files begin, by suffix: these keys are within so many characters.
 _BEGINNINGS = {
     ".jsonl": re.compile(r'\s*\{.*"request_start_ns"', re.DOTALL),
     ".json": re.compile(r'\s*\{.*"model_id"', re.DOTALL),
 }
 _LONGEST_BEGINNING = 4096
-# Our own lines per request repeat what our rows say.
+# Our own files in AIPerf's format, which repeat what our rows say.
 _OUR_LINES = re.compile(r"profile_export_(regular|speculative|aa_first|aa_second)\.jsonl")
-# vLLM's `--append-result` writes one after the other.
+# Between the objects that vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
 
-# By our name of a time, vLLM's.
+# Our name of a time -> vLLM's.
 _VLLM_NAMES = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -50,7 +56,12 @@ _COLUMNS = (
 
 
 class Others(NamedTuple):
-    """A file's figures in the columns of ours, with the tool as `engine`, and notes about what was left out."""
+    """The figures of a file.
+
+    Attributes:
+        rows: with the columns of ours, the tool as `engine` and the file as `directory`.
+        notes: about what was left out.
+    """
 
     rows: list[LatencyRow]
     notes: list[str]
@@ -60,8 +71,22 @@ class _Damaged(ValueError):
     """A file or line that the tool did not write so; its text says why."""
 
 
+class _Drafts(NamedTuple):
+    """Counts of draft tokens, those accepted, and iterations."""
+
+    num_proposed: float
+    num_accepted: float
+    num_iterations: float
+
+
 class _Request(NamedTuple):
-    """One line of AIPerf. Times are None where it tells none."""
+    """One line of AIPerf.
+
+    Attributes:
+        milliseconds, time_to_first_token, time_per_output_token: None where it tells none.
+        gaps: milliseconds between the chunks of the answer.
+        drafts: as a server that speculates told AIPerf; None where it told nothing.
+    """
 
     started_ns: float
     ended_ns: float
@@ -71,7 +96,7 @@ class _Request(NamedTuple):
     time_to_first_token: float | None
     time_per_output_token: float | None
     gaps: list[float]
-    drafts: tuple[float, float, float] | None
+    drafts: _Drafts | None
 
 
 def looks_like_other(file: Path) -> bool:
@@ -104,16 +129,17 @@ def others_table(rows: Sequence[LatencyRow]) -> Table:
 
 
 def _aiperf(file: Path, text: str) -> Others | None:
+    """The row of all requests; None if no line is of AIPerf."""
     requests: list[_Request] = []
     notes: list[str] = []
-    num_lines = 0
+    is_aiperf = False
     for line_number, line in enumerate(text.split("\n"), 1):
         record = _parsed(line)
         if not isinstance(record, dict) or "metrics" not in record:
             if line.strip():
                 notes.append(f"{file}, line {line_number}: is no record of AIPerf; left out")
             continue
-        num_lines += 1
+        is_aiperf = True
         try:
             request = _request(record)
         except _Damaged as damaged:
@@ -121,7 +147,7 @@ def _aiperf(file: Path, text: str) -> Others | None:
             continue
         if request is not None:
             requests.append(request)
-    if not num_lines:
+    if not is_aiperf:
         return None
     if not requests:
         return Others([], [*notes, f"{file} holds no request that AIPerf measured; left out"])
@@ -129,7 +155,7 @@ def _aiperf(file: Path, text: str) -> Others | None:
 
 
 def _request(record: Mapping[str, Any]) -> _Request | None:
-    """A line; None for one of the warm-up."""
+    """A line as a request; None for one of the warm-up."""
     metadata = record.get("metadata")
     metrics = record["metrics"]
     error = record.get("error")
@@ -137,18 +163,20 @@ def _request(record: Mapping[str, Any]) -> _Request | None:
         raise _Damaged("metadata or metrics are missing")
     if metadata.get("benchmark_phase", "profiling") != "profiling":
         return None
-    started, ended = (_number(metadata, f"request_{end}_ns") for end in ("start", "end"))
+    started = _number(metadata, "request_start_ns")
+    ended = _number(metadata, "request_end_ns")
     if started is None or ended is None or ended <= started:
         raise _Damaged("the request took no time")
-    if error and not isinstance(error, dict):
-        error = {"type": str(error)}
+    if not isinstance(error, dict):
+        error = {"type": str(error)} if error else None
     return _Request(
         started_ns=started,
         ended_ns=ended,
-        error=error if isinstance(error, dict) else None,
+        error=error,
         num_tokens=_metric(metrics, "output_sequence_length") or 0,
         milliseconds=_metric(metrics, "request_latency"),
         time_to_first_token=_metric(metrics, "time_to_first_token"),
+        # AIPerf calls our time per output token so.
         time_per_output_token=_metric(metrics, "inter_token_latency"),
         gaps=_gaps(metrics.get("inter_chunk_latency")),
         drafts=_drafts(record.get("spec_decode_acceptance")),
@@ -156,82 +184,86 @@ def _request(record: Mapping[str, Any]) -> _Request | None:
 
 
 def _gaps(metric: object) -> list[float]:
-    """Times between the chunks of an answer, of which AIPerf has a list."""
+    """The list of a metric: `{"value": [12.5, 13.1], "unit": "ms"}`."""
     times = metric.get("value") if isinstance(metric, dict) else None
     if not isinstance(times, list):
         return []
-    gaps = [_number({"gap": time}, "gap", "inter_chunk_latency") for time in times]
+    gaps = [_figure(time, "inter_chunk_latency") for time in times]
     return [gap for gap in gaps if gap is not None]
 
 
-def _drafts(told: object) -> tuple[float, float, float] | None:
-    """Draft tokens, those accepted, and iterations, as a server that speculates told AIPerf."""
-    if not isinstance(told, dict):
+def _drafts(counts: object) -> _Drafts | None:
+    if not isinstance(counts, dict):
         return None
-    names = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
-    proposed, accepted, steps = (_number(told, name) for name in names)
-    if proposed is None or accepted is None or steps is None:
+    proposed = _number(counts, "num_draft_tokens")
+    accepted = _number(counts, "num_accepted_draft_tokens")
+    iterations = _number(counts, "num_spec_steps")
+    if proposed is None or accepted is None or iterations is None:
         return None
-    return proposed, accepted, steps
+    return _Drafts(proposed, accepted, iterations)
 
 
 def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
-    """AIPerf's inter-token latency is our time per output token."""
+    """The figures of all requests."""
     answered = [request for request in requests if request.error is None]
-    begun = min(request.started_ns for request in requests)
-    seconds = (max(request.ended_ns for request in requests) - begun) / 1e9
+    started_ns = min(request.started_ns for request in requests)
+    ended_ns = max(request.ended_ns for request in requests)
+    seconds = (ended_ns - started_ns) / 1e9
     figures: dict[str, Any] = percentile_columns(
         time_to_first_token=[request.time_to_first_token for request in answered],
         time_per_output_token=[request.time_per_output_token for request in answered],
         inter_token_latency=[gap for request in answered for gap in request.gaps],
     )
-    waits = [
+    ms_per_token = [
         request.milliseconds / request.num_tokens
         for request in answered
         if request.milliseconds and request.num_tokens
     ]
     drafts = [request.drafts for request in answered if request.drafts is not None]
-    proposed, accepted, steps = (sum(counts) for counts in zip((0, 0, 0), *drafts, strict=True))
+    num_proposed = sum(one.num_proposed for one in drafts)
+    num_accepted = sum(one.num_accepted for one in drafts)
+    num_iterations = sum(one.num_iterations for one in drafts)
     return LatencyRow(
         directory=str(file),
         engine="AIPerf",
         requests_per_second=len(answered) / seconds,
         tokens_per_second=sum(request.num_tokens for request in answered) / seconds,
-        tokens_per_second_per_user=1000 * len(waits) / sum(waits) if waits else None,
+        tokens_per_second_per_user=1000 / fmean(ms_per_token) if ms_per_token else None,
         num_prompts=len(requests),
         num_failed=len(requests) - len(answered),
         num_timed_out=sum(_timed_out(request.error) for request in requests),
-        acceptance_rate=accepted / proposed if proposed else None,
-        mean_acceptance_length=1 + accepted / steps if steps else None,
+        acceptance_rate=num_accepted / num_proposed if num_proposed else None,
+        mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,
         **figures,
     )
 
 
 def _timed_out(error: Mapping[str, Any] | None) -> bool:
-    """AIPerf 0.13 gives a time-out its type alone; others, and our own lines, a code."""
+    """Whether a request timed out: AIPerf 0.13 tells a type, other versions and we a code."""
     return error is not None and (error.get("code") == 408 or error.get("type") == "TimeoutError")
 
 
 def _vllm(file: Path, text: str) -> Others | None:
-    found = [_parsed(part) for part in _BETWEEN.split(text)]
-    saved = [one for one in found if isinstance(one, dict) and "request_throughput" in one]
+    """A row for each measurement; None if there is none of vLLM."""
+    objects = [_parsed(part) for part in _BETWEEN.split(text)]
+    saved = [one for one in objects if isinstance(one, dict) and "request_throughput" in one]
     rows: list[LatencyRow] = []
     notes: list[str] = []
-    for one in saved:
+    for measurement in saved:
         try:
-            rows.append(_vllm_row(file, one))
+            rows.append(_vllm_row(file, measurement))
         except _Damaged as damaged:
             notes.append(f"{file}: {damaged}; left out")
     return Others(rows, notes) if saved else None
 
 
 def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
-    """It tells the percentiles that it was asked for, the median and the 99th by default."""
-    figures: dict[str, Any] = {
-        f"{ours}_p{share}_ms": _number(saved, f"{name}_{theirs}_ms")
-        for ours, theirs in _VLLM_NAMES.items()
-        for share, name in ((50, "median"), (90, "p90"), (99, "p99"))
-    }
+    """One measurement. vLLM saves the percentiles that it was asked for, by default p50 and p99."""
+    figures: dict[str, Any] = {}
+    for ours, theirs in _VLLM_NAMES.items():
+        figures[f"{ours}_p50_ms"] = _number(saved, f"median_{theirs}_ms")
+        figures[f"{ours}_p90_ms"] = _number(saved, f"p90_{theirs}_ms")
+        figures[f"{ours}_p99_ms"] = _number(saved, f"p99_{theirs}_ms")
     # Without a limit the rate is `inf`, as text or as a number.
     rate = saved.get("request_rate")
     limited = rate not in ("inf", math.inf)
@@ -240,8 +272,7 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
     failed = _count(saved, "failed")
     if failed is None and num_prompts is not None and completed is not None:
         failed = num_prompts - completed
-    # A server that speculates has both: a percentage, and a length that counts the token that each
-    # iteration adds.
+    # A percentage. The length counts the target's own token of each iteration, as ours does.
     acceptance = _number(saved, "spec_decode_acceptance_rate")
     return LatencyRow(
         directory=str(file),
@@ -260,7 +291,7 @@ def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text; None where it is none, or nested too deeply."""
+    """The value of a JSON text; None for another text, or one that is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -268,13 +299,13 @@ def _parsed(text: str) -> Any:
 
 
 def _metric(metrics: Mapping[str, Any], name: str) -> float | None:
-    """AIPerf's `{"value": 12.5, "unit": "ms"}`."""
+    """The value of a metric: `{"value": 12.5, "unit": "ms"}`."""
     metric = metrics.get(name)
     if metric is None:
         return None
     if not isinstance(metric, dict):
         raise _Damaged(f"{name} is no metric")
-    return _number(metric, "value", name)
+    return _figure(metric.get("value"), name)
 
 
 def _count(values: Mapping[str, Any], key: str) -> int | None:
@@ -282,12 +313,19 @@ def _count(values: Mapping[str, Any], key: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _number(values: Mapping[str, Any], key: str, name: str = "") -> float | None:
-    """A figure that a tool tells; None where it does not."""
-    value = values.get(key)
+def _number(values: Mapping[str, Any], key: str) -> float | None:
+    return _figure(values.get(key), key)
+
+
+def _figure(value: Any, name: str) -> float | None:
+    """A figure that a tool tells; None where it does not.
+
+    Raises:
+        _Damaged: something else than a number that can be.
+    """
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0:
-        raise _Damaged(f"{name or key} is no number: {str(value)[:40]}")
+        raise _Damaged(f"{name} is no number: {str(value)[:40]}")
     return float(value)

@@ -42,12 +42,9 @@ def environment_table(runs: Sequence[Run]) -> Table:
     for number, environment in enumerate(environments, 1):
         heading = str(number) if len(environments) > 1 else ""
         columns.append(Column(heading, text=True, of=environment.get))
-    lines: dict[str, None] = {}  # those that are known of some environment
-    for environment in environments:
-        for name, text in environment.items():
-            if text:
-                lines[name] = None
-    return Table.of("environment", "Environment", lines, columns)
+    # The names of the lines that are known of some environment, in order and each once.
+    names = [name for environment in environments for name, text in environment.items() if text]
+    return Table.of("environment", "Environment", dict.fromkeys(names), columns)
 
 
 def files_table(files: Mapping[Path, int]) -> Table:

@@ -12,8 +12,10 @@ import jinja2
 
 from harness.report.table import Document
 
+# Control characters but for tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# An underscore within a word is no emphasis, and names are full of them.
+# What Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. Names are
+# full of those within a word, `tiny_draft`, which are no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
@@ -23,7 +25,8 @@ def html_page(
     """The page: no script, no font, no picture from anywhere. Tables in full open on a click.
 
     Args:
-        plots: name -> SVGs; one that is missing leaves no gap.
+        plots: SVGs by the name of their plot; `page.html.j2` says below which table each is, and a
+            name that is missing leaves no gap.
     """
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return _render(

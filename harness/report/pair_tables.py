@@ -1,4 +1,8 @@
-"""Tables that compare many runs of `latency`."""
+"""Tables that compare many runs of `latency`, one row per pair and K, or per arm.
+
+A column reads its value from a `MeasuredPair`: `SPEEDUP.at("row")` from the row of its speculative
+arm, `regular.ms_per_token` from that of its regular arm (see `Column`).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,18 @@ from typing import NamedTuple
 
 from harness.report.categories import Category
 from harness.report.caveats import caveats
-from harness.report.costs import held_back, rest_ms, share_of_predicted, tokens_per_iteration
+from harness.report.costs import (
+    held_back_in_words,
+    rest_ms,
+    share_of_predicted,
+    tokens_per_iteration,
+)
 from harness.report.latency import (
     ACCEPTED,
     ARM,
     BOUNDS,
     SPEEDUP,
+    identical_texts,
     latency_document,
     no_interval,
     speedup_bounds,
@@ -20,7 +30,16 @@ from harness.report.latency import (
 from harness.report.methods import methods_tables
 from harness.report.pairs import MeasuredPair, k_series, num_compared
 from harness.report.rivals import best_k_line
-from harness.report.table import Column, Document, Table, interval, number, percent, times
+from harness.report.table import (
+    UNKNOWN,
+    Column,
+    Document,
+    Table,
+    interval,
+    number,
+    percent,
+    times,
+)
 from harness.report.trees import trees_tables
 from harness.report.words import common_settings
 from harness.results.schema import LatencyRow
@@ -86,11 +105,12 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
 
 
 def _speculative_ms(pair: MeasuredPair) -> float | None:
+    """The speculative arm's time; a run without a draft has the row of the regular one alone."""
     return None if pair.row is pair.regular else pair.row.ms_per_token
 
 
 def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
-    """Why some pairs have no interval or no verdict, and what limits the figures."""
+    """Sentences: why some pairs have no interval or no verdict, and what limits the figures."""
     without_interval = []
     without_verdict = []
     for pair in pairs:
@@ -104,6 +124,7 @@ def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
 
 
 def _remark(pair: MeasuredPair) -> str | None:
+    """`interrupted` with the number of prompts, `no verdict` or `best K`."""
     if pair.partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if why_no_verdict(pair.run.rows) is not None:
@@ -114,12 +135,14 @@ def _remark(pair: MeasuredPair) -> str | None:
 def _categories(pairs: Sequence[MeasuredPair]) -> Table:
     """Pairs by category: speed-up with interval, and tokens per iteration."""
     with_categories = [pair for pair in pairs if pair.categories]
+    # By category, the numbers of prompts that the pairs have of it: one, where they had the same
+    # prompts.
     numbers: dict[str, set[int]] = {}
     for pair in with_categories:
         for category in pair.categories:
             numbers.setdefault(category.name, set()).add(category.num_prompts)
     columns = [Column("pair", text=True, of=lambda pair: pair.name.label())]
-    columns += [_category_column(name, numbers[name]) for name in numbers]
+    columns += [_category_column(*item) for item in numbers.items()]
     return Table.of(
         "categories",
         "Pairs by category of prompts",
@@ -130,7 +153,10 @@ def _categories(pairs: Sequence[MeasuredPair]) -> Table:
 
 
 def _category_column(name: str, numbers_of_prompts: set[int]) -> Column:
-    """A column for one category. Its number of prompts is in the heading, or in the cells where pairs differ in it."""
+    """A column for one category.
+
+    The number of its prompts is in the heading, or in the cells if pairs differ in it.
+    """
     differ = len(numbers_of_prompts) > 1
     heading = name if differ else f"{name} ({min(numbers_of_prompts)})"
 
@@ -171,7 +197,7 @@ def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
     notes = []
     for pair in pairs:
         loses = pair.best and (pair.row.speedup or 1) < 1
-        if loses and (reason := held_back(pair.regular, pair.row)):
+        if loses and (reason := held_back_in_words(pair.regular, pair.row)):
             notes.append(f"{pair.name.label()}: {reason}.")
     return Table.of(
         "reasons",
@@ -191,7 +217,8 @@ def _marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
 
 
 def _positions(rates: Sequence[float | None]) -> str:
-    return " ".join("–" if rate is None else f"{100 * rate:.0f}" for rate in rates)
+    """`92 87 –`, in percent."""
+    return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
 class _Arm(NamedTuple):
@@ -208,22 +235,17 @@ class _Arm(NamedTuple):
 def _arms(pairs: Sequence[MeasuredPair]) -> Table:
     """Figures of each arm."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
-    of_rows = (
-        *ARM,
-        Column("median\nms/token", number(), "ms_per_token_median"),
-        Column("greedy texts\nidentical", of=_identical, optional=True),
-    )
     columns = (
         PAIR.at("pair"),
         Column("K", of="num_draft_tokens", identifies_row=True, optional=True),
-        *(column.at("row") for column in of_rows),
+        *(column.at("row") for column in ARM),
+        Column("median\nms/token", number(), "row.ms_per_token_median"),
+        Column("greedy texts\nidentical", of=_identical, optional=True),
     )
     return Table.of(
         "all_arms", "Times of each arm", arms, columns, faint="pair.partial", in_full=True
     )
 
 
-def _identical(row: LatencyRow) -> str | None:
-    if row.identical_prompts is None:
-        return None
-    return f"{row.identical_prompts} of {row.num_prompts}"
+def _identical(arm: _Arm) -> str | None:
+    return identical_texts(arm.row, arm.pair.run.prompts)

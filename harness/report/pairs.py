@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from harness.report.categories import Category, by_category
-from harness.report.latency import finding, speedup_in_words
+from harness.report.latency import speedup_in_words, why_no_gain
 from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Line, grouped, times
@@ -18,13 +19,16 @@ from harness.results.schema import LatencyRow
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """A pair as one run measured it.
+    """A pair as one run measured it, at one K.
 
     Attributes:
         regular: row of the regular arm; None where the run has none.
-        row: of the speculative arm; in a run without a draft the regular one.
-        best: whether no other K of the same pair and settings is faster, of one K or several.
-        best_of_several: whether it is the best of several K; its row says `best K`.
+        row: row of the speculative arm; in a run without a draft of the regular one.
+        name: its name among the pairs that are shown together.
+        best: whether no other K of the same pair and settings is faster, also if it was measured
+            at one K only. Pairs are compared with others at their best K.
+        best_of_several: whether it is the best of several K. Its row of a table then has the
+            remark `best K`.
     """
 
     run: Run
@@ -50,10 +54,12 @@ class MeasuredPair:
 
     @property
     def worth(self) -> tuple[int, float]:
-        """Orders pairs by speed-up: partial ones below complete ones, those without any last."""
+        """Orders pairs: complete ones by speed-up, then partial ones by speed-up, then those
+        without any.
+        """
         if self.row.speedup is None:
-            return -1, 0.0
-        return int(self.complete), self.row.speedup
+            return 0, 0.0
+        return 2 if self.complete else 1, self.row.speedup
 
     @functools.cached_property
     def categories(self) -> list[Category]:
@@ -70,7 +76,7 @@ class MeasuredPair:
 
     @property
     def load(self) -> float:
-        """Rows of a batch or requests in flight; requests per second where a rate was set."""
+        """Rows of a batch, requests in flight, or requests per second where a rate was set."""
         return self.row.request_rate or self.row.batch_size or 1
 
     @property
@@ -88,9 +94,11 @@ class MeasuredPair:
 
 
 def latency_pairs(runs: Sequence[Run]) -> list[MeasuredPair]:
-    """Pairs by their best speed-up, targets alone last; random weights and synthetic acceptance after all others.
+    """Pairs by their best speed-up, targets alone last, and made-up ones after all others.
 
-    Runs of one pair are ordered by load and then by K, ascending.
+    Made up are random weights and synthetic acceptance. Runs of one pair are ordered by load and
+    then by K, ascending: 30B with 7B at K=2 and 4 (2.4×), then 13B with 7B at batch size 1 and 4
+    (2.1×).
     """
     shown = [run for run in runs if run.status != "incomplete"]
     names = told_apart([run.last for run in shown])
@@ -114,14 +122,13 @@ def k_series(pairs: Iterable[MeasuredPair]) -> list[list[MeasuredPair]]:
 
 
 def _with_best(series: Sequence[MeasuredPair]) -> list[MeasuredPair]:
-    """A series in which the fastest complete pair is marked as the best."""
+    """The series with its fastest pair marked as the best, if that is complete."""
     top = max(series, key=attrgetter("worth"))
+    if not top.complete:
+        return list(series)
     several = len({pair.name.num_draft_tokens for pair in series}) > 1
-    marked = []
-    for pair in series:
-        best = pair is top and top.complete
-        marked.append(replace(pair, best=best, best_of_several=best and several))
-    return marked
+    best = replace(top, best=True, best_of_several=several)
+    return [best if pair is top else pair for pair in series]
 
 
 def _family(series: Sequence[MeasuredPair]) -> tuple[object, ...]:
@@ -131,43 +138,42 @@ def _family(series: Sequence[MeasuredPair]) -> tuple[object, ...]:
 
 
 def _place(family: Sequence[Sequence[MeasuredPair]]) -> tuple[object, ...]:
-    """Orders families by their fastest pair."""
-    pairs = [pair for series in family for pair in series]
-    top = max(pairs, key=attrgetter("worth"))
+    """Orders families by their fastest pair, made-up ones last."""
+    top = max(itertools.chain.from_iterable(family), key=attrgetter("worth"))
     completeness, speedup = top.worth
     return not top.row.real, -completeness, -speedup, top.name.group
 
 
 def num_compared(pairs: Sequence[MeasuredPair]) -> int:
-    """How many pairs have intervals, from which a reader picks the best."""
+    """The number of pairs with an interval: a reader picks the best of so many."""
     return sum(pair.complete and pair.row.speedup_low is not None for pair in pairs)
 
 
 def fastest_pair(pairs: Sequence[MeasuredPair]) -> MeasuredPair | None:
     """The pair of the first sentence; None without a complete one.
 
-    Those with an interval come first, because a few prompts may show any speed-up.
+    One with an interval is preferred, because a few prompts may show any speed-up.
     """
-    bests = [pair for pair in _shown_first(pairs) if pair.best]
-    bests.sort(key=attrgetter("worth"), reverse=True)
+    bests = [pair for pair in _real_or_all(pairs) if pair.best]
     with_interval = [pair for pair in bests if pair.row.speedup_low is not None]
-    return next(iter(with_interval or bests), None)
+    return max(with_interval or bests, key=attrgetter("worth"), default=None)
 
 
 def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     """The sentence about the fastest pair, in bold if that has an interval."""
     best = fastest_pair(pairs)
-    pairs = _shown_first(pairs)
+    candidates = _real_or_all(pairs)
     if best is None:
-        return _without_a_draft(pairs)
-    is_fastest = best.worth == max(pair.worth for pair in pairs if pair.best)
+        return _without_a_draft(candidates)
+    is_fastest = best.worth == max(pair.worth for pair in candidates)
     restriction = "" if is_fastest else " with an interval"
     name = best.name.label(", ")
+    # The interval that the table has, which lists the made-up pairs too.
     speedup = speedup_in_words(best.row, num_compared(pairs))
-    several = len(k_series(pairs)) > 1
+    several = len(k_series(candidates)) > 1
     if several and (best.row.speedup or 0) < 1:
         sentence = f"No pair{restriction} gains; the best, {name}, is at {speedup}"
-    elif no_gain := finding(best.row):
+    elif no_gain := why_no_gain(best.row):
         sentence = f"{name} {no_gain}: {speedup}"
     else:
         beginning = f"Fastest{restriction}: " if several else ""
@@ -178,8 +184,8 @@ def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     return [Line(f"{sentence}.", "strong" if has_interval else "plain")]
 
 
-def _shown_first(pairs: Sequence[MeasuredPair]) -> list[MeasuredPair]:
-    """Without random weights and synthetic acceptance, which are no finding next to a real one."""
+def _real_or_all(pairs: Sequence[MeasuredPair]) -> list[MeasuredPair]:
+    """The pairs that are not made up, or all if all are: next to a real one they are no finding."""
     return [pair for pair in pairs if pair.row.real] or list(pairs)
 
 

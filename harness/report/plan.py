@@ -1,10 +1,13 @@
-"""A plan: the memory a pair takes, where its layers go, and how fast it can be at best."""
+"""`plan`: the memory a pair takes, where its layers go, and how fast it can be at best.
+
+A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those of each device:
+`{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from harness.config.amounts import amount
@@ -13,10 +16,10 @@ from harness.report.table import Column, Document, Line, Table, TableRow, groupe
 from harness.report.words import pair_name, title
 from harness.results.schema import PlanRow
 
+# Characters of the longest bar.
 _BAR = 40
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
-_K = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
 # A mark for each part of a bar.
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
@@ -60,14 +63,15 @@ class _NamedPlan(NamedTuple):
 
 def _plans(rows: Sequence[PlanRow]) -> Document:
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
+    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
     columns = (
         Column("model", of="row.model", text=True),
         Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
-        *([_K] if several_k else ()),
+        *([k] if several_k else []),
         Column("settings", of="settings", text=True, optional=True),
         Column("needs\nGB", _gigabytes, "row.needed_bytes"),
         Column("free\nGB", of=_free).at("row"),
-        Column("ms/token\nat least", _ms, _least_ms).at("row"),
+        Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
         Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
         Column("speed-up\nat most", times, "row.highest_speedup"),
         Column("fits", of=_fits, text=True).at("row"),
@@ -77,16 +81,17 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         Table.of("plans", "", _named(rows), columns, look="plain"),
         Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
     ]
-    bandwidths = {_slowest(row) for row in rows} - {None, ""}
-    if bandwidths:
-        names = " or ".join(sorted(map(str, bandwidths)))
+    slowest = {_slowest(row) for row in rows if row.bandwidths}
+    if slowest:
+        names = " or ".join(sorted(slowest))
         least = f"Times: the least that reading the weights takes on {names}."
         document.append(Line(least, "dim"))
     return document
 
 
 def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
-    """The plans in their order."""
+    """The plans in their order, each told apart from the others of its pair."""
+    # By identity, because rows hold dictionaries and cannot be keys.
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
         for row, name in zip(plans, told_apart(plans), strict=True):
@@ -177,8 +182,12 @@ def _layers(row: PlanRow, device: str) -> list[str]:
 
 
 def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
-    """The modules of a device map that are on `device`, numbered ones as ranges: `embed_tokens,
-    layers 0–19`.
+    """The modules on `device` in words, numbered ones as ranges: `embed_tokens, layers 0–19`.
+
+    Args:
+        device_map: place by module: {"model.embed_tokens": 0, "model.layers.0": 0, "lm_head":
+            "cpu"}, or {"": 0} for a whole model on GPU 0.
+        device: `cuda:0`, `cpu` or `disk`.
     """
     here = [
         module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
@@ -219,8 +228,9 @@ class _Modules:
 
 
 def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
-    """Bytes of each part of a bar by device, the free end left out. A GPU that holds anything
-    keeps the reserve.
+    """Bytes of each part of a bar by device, in the order of `_MARKS` and without the free end.
+
+    A GPU that holds anything keeps the reserve.
     """
     parts = {}
     for name, sizes in (row.devices_bytes or {}).items():
@@ -231,8 +241,10 @@ def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
 
 
 def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
-    """Marks, `_BAR` of them for `longest` bytes; a stroke where the memory ends, if more than
-    that is needed.
+    """Marks, `_BAR` of them for `longest` bytes.
+
+    `██████▒░····` leaves memory free. In `██████████│███` more is needed: memory ends at the
+    stroke.
     """
     marks = ""
     end = 0.0
@@ -246,6 +258,7 @@ def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
 
 def _verdict(row: PlanRow) -> Line:
     if row.status != "ok":
+        # Without the name of the setting that errors begin with: `model: 30B does not fit: ...`.
         return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
@@ -269,7 +282,7 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     read = f"{amount(row.read_bytes)}{' on each GPU' if _is_split(row) else ''}{batch}"
     limits = [
         Line(f"One forward of {row.model} must read {read}, by any implementation."),
-        _times_by_bandwidth(row, row.read_bytes),
+        _times_by_bandwidth(row),
     ]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
@@ -283,40 +296,50 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     return limits
 
 
-def _times_by_bandwidth(row: PlanRow, read_bytes: int) -> Line | Table:
-    """The least times at each known bandwidth, or those at a made-up one."""
+def _times_by_bandwidth(row: PlanRow) -> Line | Table:
+    """The least times at each known bandwidth, or that at a made-up one."""
     if not row.bandwidths:
-        example = f"that {_ms(read_bytes / 100e6)} ms per token at least"
+        example = f"that {_ms(_least_ms(row.read_bytes, 100) or 0)} ms per token at least"
         return Line(
             f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}.", "dim"
         )
-    rates = row.bandwidths
-    with_draft = "with the draft, all accepted"
+    rows = []
+    for name, rate in row.bandwidths.items():
+        alone = _least_ms(row.read_bytes, rate)
+        with_draft = _least_ms(row.speculative_read_bytes, rate)
+        rows.append(TableRow((name, rate, alone, with_draft)))
     columns = (
-        Column("ms/token, at least", of=str, text=True),
-        Column("GB/s", of=lambda name: f"{rates[name]:g}"),
-        Column("alone", _ms, lambda name: _least_ms(row, name)),
-        Column(with_draft, _ms, lambda name: _least_ms_with_draft(row, name), optional=True),
+        Column("ms/token, at least", text=True),
+        Column("GB/s", "{:g}".format),
+        Column("alone", _ms),
+        Column("with the draft, all accepted", _ms, optional=True),
     )
-    return Table.of("limits", "", rates, columns, look="plain")
+    return Table("limits", "", columns, tuple(rows), look="plain")
 
 
-def _slowest(row: PlanRow) -> str | None:
-    """The name of the lowest bandwidth that the plan knows."""
+def _slowest(row: PlanRow) -> str:
+    """The name of the lowest bandwidth that the plan knows: `A100 40GB`."""
     rates = row.bandwidths or {}
-    return min(rates, key=lambda name: rates[name], default=None)
+    return min(rates, key=lambda name: rates[name])
 
 
-def _least_ms(row: PlanRow, bandwidth: str = "", *, draft: bool = False) -> float | None:
-    """Milliseconds per token, by default at the lowest bandwidth that the plan knows; None where
-    not known.
-    """
-    rate = (row.bandwidths or {}).get(bandwidth or _slowest(row) or "")
-    num_bytes = row.speculative_read_bytes if draft else row.read_bytes
+def _least_ms_alone(row: PlanRow) -> float | None:
+    """Milliseconds per token of the target alone at the lowest bandwidth that the plan knows."""
+    return _least_ms(row.read_bytes, _lowest_rate(row))
+
+
+def _least_ms_with_draft(row: PlanRow) -> float | None:
+    """The same with the draft, if all that it proposes is accepted."""
+    return _least_ms(row.speculative_read_bytes, _lowest_rate(row))
+
+
+def _lowest_rate(row: PlanRow) -> float | None:
+    return min((row.bandwidths or {}).values(), default=None)
+
+
+def _least_ms(num_bytes: float | None, rate: float | None) -> float | None:
+    """Milliseconds to read so many bytes at a rate in GB/s; None where one is unknown."""
     return num_bytes / rate / 1e6 if rate and num_bytes else None
-
-
-_least_ms_with_draft = partial(_least_ms, draft=True)
 
 
 def _device(name: str) -> str:

@@ -38,6 +38,7 @@ from harness.report.table import grouped
 
 # Figures of one kind that still fit a page.
 _MOST_PANELS = 12
+_K = "K, draft tokens per iteration"
 
 
 def plots(shown: Iterable[tuple[Command, Sequence[Run]]]) -> dict[str, list[str]]:
@@ -105,6 +106,7 @@ def accuracy_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
 
 
 def _measured(pair: MeasuredPair, x: float = 0) -> Point:
+    """The speed-up of a pair with its interval."""
     row = pair.row
     return Point(row.speedup or 0.0, row.speedup_low, row.speedup_high, x)
 
@@ -184,14 +186,20 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
             panels.append((" · ".join(series[0].name.group), curves))
     panels = panels[:_MOST_PANELS]
     top = top_of(curves for _, curves in panels)
-    label = "K, draft tokens per iteration"
-    return [
-        curve_plot(curves, top, label, "speed-up", wrapped(name)).figure for name, curves in panels
-    ]
+    figures = []
+    for name, curves in panels:
+        axes = curve_plot(curves, top, _K, "speed-up", wrapped(name), reference=1)
+        figures.append(axes.figure)
+    return figures
 
 
 def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
-    """Measured points, the predicted curve, and `auto` as a line across; None with nothing to compare."""
+    """Measured points, the predicted curve, and `auto` as a line across; None with nothing to
+    compare.
+
+    Args:
+        series: pairs that differ in K alone.
+    """
     predicted = [Point(speedup, x=k) for k, speedup in predicted_curve(series)]
     measured = []
     autos = []
@@ -202,8 +210,9 @@ def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
             autos.append(pair)
     if not measured or not (predicted or len(series) > 1):
         return None
-    last = max(point.x for point in (*measured, *predicted))
-    across = [_measured(pair, x) for pair in autos for x in (0.7, last)]
+    # K begins at 1, and the line a little before it.
+    ends = (0.7, max(point.x for point in (*measured, *predicted)))
+    across = [_measured(pair, x) for pair in autos for x in ends]
     return {"predicted curve": predicted, MEASURED: measured, AUTO: across}
 
 
@@ -211,7 +220,9 @@ _complete = attrgetter("complete")
 
 
 def _by_load(pairs: Sequence[MeasuredPair]) -> dict[str, dict[str, list[MeasuredPair]]]:
-    """Pairs measured under several loads: unit of the load -> name -> pairs by load."""
+    """Pairs measured under several loads: unit of the load -> name of the pair -> measurements by
+    load.
+    """
     units = {}
     for unit, of_unit in grouped(pairs, attrgetter("unit_of_load")).items():
         complete = filter(_complete, of_unit)
@@ -234,7 +245,7 @@ def _against_load(pairs: Sequence[MeasuredPair]) -> list[Figure]:
         }
         if not curves:
             continue
-        axes = curve_plot(curves, top_of([curves]), unit, "speed-up")
+        axes = curve_plot(curves, top_of([curves]), unit, "speed-up", reference=1)
         loads = sorted({pair.load for group in groups.values() for pair in group})
         axes.set_xscale("log", base=2)
         axes.set_xticks(loads, [f"{load:g}" for load in loads])
@@ -254,6 +265,11 @@ def _throughputs(pairs: Sequence[MeasuredPair]) -> list[Figure]:
 
 
 def _throughput(group: Sequence[MeasuredPair], title: str) -> Any:
+    """The axes of one figure; None without times.
+
+    Args:
+        group: one pair under several loads.
+    """
     curves: dict[str, list[Point]] = {}
     labels = []
     for pair in group:
@@ -303,8 +319,9 @@ def _lengths(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     for pair in pairs:
         lengths = lengths_by_k(pair.row)
         if pair.best and len(lengths) > 1 and len(curves) < MOST_CURVES:
-            curves[pair.name.label()] = [Point(*one, k) for k, one in enumerate(lengths, 1)]
+            curves[pair.name.label()] = [
+                Point(of_k.value, of_k.low, of_k.high, of_k.num_draft_tokens) for of_k in lengths
+            ]
     if not curves:
         return []
-    label = "K, draft tokens per iteration"
-    return [curve_plot(curves, top_of([curves]), label, "tokens per iteration").figure]
+    return [curve_plot(curves, top_of([curves]), _K, "tokens per iteration").figure]

@@ -17,7 +17,7 @@ _LENGTH = number()
 
 
 class _Counterparts(NamedTuple):
-    """A published figure, and our measurement of the same pair where there is one."""
+    """A published figure, and the row of our measurement of the same pair where there is one."""
 
     name: str
     theirs: Published
@@ -63,7 +63,11 @@ def published_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
 
 
 def _counterparts(pairs: Sequence[MeasuredPair]) -> list[_Counterparts]:
-    """Figures of pairs at their best K and of targets alone, each once; of targets once per device."""
+    """Published figures of the pairs at their best K and of the targets alone.
+
+    A figure of a pair is in the list once, next to the fastest of ours; one of a target once per
+    device.
+    """
     bests = [pair for pair in pairs if pair.best]
     alone = [pair for pair in pairs if pair.row.speedup is None and not pair.partial]
     found: dict[object, _Counterparts] = {}
@@ -86,7 +90,7 @@ def _differences(counterparts: Sequence[_Counterparts]) -> tuple[str, ...]:
 
 
 def _our_length(item: _Counterparts) -> float | None:
-    """Our tokens per iteration, where there are theirs: all count every iteration."""
+    """Our tokens per iteration, where theirs are published."""
     if item.ours is None or item.theirs.mean_acceptance_length is None:
         return None
     return tokens_per_iteration(item.ours)

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from harness.menu.records import is_elsewhere
+from harness.report.costs import tokens_per_iteration
 from harness.report.table import (
     Column,
     Document,
@@ -44,7 +45,7 @@ def verdict(row: CompareRow) -> Document:
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
         # Some servers tell no iterations.
-        if tokens := row.tokens_per_iteration or row.mean_acceptance_length:
+        if tokens := tokens_per_iteration(row):
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
@@ -97,7 +98,7 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
 
 
 def races_table(rows: Sequence[CompareRow]) -> Table:
-    """One row per pair and settings, over all races that were timed."""
+    """One row per pair, settings and K, over all races that were timed."""
     timed = [row for row in rows if row.regular_ms_per_token is not None]
     lines = []
     for (pair, k), races in grouped(timed, lambda row: (_name(row), row.num_draft_tokens)).items():
@@ -124,7 +125,9 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
 
 
 def _name(row: CompareRow) -> str:
-    settings = [in_words(row, name) for name in ("temperature", "weights", "devices", "lenience")]
+    settings = [
+        in_words(row, name) for name in ("temperature", "number_formats", "devices", "lenience")
+    ]
     return f"{pair_name(row)}\n{' · '.join(text for text in settings if text)}"
 
 

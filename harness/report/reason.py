@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from harness.config.amounts import amount
 from harness.menu.records import is_elsewhere
 from harness.report.costs import (
+    best_of,
     costs_in_steps,
-    held_back,
+    held_back_in_words,
     predicted_by_k,
     proposed_per_iteration,
     rest_ms,
@@ -18,40 +19,44 @@ from harness.report.costs import (
 from harness.report.table import UNKNOWN, Table, in_brackets, interval
 from harness.results.schema import LatencyRow
 
-# Predictions for other K in one line.
+# So many predictions for other K fit a line.
 _MOST_K = 8
 
 
 def reason(regular: LatencyRow, row: LatencyRow) -> Table:
     """Acceptance, costs and prediction of the speculative arm, one per line."""
+    tested = row.acceptance_by_position
+    of_all = row.marginal_acceptance_by_position
     loses = (row.speedup or 1) < 1
-    lines = {
-        "acceptance": _acceptance(row),
-        "by position": _by_position(row.acceptance_by_position, "of those tested there"),
-        "": _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it"),
-        "accepted": _histogram(row.acceptance_histogram or []),
-        "target reads": _target_reads(regular),
-        "draft reads": _draft_reads(row),
-        "8-bit layers": _eight_bit(regular, row),
-        "identical arms": _identical_arms(row),
-        **_prediction(regular, row),
-        "energy": _energy(regular, row),
-        "goodput": _goodput(regular, row),
-        "by K": _by_k(regular, row),
-        "why": held_back(regular, row) if loses else None,
-    }
-    return _table_of_known(lines)
+    return _table_of_known(
+        ("acceptance", _acceptance(row)),
+        ("by position", _by_position(tested, "of those tested there")),
+        ("", _by_position(of_all, "of all iterations, as vLLM has it")),
+        ("accepted", _histogram(row.acceptance_histogram or [])),
+        ("target reads", _target_reads(regular)),
+        ("draft reads", _draft_reads(row)),
+        ("8-bit layers", _eight_bit(regular, row)),
+        ("identical arms", _identical_arms(row)),
+        *_prediction(regular, row),
+        ("energy", _energy(regular, row)),
+        ("goodput", _goodput(regular, row)),
+        ("by K", _by_k(regular, row)),
+        ("why", held_back_in_words(regular, row) if loses else None),
+    )
 
 
 def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The cost of a target step, one line each, where there is no more to say."""
-    lines = {"target reads": _target_reads(regular), "8-bit layers": _eight_bit(regular, row)}
-    return _table_of_known(lines)
+    """The cost of a target step, where there is no more to say."""
+    return _table_of_known(
+        ("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row))
+    )
 
 
-def _table_of_known(lines: dict[str, str | None]) -> Table:
-    known = [(name, text) for name, text in lines.items() if text]
-    return Table.of_lines("reason", known)
+def _table_of_known(*lines: tuple[str, str | None]) -> Table:
+    """A table of the lines, name and text, that have a text; a line without a name goes on with the
+    one above.
+    """
+    return Table.of_lines("reason", [(name, text) for name, text in lines if text])
 
 
 def _acceptance(row: LatencyRow) -> str | None:
@@ -73,7 +78,7 @@ def _acceptance(row: LatencyRow) -> str | None:
 
 
 def _of_those_that_drafted(row: LatencyRow, tokens: float) -> str:
-    """` (4.29 where something was drafted)`; empty where that is the same figure."""
+    """` (4.29 where something was drafted)`; empty where that is the same figure as `tokens`."""
     length = row.mean_acceptance_length
     if length is None or f"{length:.2f}" == f"{tokens:.2f}":
         return ""
@@ -104,13 +109,13 @@ def _histogram(histogram: Sequence[int]) -> str | None:
     return "  ".join([*shares, f"of {total} iterations"])
 
 
-def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
+def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
     """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
     costs = costs_in_steps(regular, row)
     rest = rest_ms(row)
     share = share_of_predicted(row)
     if costs is None or rest is None or share is None:
-        return {}
+        return []
     if rest:
         phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
     else:
@@ -119,17 +124,17 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> dict[str, str]:
             f"(in the separate pass drafting took {row.draft_ms:.2f}"
             f" and verifying {row.verify_ms:.2f})"
         )
-    lines = {
-        "an iteration": (
-            f"{row.iteration_ms:.2f} ms {phases}; a target step takes {regular.target_step_ms:.2f} ms"
-        ),
-        "predicted": (
-            f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
-            f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; measured is {share:.0%} of it"
-        ),
-    }
+    target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
+    predicted = (
+        f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
+        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; measured is {share:.0%} of it"
+    )
+    lines = [
+        ("an iteration", f"{row.iteration_ms:.2f} ms {phases}; {target_step}"),
+        ("predicted", predicted),
+    ]
     if (row.batch_size or 1) > 1:
-        lines[""] = "(for each row alone; a batch lasts as long as its slowest row)"
+        lines.append(("", "(for each row alone; a batch lasts as long as its slowest row)"))
     return lines
 
 
@@ -165,8 +170,8 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     shown = []
     for prediction in predictions[:_MOST_K]:
         bounds = interval(prediction.low, prediction.high)
-        shown.append(f"{prediction.num_draft_tokens}: {bounds or f'{prediction.speedup:.2f}'}×")
-    best = max(predictions, key=lambda prediction: prediction.speedup)
+        shown.append(f"{prediction.num_draft_tokens}: {bounds or f'{prediction.value:.2f}'}×")
+    best = best_of(predictions)
     largest = " or a larger one" if best is predictions[-1] else ""
     covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
@@ -215,7 +220,7 @@ def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
         shares.append(f"{row.draft_8bit_share:.0%} of drafting")
     if not shares:
         return None
-    # Only a GPU has memory of its own. There these layers wait for the host.
+    # Only a GPU has a peak of memory. There these layers wait for the host.
     on_gpu = bool(regular.peak_memory_bytes)
     advice = "; they wait for the host, and quantization=4bit is usually faster" if on_gpu else ""
     return f"take {' and '.join(shares)}{advice}"

@@ -1,8 +1,15 @@
-"""Results of `recovery`: every check, and the verdict that people quote."""
+"""`recovery`: every check, and the verdict that people quote.
+
+A row is a check, of greedy texts (`check=greedy`) or of draws (`check=sampled`). Draws after each
+prompt have a row of their own (`prompt_index`), and those of all prompts together one that decides.
+Under load rows are by sampling setting (`sampling`) in place of prompts, and one is of pairs of
+neighbouring tokens.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -50,7 +57,7 @@ class Checks:
     Attributes:
         greedy, sampled: those of greedy texts, and those of draws.
         overall: those of all prompts, or of all sampling settings, together.
-        tested: of the draws, those with a degree of freedom; others show nothing.
+        tested: those of `sampled` with a degree of freedom; others show nothing.
         under_load: whether requests were in flight together.
         num_draws: over all prompts.
     """
@@ -61,8 +68,11 @@ class Checks:
         self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
         self.tested = [row for row in self.sampled if row.degrees_of_freedom]
         self.under_load = rows[0].load is not None
-        # Under load neighbours are checked as pairs as well, and each token counts once.
-        counted = [row for row in self.sampled if (row in self.overall) is self.under_load]
+        counted = [row for row in self.sampled if row not in self.overall]
+        if self.under_load:
+            # Pairs of neighbouring tokens are a check of their own, which would count each token
+            # twice.
+            counted = [row for row in self.sampled if row in self.overall]
         self.num_draws = sum(row.num_draws or 0 for row in counted)
 
     @property
@@ -93,8 +103,8 @@ class Checks:
             against = f"fail {num_failed} of {num_tests} tests against"
             return f"{draws} {against} the target's exact distribution ({smallest})"
         overall = [row for row in self.overall if row.check == "sampled"]
-        decided = all(row.verdict == "lossless" for row in overall)
-        agree = "follow" if decided else "show no difference from"
+        is_certain = all(row.verdict == "lossless" for row in overall)
+        agree = "follow" if is_certain else "show no difference from"
         number = f"of {num_tests} test{'s' * (num_tests > 1)}"
         if num_tests < len(self.sampled):
             number += f"; {len(self.sampled) - num_tests} more tested nothing"
@@ -121,7 +131,9 @@ class Checks:
 
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
-    """One lossy check decides, and so does a lossy rule or a coin; otherwise the checks of all prompts together do."""
+    """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks over all
+    prompts together.
+    """
     row = rows[0]
     checks = Checks(rows)
     status = rows[-1].status or "ok"
@@ -159,9 +171,10 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
         problem = f"{shift} with a chance of only {_share(weakest.power)}"
         advice = "raise num_draws, shift or decoding.temperature"
     if num_draws_needed:
-        # To two digits, upwards.
+        # Rounded up to two digits: 12345 becomes 13000.
         unit = 10 ** (len(str(num_draws_needed)) - 2)
-        advice = f"num_draws={-(-num_draws_needed // unit) * unit} would be enough"
+        enough = math.ceil(num_draws_needed / unit) * unit
+        advice = f"num_draws={enough} would be enough"
     return f"{problem}; {advice}"
 
 
@@ -170,22 +183,22 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     row = rows[0]
     if row.check is None:
         return []
-    # The last check has the temperature, the first one the number of prompts and K, which others also try smaller.
+    # The last check has the temperature. The first one has the number of prompts, and the K that
+    # was asked for; later ones also try smaller K.
     num_prompts = row.num_prompts if row.load is None else None
     asked = dataclasses.replace(
         rows[-1], num_prompts=num_prompts, num_draft_tokens=row.num_draft_tokens
     )
-    planted = made_up = None
+    planted = made_up = loaded = refused = None
     if row.fault != "none":
         planted = f"A control: fault={row.fault} was planted, and the checks must find it."
     if row_labels := labels(row):
         made_up = f"With {' and '.join(row_labels)}: this says nothing about the pair itself."
-    summary = summarise(rows)
-    loaded = refused = None
     if row.load is not None:
-        loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_tested(rows)}"
+        loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_drawn(rows)}"
     if rows[-1].refused:
         refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
+    summary = summarise(rows)
     document: list[Table | Line] = [
         Line(title(row), "strong"),
         Line(f"{settings_line([asked])} · seed {row.seed}", "dim"),
@@ -199,8 +212,8 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     return document
 
 
-def _tested(rows: Sequence[RecoveryRow]) -> str:
-    """The sampling settings of the requests."""
+def _drawn(rows: Sequence[RecoveryRow]) -> str:
+    """` Drawn plain, with a penalty.`: the sampling settings of the requests."""
     names = dict.fromkeys(
         row.sampling.partition(",")[0] for row in rows if row.sampling and "," in row.sampling
     )
@@ -211,13 +224,13 @@ def recovery_table(runs: Sequence[Run]) -> Table:
     """The checks of one run, or one row per run."""
     if len(runs) == 1:
         [run] = runs
-        verdict = f"Verdict: {_in_words(run)}."
+        verdict = f"Verdict: {_verdict(run)}."
         about = common_settings(run.rows)
         return dataclasses.replace(_checks(run.rows), title=_TITLE, about=about, notes=(verdict,))
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
-        Column("verdict", text=True, of=lambda named: _in_words(named.run)),
+        Column("verdict", text=True, of=lambda named: _verdict(named.run)),
         Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
         Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
         Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
@@ -238,7 +251,10 @@ def recovery_table(runs: Sequence[Run]) -> Table:
 
 
 def losses(runs: Sequence[Run]) -> list[Line]:
-    """The pairs by verdict; controls are no verdict on a pair."""
+    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
+
+    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
+    """
     pairs: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINES}
     for run in runs:
         if run.status == "ok" and not _is_control(run):
@@ -255,8 +271,8 @@ def _is_control(run: Run) -> bool:
     return run.last.fault not in (None, "none")
 
 
-def _in_words(run: Run) -> str:
-    """The verdict; of a control, whether the fault was found."""
+def _verdict(run: Run) -> str:
+    """`lossless`; of a control also whether the fault was found."""
     verdict = summarise(run.rows).verdict
     if not _is_control(run) or run.status != "ok":
         return verdict
@@ -335,7 +351,7 @@ def _least(values: Iterable[float | None]) -> float | None:
 
 
 def _rounding(row: RecoveryRow) -> str:
-    """A server does not tell its number format."""
+    """`the rounding of float16`; a server does not tell its number format."""
     return f"the rounding of {row.dtype}" if row.dtype else "rounding"
 
 

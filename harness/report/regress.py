@@ -19,6 +19,7 @@ from harness.report.runs import Run, every_run
 from harness.report.table import Column, Document, Line, Table, sentences
 from harness.report.terminal import WIDE, plain_console, print_document
 from harness.report.words import pair_name, short_commit
+from harness.results.statistics.interval import counted
 
 WORSE = 1
 CANNOT_TELL = 3
@@ -86,38 +87,43 @@ def main(arguments: Sequence[str]) -> None:
 def document(
     compared: Sequence[Compared],
     margin: float,
-    before: Sequence[Run] = (),
-    after: Sequence[Run] = (),
-    noise: Sequence[Run] = (),
+    before: Sequence[Run],
+    after: Sequence[Run],
+    noise: Sequence[Run],
 ) -> Document:
-    """The table of all comparisons, and what to know about them."""
+    """The table of all comparisons, and what to know about them.
+
+    Args:
+        compared: the comparisons of figures, a row of the table each.
+        before, after, noise: all runs that were read, also those that have no counterpart.
+    """
     columns = [
-        Column("measurement", of=lambda pair: pair_name(pair.after), text=True, once=True),
+        Column("measurement", of=lambda one: pair_name(one.after), text=True, once=True),
         Column("K", of="after.num_draft_tokens", optional=True),
         Column("figure", of="figure.name", text=True),
-        Column("before", "{:.4g}".format, lambda pair: pair.means and pair.means[0]),
-        Column("after", "{:.4g}".format, lambda pair: pair.means and pair.means[1]),
+        Column("before", "{:.4g}".format, "means.before"),
+        Column("after", "{:.4g}".format, "means.after"),
         Column("change", of="change"),
         Column("95 % interval", of="interval"),
         Column("would show", "{:.1%}".format, "visible"),
         Column("verdict", of="in_words", text=True),
     ]
-    table = Table.of("regress", "", compared, columns, strong=lambda pair: pair.verdict == "worse")
+    table = Table.of("regress", "", compared, columns, strong=lambda one: one.verdict == "worse")
     lines: list[Table | Line] = [table]
     about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
     change = "Change: the geometric mean of after / before, prompt by prompt"
     lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
     covers: set[str] = set()
-    for pair in compared:
-        if pair.comparison and pair.comparison.change.covers:
-            covers.add(pair.comparison.change.covers)
+    for one in compared:
+        if one.comparison and one.comparison.change.covers:
+            covers.add(one.comparison.change.covers)
     if covers:
         lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
     for name, measured in noise_by_figure(noise).items():
         threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
         lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
-    reasons = {f"{pair.figure.name}: {pair.reason}." for pair in compared if pair.reason}
+    reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
     lines += sentences("warning", *sorted(reasons), *_unpaired(before, after))
     lines += sentences("dim", *_differences(compared))
     return lines
@@ -158,7 +164,7 @@ def _runs(name: str, path: str) -> list[Run]:
 
 
 def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
-    """Why no run of one side has the settings of one of the other: the newest of both compared."""
+    """Why nothing can be compared: the settings in which the newest runs of both sides differ."""
     settings_before = settings_of(before[-1].last)
     settings_after = settings_of(after[-1].last)
     differing = []
@@ -171,15 +177,15 @@ def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
 
 
 def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
+    """Sentences about settings that were measured on one side alone."""
     keys_before = {settings_key(run) for run in before}
     keys_after = {settings_key(run) for run in after}
     counts = {"before": len(keys_before - keys_after), "after": len(keys_after - keys_before)}
     lines = []
     for name, count in counts.items():
-        if count > 0:
-            lines.append(
-                f"Measured {name} alone, and not compared: {count} combinations of settings."
-            )
+        if count:
+            settings = counted(count, "combination")
+            lines.append(f"Measured {name} alone, and not compared: {settings} of settings.")
     return lines
 
 
@@ -187,12 +193,11 @@ def _differences(compared: Sequence[Compared]) -> list[str]:
     """Circumstances in which both sides differ."""
     lines = []
     for name in _CIRCUMSTANCES:
-        pairs = {(getattr(pair.before, name), getattr(pair.after, name)) for pair in compared}
-        for old, new in sorted(pairs, key=str):
+        values = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
+        for old, new in sorted(values, key=str):
             if old != new:
-                lines.append(
-                    f"{name} differs: {_short(name, old)} before, {_short(name, new)} after."
-                )
+                words = f"{_short(name, old)} before, {_short(name, new)} after"
+                lines.append(f"{name} differs: {words}.")
     return lines
 
 
@@ -204,11 +209,11 @@ def _short(name: str, value: str | None) -> str:
 
 def _judge(compared: Sequence[Compared]) -> None:
     """Raise a VerdictError unless nothing is worse."""
-    worse = [pair for pair in compared if pair.verdict == "worse"]
-    unknown = [pair for pair in compared if pair.verdict == "cannot tell"]
+    worse = [one for one in compared if one.verdict == "worse"]
+    unknown = [one for one in compared if one.verdict == "cannot tell"]
     if worse:
-        texts = [f"{pair.figure.name} {pair.change} for {pair_name(pair.after)}" for pair in worse]
+        texts = [f"{one.figure.name} {one.change} for {pair_name(one.after)}" for one in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
     if unknown:
-        names = ", ".join(dict.fromkeys(pair.figure.name for pair in unknown))
+        names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))
         raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)

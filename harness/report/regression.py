@@ -1,11 +1,16 @@
-"""Runs before a change and after it, paired by settings and prompts, and what became of each figure."""
+"""Runs before a change and after it, paired by settings and prompts, and how each figure changed.
+
+Runs with the same settings are repetitions of one measurement; `Sides` has those before the change
+and those after it. Each figure of it is compared over the units that all these runs have
+(`Compared`): prompts, or batches or laps of them.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -14,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.menu.records import COMMANDS
+from harness.report.costs import tokens_per_iteration
 from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.results.files import read_answers
@@ -33,7 +39,7 @@ from harness.results.statistics.power import visible_difference
 
 # The chance to be wrong that an adjusted p-value has to stay below.
 _LEVEL = 0.05
-# Settings in which repetitions may differ, and addresses, which say nothing about a measurement.
+# Settings in which repetitions of a measurement may differ, addresses of servers included.
 _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 
 # The prompts of a unit: one, or those of a batch or lap.
@@ -46,10 +52,10 @@ Floats = NDArray[np.float64]
 class Figure:
     """A figure that is compared.
 
-    Args:
-        better: the direction that is good.
-        words: what it is called when the figure is better, and when it is worse.
-        timed: whether it differs between identical runs.
+    Attributes:
+        better: the direction that is good: `lower` or `higher`.
+        words: the verdict if it is better, and if it is worse: `faster` and `slower`.
+        timed: whether it is a time, which differs between identical runs.
         unchanged: the change of a figure that stays as it is: 1 for a ratio, 0 for a difference.
     """
 
@@ -64,11 +70,11 @@ class Figure:
 class FigureOfPrompts(Figure):
     """A figure that every prompt has.
 
-    Args:
-        of: its value for each unit of a run; empty where the run does not have it.
+    Attributes:
+        by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
     """
 
-    of: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+    by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
 class Sides(NamedTuple):
@@ -86,17 +92,24 @@ class Sides(NamedTuple):
     noise: Mapping[str, Noise]
 
     def compared(self, figure: Figure) -> Compared:
-        """The comparison of a figure, before it is made."""
+        """The comparison of a figure, without a result yet."""
         return Compared(self.before[-1].last, self.after[-1].last, figure)
+
+
+class Means(NamedTuple):
+    """Means of a figure over units and runs."""
+
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of one pair of measurements.
+    """One figure of a measurement before and after the change.
 
-    Args:
-        before, after: a row of each.
-        means: of the figure, before and after; None where there is nothing to compare.
+    Attributes:
+        before, after: a row of each, for its settings and circumstances.
+        means: of the figure; None where there is nothing to compare.
         reason: why there is no verdict, where the interval does not show it.
     """
 
@@ -105,43 +118,37 @@ class Compared:
     figure: Figure
     verdict: Verdict = "cannot tell"
     comparison: Comparison | None = None
-    means: tuple[float, float] | None = None
+    means: Means | None = None
     reason: str = ""
 
     @property
     def change(self) -> str | None:
         """`+2.0%` or `+2.0 points`; None where nothing was compared."""
-        if self.comparison is None:
-            return None
-        return self._in_words(self.comparison.change.estimate)
+        return None if self.comparison is None else self._signed(self.comparison.change.estimate)
 
     @property
     def interval(self) -> str | None:
         """The 95 % interval of the change."""
-        if self.comparison is None:
+        if self.comparison is None or not self.comparison.change.has_bounds:
             return None
         change = self.comparison.change
-        if math.isnan(change.low):
-            return None
-        return f"{self._in_words(change.low)} to {self._in_words(change.high)}"
+        return f"{self._signed(change.low)} to {self._signed(change.high)}"
 
     @property
     def in_words(self) -> str:
-        """`faster`, `slower`, `no worse`, `cannot tell`."""
+        """The verdict: `faster`, `slower`, `no worse`, `cannot tell`."""
         better, worse = self.figure.words
         return {"better": better, "worse": worse}.get(self.verdict, self.verdict)
 
     @property
     def visible(self) -> float | None:
         """The smallest change that such a comparison finds in 80 % of the cases."""
-        if self.comparison is None:
-            return None
-        estimate = self.comparison.estimate
+        estimate = None if self.comparison is None else self.comparison.estimate
         if estimate is None or not estimate.has_interval:
             return None
         return visible_difference(estimate)
 
-    def _in_words(self, change: float) -> str:
+    def _signed(self, change: float) -> str:
         """`+2.0%` of a ratio; `+2.0 points` of a difference of percentages."""
         if self.figure.unchanged == 0:
             return f"{100 * change:+.1f} points"
@@ -166,8 +173,8 @@ def compared_runs(
 ) -> list[Compared]:
     """Compare the measurements that both sides have, figure by figure.
 
-    Where several pairs are compared, significance is adjusted for their number (Benjamini and
-    Hochberg), for each figure.
+    Where a figure of several measurements is compared, its significance is adjusted for their
+    number (Benjamini and Hochberg).
 
     Args:
         before, after: complete runs; those with the same settings are repetitions.
@@ -177,24 +184,23 @@ def compared_runs(
     by_settings = grouped(after, settings_key)
     noises = noise_by_figure(noise)
     compared: list[Compared] = []
-    for key, first in grouped(before, settings_key).items():
-        second = by_settings.get(key)
-        if second:
-            sides = Sides(first, second, margin, noises)
-            compared += COMMANDS[first[0].command].changes(sides)
+    for key, runs_before in grouped(before, settings_key).items():
+        runs_after = by_settings.get(key)
+        if runs_after:
+            sides = Sides(runs_before, runs_after, margin, noises)
+            compared += COMMANDS[runs_before[0].command].changes(sides)
     adjusted: list[Compared] = []
-    for of_figure in grouped(compared, lambda one: one.figure.name).values():
+    for of_figure in grouped(compared, attrgetter("figure.name")).values():
         adjusted += _adjusted(of_figure)
-    order = {one.before.run: number for number, one in enumerate(compared)}
-    return sorted(adjusted, key=lambda one: order[one.before.run])
+    # Back from the order of figures to that of measurements.
+    places = {one.before.run: place for place, one in enumerate(compared)}
+    return sorted(adjusted, key=lambda one: places[one.before.run])
 
 
 def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
     """How far apart identical runs are, for each figure that is timed."""
-    measured = {}
-    for figure in _OF_PROMPTS:
-        if not figure.timed:
-            continue
+    noises = {}
+    for figure in filter(attrgetter("timed"), _OF_PROMPTS):
         matrices = []
         for alike in grouped(runs, settings_key).values():
             values = _by_run(alike, figure)
@@ -202,14 +208,14 @@ def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
             if len(values) > 1 and units:
                 matrices.append(_matrix(values, units))
         if matrices:
-            measured[figure.name] = noise_of_runs(matrices)
-    return measured
+            noises[figure.name] = noise_of_runs(matrices)
+    return noises
 
 
 def changes_by_prompt(sides: Sides) -> list[Compared]:
     """The figures of `latency` that both sides have."""
     compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
-    known = [pair for pair in compared if pair is not None]
+    known = [one for one in compared if one is not None]
     if known:
         return known
     reason = "the files of the prompts are gone (column directory)"
@@ -218,79 +224,81 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
 
 def change_of_accuracy(sides: Sides) -> Compared:
     """The accuracy of `eval` over the questions that both sides were asked."""
-    pair = sides.compared(_ACCURACY)
-    first = _correct(sides.before)
-    second = _correct(sides.after)
-    questions = sorted(set(first) & set(second))
+    compared = sides.compared(_ACCURACY)
+    correct_before = _correct(sides.before)
+    correct_after = _correct(sides.after)
+    questions = sorted(set(correct_before) & set(correct_after))
     if not questions:
-        return replace(pair, reason="no question was answered on both sides")
-    before = [first[question] for question in questions]
-    after = [second[question] for question in questions]
+        return replace(compared, reason="no question was answered on both sides")
+    before = [correct_before[question] for question in questions]
+    after = [correct_after[question] for question in questions]
     comparison = compare_proportions(before, after, sides.margin)
-    means = fmean(before), fmean(after)
-    return replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
+    means = Means(fmean(before), fmean(after))
+    return replace(compared, comparison=comparison, means=means, verdict=comparison.verdict)
 
 
 def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
-    """One figure of one pair; None where a side does not have it."""
-    before = _by_run(sides.before, figure)
-    after = _by_run(sides.after, figure)
-    if not before or not after:
+    """One figure of a measurement; None where a side does not have it."""
+    runs_before = _by_run(sides.before, figure)
+    runs_after = _by_run(sides.after, figure)
+    if not runs_before or not runs_after:
         return None
-    same_draws = _by_common_seed(sides, figure)
-    if same_draws:
-        before, after = same_draws
-    pair = sides.compared(figure)
-    units = _common_units([*before, *after])
+    with_same_seeds = None if figure.timed else _by_common_seed(sides, figure)
+    if with_same_seeds is not None:
+        runs_before, runs_after = with_same_seeds
+    compared = sides.compared(figure)
+    units = _common_units([*runs_before, *runs_after])
     if not units:
-        return replace(pair, reason="no prompt was answered on both sides")
-    first = _matrix(before, units)
-    second = _matrix(after, units)
-    means = float(first.mean()), float(second.mean())
-    if same_draws:
-        # Runs differ by their seeds, and so do those of the other side: that is no noise.
-        first, second = (_mean_over_runs(side) for side in (first, second))
+        return replace(compared, reason="no prompt was answered on both sides")
+    before = _matrix(runs_before, units)
+    after = _matrix(runs_after, units)
+    means = Means(float(before.mean()), float(after.mean()))
+    if with_same_seeds is not None:
+        # Runs differ by their seeds, and those of the other side just so: that is no noise.
+        before = _mean_over_runs(before)
+        after = _mean_over_runs(after)
     noise = sides.noise.get(figure.name)
     unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
-    comparison = compare(first, second, figure.better, sides.margin, noise, unit=unit)
-    pair = replace(pair, comparison=comparison, means=means, verdict=comparison.verdict)
+    comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
+    verdict = comparison.verdict
     reason = ""
     if len(units) < FEWEST_FOR_INTERVAL:
         reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
-    elif figure.timed and noise is None and len(first) == len(second) == 1:
+    elif figure.timed and noise is None and len(before) == len(after) == 1:
         reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
-    return replace(pair, verdict="cannot tell", reason=reason) if reason else pair
+    if reason:
+        verdict = "cannot tell"
+    return replace(compared, comparison=comparison, means=means, verdict=verdict, reason=reason)
 
 
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
-    """Without the differences that are not significant once all pairs are counted."""
-    p_values = [pair.comparison.p_value if pair.comparison else float("nan") for pair in of_figure]
+    """The comparisons of one figure, where significance allows for their number."""
+    p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
     adjusted = []
-    for pair, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
-        if len(of_figure) > 1 and pair.verdict in ("better", "worse") and p_value >= _LEVEL:
+    for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
+        if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
             reason = f"not significant among {len(of_figure)} comparisons"
-            pair = replace(pair, verdict="cannot tell", reason=reason)
-        adjusted.append(pair)
+            one = replace(one, verdict="cannot tell", reason=reason)
+        adjusted.append(one)
     return adjusted
 
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
-    values = [figure.of(run.prompts) for run in runs]
+    """The figure in each run that has it."""
+    values = [figure.by_unit(run.prompts) for run in runs]
     return [of_run for of_run in values if of_run]
 
 
 def _by_common_seed(
     sides: Sides, figure: FigureOfPrompts
 ) -> tuple[list[Values], list[Values]] | None:
-    """The figure in a run of each seed that both sides have, in the same order; None of a timed one, or without any."""
-    if figure.timed:
-        return None
-    before, after = (
-        {run.last.seed: figure.of(run.prompts) for run in side}
-        for side in (sides.before, sides.after)
-    )
+    """The figure in runs with the same seeds before and after, in the same order; else None."""
+    before = {run.last.seed: figure.by_unit(run.prompts) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run.prompts) for run in sides.after}
     seeds = [seed for seed in before if before[seed] and after.get(seed)]
-    return ([before[seed] for seed in seeds], [after[seed] for seed in seeds]) if seeds else None
+    if not seeds:
+        return None
+    return [before[seed] for seed in seeds], [after[seed] for seed in seeds]
 
 
 def _mean_over_runs(values: Floats) -> Floats:
@@ -299,15 +307,17 @@ def _mean_over_runs(values: Floats) -> Floats:
 
 
 def _common_units(runs: Sequence[Values]) -> list[Unit]:
+    """The units that all runs have."""
     return sorted(set.intersection(*(set(values) for values in runs))) if runs else []
 
 
 def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
+    """The values of a figure, [num_runs, num_units]."""
     return np.array([[values[unit] for unit in units] for values in runs])
 
 
 def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:
-    """Whether the arm of the draft, or the only one, answered each question correctly."""
+    """Whether the draft's arm, or the only one, was correct, by (seed, index) of the question."""
     correct = {}
     for run in runs:
         for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
@@ -328,23 +338,25 @@ def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[Lat
     return units
 
 
-def ms_per_token(prompts: Sequence[LatencyPromptRow], arm: str = "") -> Values:
-    """Milliseconds per token of an arm, by the prompts of a unit.
-
-    Args:
-        arm: by default the one that speculates, or the only one.
-    """
-    arm = arm or ("speculative" if any(row.arm == "speculative" for row in prompts) else "regular")
-    return {
-        unit: fmean(row.ms_per_token for row in rows) for unit, rows in _units(prompts, arm).items()
-    }
+def _ms_of_arm(prompts: Sequence[LatencyPromptRow], arm: str) -> Values:
+    """Milliseconds per token of an arm by unit."""
+    units = _units(prompts, arm)
+    return {unit: fmean(row.ms_per_token for row in rows) for unit, rows in units.items()}
 
 
 def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
-    """The same of the regular and of the speculative arm, where both are known."""
-    regular = ms_per_token(prompts, "regular")
-    speculative = ms_per_token(prompts, "speculative")
+    """Milliseconds per token of the regular and of the speculative arm, by the units that both
+    have.
+    """
+    regular = _ms_of_arm(prompts, "regular")
+    speculative = _ms_of_arm(prompts, "speculative")
     return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
+
+
+def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
+    """Milliseconds per token of the arm that speculates, or of the only one."""
+    has_draft = any(row.arm == "speculative" for row in prompts)
+    return _ms_of_arm(prompts, "speculative" if has_draft else "regular")
 
 
 def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
@@ -352,22 +364,28 @@ def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
 
 
 def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    found = {}
+    by_unit = {}
     for unit, rows in _units(prompts, "speculative").items():
-        # Older files have the mean over iterations that proposed something.
-        lengths = [row.tokens_per_iteration or row.mean_acceptance_length or 0.0 for row in rows]
-        if all(lengths):
-            found[unit] = fmean(lengths)
-    return found
+        lengths = [tokens_per_iteration(row) for row in rows]
+        known = [length for length in lengths if length]
+        if len(known) == len(lengths):
+            by_unit[unit] = fmean(known)
+    return by_unit
 
 
 _OF_PROMPTS = (
     FigureOfPrompts(
-        name="ms per token", better="lower", words=("faster", "slower"), timed=True, of=ms_per_token
+        name="ms per token",
+        better="lower",
+        words=("faster", "slower"),
+        timed=True,
+        by_unit=_ms_per_token,
     ),
     FigureOfPrompts(
-        name="speed-up", better="higher", words=("higher", "lower"), timed=True, of=_speedup
+        name="speed-up", better="higher", words=("higher", "lower"), timed=True, by_unit=_speedup
     ),
-    FigureOfPrompts("tokens per iteration", "higher", ("more", "fewer"), of=_tokens_per_iteration),
+    FigureOfPrompts(
+        "tokens per iteration", "higher", ("more", "fewer"), by_unit=_tokens_per_iteration
+    ),
 )
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), unchanged=0.0)

@@ -1,4 +1,6 @@
-"""Differences between several ways to draft and the best one, all compared at once."""
+"""Which pairs are significantly slower than the fastest one, all compared at once, and what the
+best K is worth.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 from harness.report.latency import interval_at_once
 from harness.report.pairs import MeasuredPair, num_compared
 from harness.report.regression import ms_of_both_arms
-from harness.report.table import Line
+from harness.report.table import Line, interval
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
 
@@ -29,8 +31,8 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
         return []
     best, *others = ranking(*times)
     name = pairs[best.index].method
-    alike = [_in_words(pairs, one) for one in others if not one.worse]
-    slower = [_in_words(pairs, one) for one in others if one.worse]
+    alike = [_in_words(pairs, ranked) for ranked in others if not ranked.worse]
+    slower = [_in_words(pairs, ranked) for ranked in others if ranked.worse]
     lines = []
     if alike:
         lines.append(f"Cannot be told apart from {name}, the fastest: {', '.join(alike)}.")
@@ -54,21 +56,26 @@ def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
         alike = _overlapping(bests, num_compared(pairs))
     else:
         _, *others = ranking(*times)
-        alike = [bests[one.index] for one in others if not one.worse]
+        alike = [bests[ranked.index] for ranked in others if not ranked.worse]
     if not alike:
         return [Line("All other pairs are significantly slower.")]
     names = "; ".join(pair.name.label(", ") for pair in alike)
     return [Line(f"Cannot be told apart from the fastest: {names}.")]
 
 
-def _overlapping(bests: Sequence[MeasuredPair], number: int) -> list[MeasuredPair]:
-    """The pairs whose interval reaches that of the first; the intervals hold all at once."""
-    first, *others = (interval_at_once(pair.row, number) for pair in bests)
-    return [pair for pair, one in zip(bests[1:], others, strict=True) if one.high >= first.low]
+def _overlapping(bests: Sequence[MeasuredPair], num_pairs: int) -> list[MeasuredPair]:
+    """The pairs whose interval reaches that of the first one, where intervals hold for `num_pairs`
+    at once.
+    """
+    lowest = interval_at_once(bests[0].row, num_pairs).low
+    return [pair for pair in bests[1:] if interval_at_once(pair.row, num_pairs).high >= lowest]
 
 
 def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
-    """The speed-up of a pair at its best K, estimated so that the choice does not flatter it; None if unknown.
+    """`13B with 7B: the best of 3 K is 2.10×, and 2.02× when K is chosen on other prompts (...)`.
+
+    The best of several is partly the luckiest. Where K is chosen on other prompts than those that
+    it is timed on, luck has no part in it. None where prompts are unknown or too few.
 
     Args:
         series: pairs that differ in K alone.
@@ -78,17 +85,20 @@ def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
     if times is None:
         return None
     best = best_of_several(*times, seed=0)
-    honest = best.honest
-    pair = measured[best.index]
-    bounds = f"{honest.low:.2f} to {honest.high:.2f} over {honest.covers}"
-    worth = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
-    return f"{pair.name.pair}: the best of {len(measured)} K is {best.naive:.2f}×, and {worth}."
+    on_others = best.honest
+    bounds = f"{interval(on_others.low, on_others.high)} over {on_others.covers}"
+    worth = f"{on_others.estimate:.2f}× when K is chosen on other prompts ({bounds})"
+    pair = measured[best.index].name.pair
+    return f"{pair}: the best of {len(measured)} K is {best.naive:.2f}×, and {worth}."
 
 
 def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None:
-    """Milliseconds per token of both arms, [num_pairs, num_units] each, over common units.
+    """Milliseconds per token of the regular and the speculative arms, over the units that all pairs
+    have.
 
-    None where there are not two pairs with the same prompts, or too few prompts.
+    Returns:
+        Two arrays [num_pairs, num_units]; None for a single pair, for pairs with different prompts,
+        and where there are too few units.
     """
     digests = {pair.row.prompts_digest for pair in pairs}
     if len(pairs) < 2 or len(digests) > 1:
@@ -97,11 +107,13 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
     units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
     if len(units) < FEWEST_FOR_INTERVAL:
         return None
+    # The last dimension has both arms.
     both = np.array([[of_pair[unit] for unit in units] for of_pair in times])
     return both[..., 0], both[..., 1]
 
 
 def _in_words(pairs: Sequence[MeasuredPair], ranked: Ranked) -> str:
+    """`lookup (0.66; 0.52 to 0.84)`: the share of the best pair's speed-up."""
     share = ranked.relative_to_best
-    bounds = f"{share.low:.2f} to {share.high:.2f}"
+    bounds = interval(share.low, share.high)
     return f"{pairs[ranked.index].method} ({share.estimate:.2f}; {bounds})"

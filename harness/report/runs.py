@@ -1,4 +1,8 @@
-"""Runs out of CSV files: rows of the same `run` belong together, and each measurement counts once."""
+"""Runs out of CSV files: rows of the same `run` belong together, and each measurement counts once.
+
+`report` shows what `read` returns, and `regress` compares what `every_run` returns. A sweep, which
+has the rows already, calls `group` and `merge`.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +27,6 @@ from harness.results.work import judged
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
 _NUM_PARENTS = 4
-
-
-class CommandKinds:
-    """The kinds of row that commands write.
-
-    Args:
-        commands: those whose runs are shown.
-    """
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.runs: dict[str, type[RunRow]] = {}
-        self.all: list[type[Row]] = []
-        for command in commands:
-            if command.row is not None:
-                self.runs[command.row.kind] = command.row
-                self.all.append(command.row)
-            self.all += command.further_rows
-        # A number where the first file has other columns, see `append_rows`.
-        self._file_name = re.compile(rf"({'|'.join(self.runs)})(-\d+|_prompts)?\.csv")
-
-    def is_file_name(self, name: str) -> bool:
-        """Whether a command would give a file this name."""
-        return self._file_name.fullmatch(name) is not None
 
 
 def measuring(commands: Iterable[Command]) -> list[Command]:
@@ -82,7 +63,9 @@ class Run:
 
     @property
     def last(self) -> Any:
-        """The row that says most about the run: of the draft's arm, of all seeds, of all prompts."""
+        """The last row, which says most about the run: of the draft's arm, of all seeds, of all
+        prompts.
+        """
         return self.rows[-1]
 
     @property
@@ -93,7 +76,7 @@ class Run:
         return self.last.status or "ok"
 
     def read_prompts(self) -> list[LatencyPromptRow]:
-        """Return the rows of its prompts, of a run of `latency`; [] where they cannot be found."""
+        """The rows of its prompts, of a run of `latency`; [] where they cannot be found."""
         return read_latency_prompts(self.directory, self.last.run)
 
     @property
@@ -104,16 +87,18 @@ class Run:
     @property
     def reason(self) -> str:
         """Why there is no full result."""
-        done = self.has_figures and getattr(self.last, "num_prompts", None)
-        reason = self.last.error or "no reason was recorded"
-        if self.status == "incomplete":
-            reason = self.last.error or "the rows of its other arm are missing"
-        elif done:
-            reason += f" (the figures cover {done} prompts)"
+        is_incomplete = self.status == "incomplete"
+        unknown = (
+            "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
+        )
+        reason = self.last.error or unknown
+        num_prompts = getattr(self.last, "num_prompts", None)
+        if self.has_figures and num_prompts and not is_incomplete:
+            reason += f" (the figures cover {num_prompts} prompts)"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> Any:
-        """The row of an arm, None where there is none; of several the last."""
+        """The row of an arm, the last of several; None without any."""
         return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
 
@@ -175,7 +160,7 @@ class _Reader:
     """Reads files and directories.
 
     Attributes:
-        findings: the contents of the files, every run as often as it was read.
+        findings: the contents of the files so far. Its runs are in it as often as they were read.
         unfinished: runs without a result, by the file of their configuration.
     """
 
@@ -183,20 +168,31 @@ class _Reader:
         self.findings = Findings()
         self.unfinished: dict[Path, Run] = {}
         self._paths = paths
-        self._kinds = CommandKinds(measuring(commands))
+        # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
+        self._run_kinds: dict[str, type[RunRow]] = {}
+        self._kinds: list[type[Row]] = []
+        for command in measuring(commands):
+            if command.row is not None:
+                self._run_kinds[command.row.kind] = command.row
+                self._kinds.append(command.row)
+            self._kinds += command.further_rows
+        # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
+        # the first file has other columns.
+        self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
             self._read_path(path)
 
     def finish(self) -> None:
-        """Give the runs of `latency` the rows of their prompts, also from their own directories.
+        """Give the runs of `latency` the rows of their prompts: those that were read, else of their
+        directories.
 
         Raises:
             SettingError: no file has the result of a run.
         """
         findings = self.findings
         if not (findings.runs or findings.failures or findings.others):
-            files = ", ".join(f"{command}.csv" for command in self._kinds.runs)
+            files = ", ".join(f"{command}.csv" for command in self._run_kinds)
             rule = f"holds no run's result; those are in {files}"
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
@@ -205,38 +201,45 @@ class _Reader:
             run.prompts = self._prompts.get(run.last.run) or run.read_prompts()
 
     def _read_path(self, path: Path) -> None:
-        names = ", ".join(self._kinds.runs)
-        if not path.exists():
+        if path.is_dir():
+            self._read_directory(path)
+        elif not path.exists():
             raise SettingError(str(path), "no such file or directory")
+        elif path not in self.findings.files and not self._read_file(path):
+            raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
+
+    def _read_directory(self, directory: Path) -> None:
         has_any = False
-        for file in _files(path) if path.is_dir() else [path]:
-            run = _without_result(file, self._kinds.runs)
+        for file in _files(directory):
+            run = _without_result(file, self._run_kinds)
             if run is not None:
                 self.unfinished[file] = run
-            asked_for = file == path or self._kinds.is_file_name(file.name)
-            if asked_for or looks_like_other(file) or self._is_renamed(file, path):
+            if self._is_worth_reading(file, directory):
                 has_any = True
-                is_ours = file in self.findings.files or self._read_file(file)
-                if file == path and not is_ours:
-                    raise SettingError(str(path), f"is no CSV file of {names}")
+                if file not in self.findings.files:
+                    self._read_file(file)
         if not has_any:
-            raise SettingError(str(path), f"holds no CSV file of {names}")
+            rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
+            raise SettingError(str(directory), rule)
 
-    def _is_renamed(self, file: Path, directory: Path) -> bool:
-        """Whether a file in the directory itself has another name, as by `results.file`, and a command's columns."""
+    def _is_worth_reading(self, file: Path, directory: Path) -> bool:
+        """Whether a file below the directory may hold a measurement: by its name or contents."""
+        if self._file_name.fullmatch(file.name) or looks_like_other(file):
+            return True
+        # `results.file` may have given a file in the directory itself another name.
         if file.parent != directory or file.suffix != ".csv":
             return False
         try:
-            return read_kind(file, self._kinds.all) in self._kinds.runs.values()
+            return read_kind(file, self._kinds) in self._run_kinds.values()
         except OSError:
             return False
 
     def _read_file(self, file: Path) -> bool:
-        """Keep what a file holds.
+        """Add a file's contents to the findings.
 
         Returns:
-            False for a file that is neither ours nor of a tool that we know. A file that cannot be
-            read gets a note and True.
+            Whether the file is ours or of a tool that we know, or cannot be read, which gets a
+        note.
         """
         findings = self.findings
         try:
@@ -247,14 +250,14 @@ class _Reader:
                 findings.others += others.rows
                 findings.notes += others.notes
                 return True
-            # KINDS too: the columns of some kinds include those of another, as distill's include
-            # latency's.
-            contents = read_file(file, [*KINDS, *self._kinds.all])
+            # All kinds that there are: a file of `distill` has all the columns of `latency`, and
+            # would count as one if its own kind were not known.
+            contents = read_file(file, [*KINDS, *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
         findings.notes += contents.torn
-        if contents.kind not in self._kinds.all:
+        if contents.kind not in self._kinds:
             findings.notes.append(f"{file} has the columns of no command and was left out")
             return False
         findings.files[file] = len(contents.rows)
@@ -272,8 +275,8 @@ class _Reader:
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows, once for each job of a sweep.
 
-    Jobs that measure the same hold copies of one run, which `merge` counts once. Only the job tells
-    the rows of these copies apart.
+    Jobs of a sweep that measure the same have copies of the rows of one run, told apart by `job`
+    alone. `merge` counts them once.
     """
     of_runs = [row for row in rows if isinstance(row, RunRow)]
     runs = []
@@ -283,16 +286,18 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
 
 
 def _judged(rows: list[RunRow]) -> list[RunRow]:
-    """Without a speed-up where the arms of a run of `latency` cannot be compared."""
+    """The rows of a run, without a speed-up where the arms of `latency` cannot be compared."""
     timed = [row for row in rows if type(row) is LatencyRow]
     return [*judged(timed)] if len(timed) == len(rows) else rows
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Each measurement once, by its newest run that succeeded or else its newest; and the failures that still count.
+    """Each measurement once, and the failures that still count.
 
-    A pooled row replaces the runs that it pools. A failure counts until a newer run of the same
-    measurement succeeds.
+    A measurement is shown by its newest run that succeeded, or else by its newest run, if that has
+    figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
+    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
+    both.
     """
     pooled: set[str] = set()
     for run in runs:
@@ -303,13 +308,13 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     for same in grouped(counted, _measurement).values():
         succeeded = [run for run in same if run.status == "ok"]
         failed = same
-        best = same[-1]
+        shown = same[-1]
         if succeeded:
-            best = succeeded[-1]
-            best.times = len(succeeded)
-            failed = same[same.index(best) + 1 :]
-        if best.has_figures:
-            kept.append(best)
+            shown = succeeded[-1]
+            shown.times = len(succeeded)
+            failed = same[same.index(shown) + 1 :]
+        if shown.has_figures:
+            kept.append(shown)
         if failed:
             failed[-1].times = len(failed)
             failures.append(failed[-1])
@@ -318,16 +323,18 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def _each_once(runs: Sequence[Run]) -> list[Run]:
     """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    # Later ones win: those with more rows (a torn file has fewer), then those whose directory is
-    # found (a file that was moved may not find it).
+    # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
     by_completeness = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
+    # Of copies, the last one stays.
     by_id = {run.id: run for run in by_completeness}
     return sorted(by_id.values(), key=attrgetter("id"))
 
 
 def _measurement(run: Run) -> str:
-    # Every run of `compare` counts: equal settings do not mean equal prompts, which are typed.
-    return (None if isinstance(run.last, CompareRow) else run.last.measurement) or run.id
+    """The same value for runs that measure the same."""
+    # Runs of `compare` never do: equal settings do not mean equal prompts, which are typed.
+    measurement = None if isinstance(run.last, CompareRow) else run.last.measurement
+    return measurement or run.id
 
 
 def _implausible(rows: Sequence[Row]) -> list[str]:
@@ -348,11 +355,15 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
 
 
 def _directory(row: RunRow, file: Path | None) -> Path | None:
-    """The run's directory: as the row says, relative to where we are or to the file."""
+    """The run's directory, as its row says: relative to where we are, or to the file or what is
+    above it.
+    """
     candidates = []
     if row.directory:
-        roots = [Path(), *(file.resolve().parents[:_NUM_PARENTS] if file else [])]
-        candidates = [root / row.directory for root in roots]
+        candidates.append(Path(row.directory))
+    if row.directory and file:
+        parents = file.resolve().parents[:_NUM_PARENTS]
+        candidates += [parent / row.directory for parent in parents]
     if file and (file.parent / "environment.json").exists():
         candidates.append(file.parent)
     for directory in candidates:
@@ -370,7 +381,10 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Run | None:
-    """The run whose configuration Hydra wrote to this file, if it has no rows: it is still running, or was killed."""
+    """The run that has this file as its configuration, written by Hydra, if it has no rows.
+
+    It is still running, or was killed.
+    """
     if not file.match(".hydra/config.yaml"):
         return None
     directory = file.parents[1]

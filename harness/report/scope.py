@@ -1,4 +1,4 @@
-"""The reach of the first sentence about a speed-up, and what would change it."""
+"""Two sentences behind the first one of a report: what it covers, and what would change it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from harness.report.categories import Category
-from harness.report.costs import gave_up, held_back, predicted_by_k
+from harness.report.costs import best_of, gave_up, held_back, predicted_by_k
 from harness.report.pairs import MeasuredPair, fastest_pair
 from harness.report.table import Line, times
-from harness.report.words import in_words, settings_line
+from harness.report.words import device_of, in_words, settings_line
 
 
 def scope_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
-    """Two sentences about the pair that the report begins with; none without a complete pair."""
+    """`Measured on ...` and `What would change it: ...`; none without a complete pair."""
     pair = fastest_pair(pairs)
     if pair is None:
         return []
@@ -25,11 +25,10 @@ def scope_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
 
 
 def _coverage(pair: MeasuredPair) -> str:
-    where = pair.row.devices or "an unknown device"
     runs = "in one run (repeats=5 would cover what changes from run to run)"
     if pair.row.repeat == "all":
         runs = f"in {pair.row.repeats} runs"
-    return f"Measured on {where}, {runs}: {settings_line(pair.run.rows)}."
+    return f"Measured on {device_of(pair.row)}, {runs}: {settings_line(pair.run.rows)}."
 
 
 def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]:
@@ -41,16 +40,16 @@ def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]
         yield from _other_k(pair)
     if row.decode_speedup and row.speedup_high and row.decode_speedup > row.speedup_high:
         yield f"longer answers, towards {times(row.decode_speedup)}"
-    limit = held_back(pair.regular, row, brief=True)
+    limit = held_back(pair.regular, row)
     if limit is not None and not gave_up(row):
-        yield f"most of all, {limit}"
+        yield f"most of all, {limit.in_short}"
 
 
 def _range(categories: Sequence[Category]) -> str:
     """`2.43× for multiplication to 2.60× for addition`."""
     ordered = sorted(categories, key=attrgetter("speedup.estimate"))
-    ends = [f"{times(pair.speedup.estimate)} for {pair.name}" for pair in (ordered[0], ordered[-1])]
-    return " to ".join(ends)
+    least, *_, most = ordered
+    return " to ".join(f"{times(end.speedup.estimate)} for {end.name}" for end in (least, most))
 
 
 def _other_loads(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]:
@@ -76,6 +75,6 @@ def _other_k(pair: MeasuredPair) -> Iterator[str]:
     predictions = predicted_by_k(pair.regular, pair.row)
     if not predictions:
         return
-    best = max(predictions, key=attrgetter("speedup"))
+    best = best_of(predictions)
     if best is not predictions[-1]:
-        yield f"K={best.num_draft_tokens} ({times(best.speedup)} predicted)"
+        yield f"K={best.num_draft_tokens} ({times(best.value)} predicted)"

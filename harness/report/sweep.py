@@ -53,7 +53,7 @@ def print_sweep(
     done = {row.job for row in rows}
     failed = {row.job for row in rows if row.status != "ok"}
     line = f"{len(done)} of {num_jobs} jobs in {file}"
-    # Commands that measure nothing give the same again.
+    # A command that measures nothing, such as `plan`, would fail again.
     is_unfinished = len(done) < num_jobs or (failed and record.measures)
     if is_unfinished:
         line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
@@ -62,7 +62,8 @@ def print_sweep(
 
 
 def _how_to_go_on(rows: Rows) -> str:
-    """The command that measures the rest: answers of a server that may be another one by now are not reused unasked."""
+    """The command that measures the rest."""
+    # Figures of a server that may be another one by now are reused only if the user says so.
     of_servers = [row for row in rows if is_elsewhere(row.engine)]
     if not of_servers or any(row.server_started for row in of_servers):
         return "the same command again"
@@ -83,9 +84,7 @@ def sweep_document(command: str, rows: Rows) -> Document:
 
 
 def exit_code(command: str, rows: Rows) -> int:
-    """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0: a bad answer
-    outweighs an open one.
-    """
+    """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0."""
     if any(row.status != "ok" for row in rows):
         return 1
     jobs = grouped(rows, attrgetter("job")).values()

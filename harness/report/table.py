@@ -1,4 +1,14 @@
-"""The parts of a report: tables of values and sentences, the same for the terminal, Markdown and HTML."""
+"""The parts of a report: tables of values and sentences, the same for the terminal, Markdown and
+HTML.
+
+A builder, one per command, makes tables of items, such as the pairs that were measured:
+
+    columns = [Column("pair", of="name.pair", text=True), Column("speed-up", times,
+    of="row.speedup")] table = Table.of("pairs", "Speed-up", pairs, columns, strong="stands_out")
+
+Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and `times(pair.row.speedup)`; it
+is bold if `pair.stands_out`. A renderer prints what `table.shown()` returns.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
 
-# Where an item's value is: a function, or the path of an attribute, `regular.ms_per_token`, where None stays None.
+# How a value is read from an item: a function of the item, or a path of attributes, such as
+# `regular.ms_per_token`. What is read from None is None.
 Of = str | Callable[[Any], Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -20,14 +31,14 @@ class Column:
 
     Attributes:
         heading: may have two lines.
-        form: how a value is shown; None is always an empty cell. In a cell of several lines the first one is the
-            value and the others are details.
-        of: where an item's value is, for `Table.of`.
-        text: left-aligned; numbers are right-aligned and never broken.
-        optional: left out where all its cells are empty.
-        once: a cell that is equal to the one above is empty.
-        identifies_row: with the text columns at the left it says what a row is, also where a table is printed in
-            parts.
+        form: value -> text of the cell; None is always an empty cell. In a cell of several lines
+            the first one is the value and the others are details.
+        of: how the value is read from an item, for `Table.of`.
+        text: whether it is left-aligned; numbers are right-aligned and never broken.
+        optional: whether it is left out where all its cells are empty.
+        once: whether a cell that is equal to the one above is left empty.
+        identifies_row: whether it says, as the text columns at the left do, what the row is about.
+            A table that is too wide is printed in parts, and each part begins with these columns.
     """
 
     heading: str
@@ -39,13 +50,16 @@ class Column:
     identifies_row: bool = False
 
     def at(self, path: Of) -> Column:
-        """The same of what items have at a path."""
-        return replace(self, of=lambda item: _value(_value(item, path), self.of))
+        """The same column, reading at a path of the item.
+
+        `SPEEDUP` reads `item.speedup`, and `SPEEDUP.at("row")` reads `item.row.speedup`.
+        """
+        return replace(self, of=lambda item: _read(_read(item, path), self.of))
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Values, one per column. `strong` rows are the ones to look at; `faint` ones are only part of a measurement."""
+    """Values, one per column; bold if strong, and pale if faint, as unfinished measurements are."""
 
     cells: tuple[Any, ...]
     strong: bool = False
@@ -61,7 +75,8 @@ class Table:
         title: empty for a table without one.
         about: a line between title and table.
         notes: lines below the table.
-        in_full: for looking things up: too long for a terminal, so only in the files, where it opens on a click.
+        in_full: whether it is for looking things up. It is then too long for a terminal, and only
+            in the files, where it opens on a click.
         look: `box` for a framed table with headings, `plain` for one with headings alone, `lines` for names and values
             without headings.
     """
@@ -86,16 +101,21 @@ class Table:
         faint: Of = lambda item: False,
         **details: Any,
     ) -> Self:
-        """A table with a row for each item, whose cells are what the columns have of it."""
+        """A table with a row for each item, whose cells the columns read from it.
+
+        Args:
+            strong, faint: how it is read from an item whether its row is.
+            details: the other fields of the table.
+        """
         rows = []
         for item in items:
-            cells = tuple(_value(item, column.of) for column in columns)
-            rows.append(TableRow(cells, _value(item, strong), _value(item, faint)))
+            cells = tuple(_read(item, column.of) for column in columns)
+            rows.append(TableRow(cells, _read(item, strong), _read(item, faint)))
         return cls(key, title, tuple(columns), tuple(rows), **details)
 
     @classmethod
     def of_lines(cls, key: str, lines: Iterable[tuple[str, str]]) -> Self:
-        """Names and values."""
+        """Names and values, one pair per line."""
         return cls(key, "", (Column("", text=True),) * 2, tuple(map(TableRow, lines)), look="lines")
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
@@ -128,7 +148,7 @@ def sentences(style: Style, *texts: str | None) -> list[Line]:
     return [Line(text, style) for text in texts if text]
 
 
-def _value(item: Any, of: Of) -> Any:
+def _read(item: Any, of: Of) -> Any:
     if callable(of):
         return None if item is None else of(item)
     for name in of.split("."):
@@ -153,11 +173,12 @@ def without_empty(document: Document) -> Document:
     return [part for part in document if isinstance(part, Line) or part.rows]
 
 
-# ESC becomes ␛. The last ones are the delete character, and the controls that begin sequences on some terminals.
+# Characters that steer a terminal, and what is printed in their place: ESC becomes ␛.
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
+# The delete character, and controls that begin sequences on some terminals.
 _PICTURES |= dict.fromkeys(range(127, 160), "␡")
 _PICTURES |= {ord(space): space for space in "\n\t"}
-# They change the direction of writing, also of what follows.
+# These change the direction of writing, also of the text behind them.
 _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�")
 
 

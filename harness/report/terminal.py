@@ -25,27 +25,31 @@ WIDE = 132
 _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
-# The longest cell of numbers that must not be broken, and of text.
+# Cells of numbers up to this length are not broken; columns of text are not narrower than that.
 _UNBROKEN = 24
 _LEAST_TEXT = 14
-# A table draws so much around each column.
+# Characters that a table draws around each column.
 _FRAME = 3
 
 
 class LastingConsole(Console):
-    """A console whose command goes on when the reader of its output ends (`| head`), and can know it by `unread`."""
+    """A console that survives the end of its reader, as of `| head`.
+
+    Attributes:
+        unread: whether the reader has ended, so that nothing more is printed.
+    """
 
     unread = False
 
     def on_broken_pipe(self) -> None:
-        """Print nothing more. Rich would end the process."""
+        """Discard any further output. Rich itself would end the process."""
         self.unread = True
         discard(self.file)
 
 
 def prepare_streams() -> None:
     """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
-    # Else the next file that is opened would take the place of stdout.
+    # Occupies closed descriptors: else the next file that is opened would get that of stdout.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -167,7 +171,7 @@ def _width(column: Column, cells: Sequence[str]) -> _Width:
 
 
 def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
-    """The widths of columns side by side: those that can spare most are the first to be narrower."""
+    """The widths of columns side by side. Too wide, the one that can spare most gets narrower."""
     widths = [want.most for want in wants]
     spare = [want.most - want.least for want in wants]
     while sum(widths) + _FRAME * len(widths) > room and max(spare):
@@ -178,11 +182,18 @@ def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
 
 
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
-    """Columns that fit side by side, by place, each time behind those that say what a row is."""
+    """The parts that a table is printed in: places of the columns that fit side by side.
+
+    Each part begins with the columns that say what a row is: [[0, 1, 2, 3], [0, 1, 4, 5]].
+
+    Args:
+        least: the narrowest width of each column.
+        room: the width of the console.
+    """
     widths = [width + _FRAME for width in least]
     naming = takewhile(lambda column: column.text or column.identifies_row, columns)
     names = [place for place, _ in enumerate(naming)]
-    # Long names leave as much room for something to be said about them.
+    # Names take half of the room at most, so that the other half can say something about them.
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
         names.pop()
     parts = [list(names)]

@@ -1,11 +1,15 @@
-"""Trees of draft tokens against chains, where the target verifies as many tokens of both."""
+"""Trees of draft tokens against chains, where the target verifies as many tokens of both.
+
+For a budget of 16 the best chain of at most 16 tokens is compared with the best tree of each kind
+that has at most 16: in tokens per iteration, and in speed-up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.report.costs import costs_in_steps, tokens_per_iteration
 from harness.report.latency import BOUNDS, SPEEDUP
@@ -16,12 +20,16 @@ from harness.report.table import Column, Table, grouped, interval, number, times
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
-# A figure of the chain and of the tree, unit by unit.
-Common = tuple[list[float], list[float]]
-
 _NUM_RESAMPLES = 4000
 # Chance that any of a table's intervals misses.
 _ERROR = 0.05
+
+
+class Common(NamedTuple):
+    """A cost of the chain and of the tree, unit by unit, for units that both have."""
+
+    of_chain: list[float]
+    of_tree: list[float]
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,14 @@ class Rival:
     Attributes:
         pair: as measured.
         budget: draft tokens that the target verifies in an iteration, at most.
-        yielded: its tokens per iteration over the chain's; None for the chain.
-        faster: its speed-up over the chain's; likewise.
+        tokens_ratio: its tokens per iteration over the chain's; None for the chain itself.
+        speedup_ratio: its speed-up over the chain's; None for the chain itself.
     """
 
     pair: MeasuredPair
     budget: int
-    yielded: Interval | None = None
-    faster: Interval | None = None
+    tokens_ratio: Interval | None = None
+    speedup_ratio: Interval | None = None
 
 
 def trees_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
@@ -58,12 +66,11 @@ def _rivals(group: Sequence[MeasuredPair]) -> list[Rival]:
     trees = [pair for pair in group if pair.row.draft_tree != "chain"]
     kinds = grouped(trees, lambda pair: (pair.row.draft_budget or 0, pair.row.draft_tree))
     rivals: list[Rival] = []
+    # Two intervals for each kind (Bonferroni).
     confidence = 1 - _ERROR / max(1, 2 * len(kinds))
     for (budget, _), of_kind in sorted(kinds.items(), key=lambda item: item[0]):
         chains = [
-            pair
-            for pair in group
-            if pair.row.draft_tree == "chain" and _num_draft_tokens(pair) <= budget
+            pair for pair in group if pair.row.draft_tree == "chain" and pair.name.k_order <= budget
         ]
         if not chains:
             continue
@@ -71,9 +78,9 @@ def _rivals(group: Sequence[MeasuredPair]) -> list[Rival]:
         if budget not in {rival.budget for rival in rivals}:
             rivals.append(Rival(chain, budget))
         tree = max(of_kind, key=_yield)
-        yielded = _ratio(*_iterations(chain, tree), confidence)
-        faster = _ratio(*_shares_of_regular(chain, tree), confidence)
-        rivals.append(Rival(tree, budget, yielded, faster))
+        tokens_ratio = _ratio(_iterations(chain, tree), confidence)
+        speedup_ratio = _ratio(_shares_of_regular(chain, tree), confidence)
+        rivals.append(Rival(tree, budget, tokens_ratio, speedup_ratio))
     return rivals
 
 
@@ -86,13 +93,13 @@ def _table(place: int, rivals: Sequence[Rival]) -> Table:
         Column(
             "tokens per\niteration", number(), lambda rival: tokens_per_iteration(rival.pair.row)
         ),
-        Column("over the\nchain's", times, "yielded.estimate"),
-        Column("interval", of=lambda rival: _bounds(rival.yielded)),
+        Column("over the\nchain's", times, "tokens_ratio.estimate"),
+        Column("interval", of=lambda rival: _bounds(rival.tokens_ratio)),
         Column("v", number(), _verify),
         SPEEDUP.at("pair.row"),
         BOUNDS.at("pair.row"),
-        Column("over the\nchain's", times, "faster.estimate"),
-        Column("interval", of=lambda rival: _bounds(rival.faster)),
+        Column("over the\nchain's", times, "speedup_ratio.estimate"),
+        Column("interval", of=lambda rival: _bounds(rival.speedup_ratio)),
     )
     batches = f", batches of {row.batch_size}" if (row.batch_size or 1) > 1 else ""
     return Table.of(
@@ -106,11 +113,6 @@ def _table(place: int, rivals: Sequence[Rival]) -> Table:
         ),
         notes=("The intervals over the chain's hold together in 95 % of the cases, over prompts.",),
     )
-
-
-def _num_draft_tokens(pair: MeasuredPair) -> float:
-    number = pair.row.num_draft_tokens
-    return number if isinstance(number, int) else float("inf")
 
 
 def _yield(pair: MeasuredPair) -> float:
@@ -127,17 +129,20 @@ def _bounds(ratio: Interval | None) -> str | None:
 
 
 def _iterations(chain: MeasuredPair, tree: MeasuredPair) -> Common:
-    """Iterations that the chain took for each prompt, and those that the tree takes for as many tokens."""
-    of_chain: list[float] = []
-    of_tree: list[float] = []
+    """The chain's iterations for each prompt, and the tree's for as many tokens.
+
+    Its own text may have another length. A chain that took 20 iterations of 3 tokens had 60 tokens,
+    for which a tree that yields 4 takes 15.
+    """
+    common = Common([], [])
     rows_of_tree = _rows_by_prompt(tree)
     for prompt, row in _rows_by_prompt(chain).items():
         row_of_tree = rows_of_tree.get(prompt)
         if row_of_tree is not None:
-            of_chain.append(row.num_iterations)
             num_tokens = row.num_iterations * row.tokens_per_iteration
-            of_tree.append(num_tokens / row_of_tree.tokens_per_iteration)
-    return of_chain, of_tree
+            common.of_chain.append(row.num_iterations)
+            common.of_tree.append(num_tokens / row_of_tree.tokens_per_iteration)
+    return common
 
 
 def _rows_by_prompt(pair: MeasuredPair) -> dict[int | None, Any]:
@@ -150,25 +155,24 @@ def _rows_by_prompt(pair: MeasuredPair) -> dict[int | None, Any]:
 
 
 def _shares_of_regular(chain: MeasuredPair, tree: MeasuredPair) -> Common:
-    """Time per token of both in shares of their regular arm's, over common units."""
+    """Time per token of both, each as a share of its own regular arm's."""
+    common = Common([], [])
     times_of_tree = ms_of_both_arms(tree.run.prompts)
-    of_chain: list[float] = []
-    of_tree: list[float] = []
     for unit, (regular, ms) in ms_of_both_arms(chain.run.prompts).items():
         if unit in times_of_tree:
             regular_of_tree, ms_of_tree = times_of_tree[unit]
-            of_chain.append(ms / regular)
-            of_tree.append(ms_of_tree / regular_of_tree)
-    return of_chain, of_tree
+            common.of_chain.append(ms / regular)
+            common.of_tree.append(ms_of_tree / regular_of_tree)
+    return common
 
 
-def _ratio(of_chain: list[float], of_tree: list[float], confidence: float) -> Interval | None:
-    """How much less the tree takes; None without common units."""
-    if not of_chain:
+def _ratio(common: Common, confidence: float) -> Interval | None:
+    """The chain's cost over the tree's; None without common units."""
+    if not common.of_chain:
         return None
     return ratio_of_totals(
-        numerators=of_chain,
-        denominators=of_tree,
+        numerators=common.of_chain,
+        denominators=common.of_tree,
         num_resamples=_NUM_RESAMPLES,
         seed=0,
         confidence=confidence,

@@ -10,31 +10,35 @@ from typing import Any
 from harness.config.synthetic import is_length, rates_of_row
 from harness.menu.records import is_elsewhere
 from harness.results.schema import EvalRow, RunRow
+from harness.results.statistics.interval import counted
 
 
 def title(row: RunRow) -> str:
     """`13B with draft 7B, random weights on NVIDIA A100`."""
-    return f"{pair_name(row, ' with draft ')} on {row.devices or 'unknown device'}"
+    return f"{pair_name(row, ' with draft ')} on {device_of(row)}"
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
     """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
-    # A run that ended early has a number of prompts too: those it finished.
+    # Of a run that ended early the number of prompts is shown too: those that it finished.
     row = replace(rows[-1], status="ok")
-    texts = [in_words(row, column) for column in _LINE]
-    texts[_LINE.index("max_new_tokens")] = _lengths(rows)
-    texts.insert(3, f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else "")
-    return " · ".join(text for text in [*texts, *labels(row)] if text)
+    texts = {column: in_words(row, column) for column in _LINE}
+    texts["max_new_tokens"] = _lengths(rows)
+    return " · ".join(filter(None, [*texts.values(), *labels(row)]))
+
+
+def device_of(row: RunRow) -> str:
+    return row.devices or "an unknown device"
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:
     """Lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
     shortest = [getattr(row, "shortest_answer", None) for row in rows]
     longest = [getattr(row, "longest_answer", None) for row in rows]
-    if not any(shortest) or not any(longest):
+    least = min(filter(None, shortest), default=None)
+    most = max(filter(None, longest), default=None)
+    if least is None or most is None:
         return in_words(rows[-1], "max_new_tokens")
-    least = min(filter(None, shortest))
-    most = max(filter(None, longest))
     return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
 
 
@@ -50,12 +54,12 @@ def labels(row: RunRow) -> list[str]:
 
 def synthetic_in_words(row: Any) -> str:
     """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
-    is_mean_length = is_length(rates_of_row(row.synthetic_acceptance))
-    return f"length {synthetic_value(row)}" if is_mean_length else synthetic_value(row)
+    value = synthetic_value(row)
+    return f"length {value}" if is_length(rates_of_row(row.synthetic_acceptance)) else value
 
 
 def synthetic_value(row: Any) -> str:
-    """The value of `decoding.synthetic_acceptance`: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
+    """`decoding.synthetic_acceptance` as it is typed: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
     rates = rates_of_row(row.synthetic_acceptance)
     if isinstance(rates, tuple):
         return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
@@ -103,7 +107,7 @@ def smaller_batch(row: Any) -> str | None:
     full = row.batch_size
     if not smallest or not full or smallest >= full:
         return None
-    return f"The last batch had {smallest} row{'' if smallest == 1 else 's'} instead of {full}."
+    return f"The last batch had {counted(smallest, 'row')} instead of {full}."
 
 
 def too_long_warning(row: Any) -> str | None:
@@ -131,10 +135,14 @@ def short_commit(commit: str) -> str:
 
 
 def in_words(row: RunRow, column: str) -> str | None:
-    """A setting or circumstance; empty for one that goes without saying, None for an unknown one.
+    """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
 
     Args:
-        column: `settings.draft.threshold` is an entry of the column `settings`.
+        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.threshold` is an
+            entry of the column `settings`.
+
+    Returns:
+        Empty for a value that goes without saying, as most defaults do; None for an unknown one.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)
@@ -147,9 +155,8 @@ def in_words(row: RunRow, column: str) -> str | None:
     text = _as_text(value)
     if entry:
         return f"{entry} {text}"
-    if (column, text) in _PHRASES_OF_VALUES:
-        return _PHRASES_OF_VALUES[column, text]
-    return _PHRASES.get(column, f"{column} {{}}").format(text)
+    phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
+    return _PHRASES_OF_VALUES.get((column, text), phrase)
 
 
 def _as_text(value: Any) -> str:
@@ -168,7 +175,7 @@ def _prompts(row: Any) -> str | None:
         metric = f", scored by {row.metric}" if row.metric else ""
         return f"{row.task}{operands}{metric}"
     if row.status not in (None, "ok"):
-        # It ended early and does not say how many prompts it was asked for.
+        # A run that ended early does not tell how many prompts it was asked for.
         return None
     number = getattr(row, "num_prompts", None)
     name = getattr(row, "prompts", None)
@@ -189,18 +196,24 @@ def _batch(row: RunRow) -> str:
     return "" if size in (None, 1) else f"batches of {size}"
 
 
-def _weights(row: Any) -> str:
+def _k(row: RunRow) -> str:
+    return f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
+
+
+def _number_formats(row: Any) -> str:
     return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
 
 
 # The line of settings of one run.
 _LINE = (
-    "prompts max_new_tokens batch_size temperature top_k top_p rule lenience draft_sampling"
-    " draft_tree draft_budget shared weights engine runner"
+    "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
+    " draft_tree draft_budget shared number_formats engine runner"
 ).split()
-# The columns that readers look at first among many runs.
-FIRST_SETTINGS = (*_LINE, "devices", "test", "fault")
-# Every other column reads `name value`.
+# Settings that readers look at first among many runs; K has a column of its own in their tables.
+FIRST_SETTINGS = [
+    name for name in [*_LINE, "devices", "test", "fault"] if name != "num_draft_tokens"
+]
+# How a column's value reads; that of any other column reads `name value`.
 _PHRASES = {
     "max_new_tokens": "{} new tokens",
     "lenience": "lenience {} (lossy)",
@@ -210,8 +223,16 @@ _PHRASES = {
     "draft_budget": "trees of up to {} tokens",
     "max_ngram": "n-grams of up to {}",
 }
-# Values with words of their own. Those that go without saying have none.
+# Values with words of their own. Those that go without saying, most of them defaults, have none.
 _PHRASES_OF_VALUES = {
+    ("seed", "0"): "",
+    ("repeats", "1"): "",
+    ("num_warmup", "1"): "",
+    ("laps", "auto"): "",
+    ("too_long", "refuse"): "",
+    ("placement", "auto"): "",
+    ("chat_template", "auto"): "",
+    ("schedule", "constant"): "",
     ("temperature", "0"): "greedy",
     ("ignore_eos", "true"): "",
     ("ignore_eos", "false"): "ends where the model does",
@@ -235,11 +256,12 @@ _PHRASES_OF_VALUES = {
     ("runner", "generate"): "",
     ("fault", "none"): "",
 }
-# Columns whose words need more than their value.
+# What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "weights": _weights,
+    "num_draft_tokens": _k,
+    "number_formats": _number_formats,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

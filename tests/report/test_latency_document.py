@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.costs import Costs, Prediction, held_back
+from harness.report.costs import Costs, held_back_in_words, main_limit
 from harness.report.latency import latency_document
 from harness.report.terminal import print_document
 from harness.results.schema import LatencyPromptRow, LatencyRow
@@ -92,7 +92,7 @@ def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) 
 def test_the_cause_is_the_ideal_that_would_help_most(
     length: float, draft: float, verify: float, cause: str
 ) -> None:
-    limit = Prediction(length, 4, Costs(draft, verify)).main_limit()
+    limit = main_limit(length, 4, Costs(draft, verify), acceptable=4)
     assert limit.cause == cause
 
 
@@ -107,7 +107,7 @@ def test_a_tree_accepts_no_more_than_a_path(tree: str, most: int) -> None:
         predicted_speedup=1.0,
         acceptance_histogram=[80, 10, 5, 3, 2, 0, 0],
     )
-    limit = held_back(LatencyRow(target_step_ms=1.0), speculative)
+    limit = held_back_in_words(LatencyRow(target_step_ms=1.0), speculative)
     assert limit is not None
     assert f"1.20 of {most} tokens per iteration" in limit
 
@@ -265,3 +265,25 @@ def test_percentiles_stay_on_one_line_beside_goodput(capsys: pytest.CaptureFixtu
     text = printed(capsys, engine="server", tokens_per_second_per_user=9.9, **told, **times)
     assert text.count("150.2 / 190.2 / 199.2 │") == 4
     assert text.count("150.2 / 190.2 / 23457 │") == 2
+
+
+def test_in_batches_the_acceptance_of_all_iterations_keeps_its_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, batch_size=4, marginal_acceptance_by_position=[0.9, 0.7, 0.5, 0.4])
+    lines = text.splitlines()
+    places = [
+        next(number for number, line in enumerate(lines) if words in line)
+        for words in ("of those tested there", "as vLLM has it", "predicted ", "its slowest row")
+    ]
+    assert places == sorted(places)
+
+
+def test_later_turns_of_a_conversation_that_parted_are_not_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of three turns the first is the same, the second parts, and the third begins with other texts."""
+    turns = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
+    turns[1] = dataclasses.replace(turns[1], divergence_position=5, logit_margin=0.1)
+    text = printed(capsys, turns, identical_prompts=1)
+    assert "identical on 1 of 2 prompts" in " ".join(text.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,27 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
 def test_a_file_may_have_any_name_and_hold_long_prompts(tmp_path: Path) -> None:
     file = write(tmp_path / "a100 of tuesday.csv", latency_run(error="x" * 200_000))
     assert speedups(build([file])) == [2.0]
+
+
+def test_the_first_sentence_has_the_interval_of_the_table(tmp_path: Path) -> None:
+    runs = latency_run(speedup=2.0), latency_run(speedup=1.5, draft="3B")
+    made_up = latency_run(speedup=3.0, weights="random")
+    covers = {"speedup_covers": "15 prompts"}
+    rows = [[dataclasses.replace(row, **covers) for row in run] for run in (*runs, made_up)]
+    report = build([write(tmp_path / "latency.csv", *rows)])
+    assert mentions(report.headlines[0].text, "13B with 7B", "2.00×", "for 3 pairs at once")
+    columns, shown = tables(report)["pairs"].shown()
+    place = [column.heading for column in columns].index("all at\nonce")
+    assert f"interval {shown[0][place]} over 15 prompts" in report.headlines[0].text
+
+
+def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path) -> None:
+    """A prompt that failed in both arms was not compared."""
+    run, other = latency_run(num_failed=1, identical_prompts=1), latency_run(2, 1.1)
+    rows = prompt_rows(run, [("code", 50.0), ("code", 40.0), ("code", 30.0)])
+    parted, failed = {"divergence_position": 3}, {"error": "timeout"}
+    changes = {4: failed, 5: failed, 3: parted}
+    prompts = [dataclasses.replace(row, **changes.get(i, {})) for i, row in enumerate(rows)]
+    write(tmp_path / "latency.csv", run, other)
+    write(tmp_path / "latency_prompts.csv", prompts)
+    assert "1 of 2" in [row[-1] for row in cells(build([tmp_path]), "all_arms")]

@@ -55,7 +55,7 @@ def measured(tree: str, number: int, budget: int, num_iterations: int, ms: float
         tokens_per_iteration=60 / num_iterations,
     )
     run: Any = Measured(num_iterations, ms)
-    name: Any = Name.__new__(Name)
+    name = Name("m with d", number)
     return MeasuredPair(run, LatencyRow(**settings, arm="regular"), row, name)
 
 

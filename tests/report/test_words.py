@@ -17,6 +17,7 @@ from harness.menu.commands.recovery import RecoverySettings
 from harness.report.names import told_apart
 from harness.results.measurement import further_settings
 from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
+from report_files import latency_run
 from some_settings import settings_of
 
 COMMANDS = [
@@ -120,8 +121,35 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
-    assert [name.settings for name in told_apart(rows)] == [[], ["layers 5, 6"]]
+    assert [name.settings for name in told_apart(rows)] == [
+        [],
+        ["layers 5, 6", "placement.reserve_gb 2.25"],
+    ]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
     assert [name.cell for name in told_apart(rows)] == [
         "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
     ]  # fmt: skip
+
+
+def named(*changes: dict[str, Any]) -> list[list[str]]:
+    """What the names of rows say beyond their pair, of rows of one pair with these changes."""
+    rows = [latency_run(**change)[-1] for change in changes]
+    return [name.details for name in told_apart(rows)]
+
+
+def test_settings_that_change_together_are_all_named() -> None:
+    """Else a table would show the effect of both as that of one."""
+    rows: list[dict[str, Any]] = [{"placement": "auto"}, {"placement": "cpu", "batch_size": 4}]
+    assert named(*rows, {"placement": "cpu", "batch_size": 4, "seed": 1}) == [
+        [],
+        ["batches of 4", "placement cpu"],
+        ["batches of 4", "seed 1", "placement cpu"],
+    ]
+    other_draft = {"draft": "lookup", "ignore_eos": False, "draft_method": "lookup"}
+    assert named({}, other_draft) == [[], ["ends where the model does"]]
+
+
+def test_circumstances_that_change_together_are_all_named_where_settings_do_not_suffice() -> None:
+    other = {"torch_version": "2.14.0", "transformers_version": "5.24.0"}
+    assert named({}, other)[1] == ["torch_version 2.14.0", "transformers_version 5.24.0"]
+    assert named({}, other | {"seed": 1}) == [[], ["seed 1"]]
