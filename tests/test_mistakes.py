@@ -76,6 +76,8 @@ MISTAKES = {
     "plan model=tiny draft=./adapter": "draft=./adapter: the directory holds no config.json (it is an adapter",
     "latency target=tiny": "target: no such setting (did you mean model?)",
     "latency assistant_model=tiny": "assistant_model: no such setting (did you mean draft?)",
+    "latency output=a.csv": "output: no such setting (did you mean results.file?)",
+    "latency limit=3": "limit: no such setting (did you mean num_prompts?)",
     "latency gamma=2": "gamma: no such setting (did you mean decoding.num_draft_tokens?)",
     "latency device=cpu": "device: no such setting (did you mean placement?)",
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",

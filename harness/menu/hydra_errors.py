@@ -30,8 +30,13 @@ _OTHER_NAMES = {
     **dict.fromkeys(("num_speculative_tokens", "num_assistant_tokens"), "num_draft_tokens"),
     **dict.fromkeys(("target", "target_model"), "model"),
     **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
-    "max_tokens": "max_new_tokens",
-    "device": "placement",
+    **dict.fromkeys(("max_tokens", "max_length", "tokens", "num_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("limit", "num_samples", "samples", "n"), "num_prompts"),
+    **dict.fromkeys(("output", "output_file", "out", "csv"), "file"),
+    **dict.fromkeys(("T", "temp"), "temperature"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
+    **dict.fromkeys(("device", "device_map"), "placement"),
 }
 # Groups whose presets are added to a run, which has none of them by default.
 _ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
