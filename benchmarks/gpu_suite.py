@@ -43,7 +43,7 @@ import torch
 from gpu_pairs import PEERS, Case, Lines, Save
 
 from harness.results.environment import environment_columns
-from harness.results.files import replace_file
+from harness.results.locked_files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ATTEMPTS = 2

@@ -1,6 +1,9 @@
-"""Commands, from the command line and from Python: Hydra, then typed settings, then the experiment.
+"""Commands, from the command line (`main`) and from Python (`run`).
 
-Torch is imported only when the settings are known to be right.
+Commands without settings, such as `report`, take their arguments themselves. All others go through Hydra: it composes a
+configuration from presets and typed settings, once or for each job of a sweep, and calls `run_job`. From there
+`sweep.composed` makes typed settings and runs the experiment. Torch is imported only when the settings are known to be
+right. Errors on the way are noted in `_outcome`, from which the exit code follows.
 """
 
 from __future__ import annotations
@@ -41,7 +44,11 @@ _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
 _SWEEP_FLAGS = ("-m", "--multirun")
 
-# Set here for the processes of launchers, because HYDRA_FULL_ERROR is always 1 while Hydra runs.
+# The worst first: a failure or a loss, a wrong setting, doubt, success.
+_EXIT_CODES = [1, 2, 3, 0]
+
+# `_run_hydra` sets HYDRA_FULL_ERROR=1 for Hydra's own sake. So the processes of launchers, which inherit that, find in
+# this variable whether the user asked for tracebacks.
 _TRACEBACK = "HARNESS_TRACEBACK"
 _wants_traceback = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
 
@@ -51,7 +58,7 @@ class _Outcome:
     """The outcome of a command.
 
     Attributes:
-        quiet: whether errors are kept to be raised, instead of printed.
+        quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
         rows: of the run, or of the sweep's jobs.
         exit_codes: of the errors, and of the sweep.
     """
@@ -62,7 +69,7 @@ class _Outcome:
     exit_codes: list[int] = field(default_factory=list)
 
 
-# The outcome of the command that this process runs.
+# The outcome of the command that this process runs; each command begins with a new one.
 _outcome = _Outcome()
 # Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
 _running = threading.RLock()
@@ -77,7 +84,7 @@ def main() -> None:
     if ranks.take_over_from_torchrun():
         sys.exit(0)
     try:
-        with signals.interrupting(_leave):
+        with signals.interrupting(_end_process):
             _dispatch(sys.argv[1:])
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -91,12 +98,11 @@ def main() -> None:
         if not isinstance(error, BrokenPipeError):
             print(f"harness: stdout cannot be written: {error.strerror}", file=sys.stderr)
             _outcome.exit_codes.append(1)
-    # The worst: a failure or a loss, then a wrong setting, then doubt.
-    sys.exit(min(_outcome.exit_codes, key=[1, 2, 3, 0].index, default=0))
+    sys.exit(min(_outcome.exit_codes, key=_EXIT_CODES.index, default=0))
 
 
-def _leave() -> NoReturn:
-    """End the process as an interruption does, but during an import, where an exception could be swallowed."""
+def _end_process() -> NoReturn:
+    """End the process as KeyboardInterrupt would, but without an exception, which an import could swallow."""
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
@@ -143,6 +149,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
 
 def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
+    """`["batch_size=4"]` for `{"batch_size": 4}`."""
     if not settings:
         return []
     from harness.menu import arguments
@@ -160,6 +167,7 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
+    """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
     if command in ("-h", "--help", "help") and others and others[0] in _names():
         command = others[0]
@@ -220,6 +228,11 @@ def _names() -> list[str]:
 
 
 def _known(command: str, known: Collection[str]) -> str:
+    """The command, if it is one of these or in a file of the user's.
+
+    Raises:
+        SettingError: it is neither.
+    """
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known and not COMMANDS.is_in_file(command):
@@ -230,7 +243,7 @@ def _known(command: str, known: Collection[str]) -> str:
 
 
 def _run_hydra(command: str, arguments: Sequence[str]) -> None:
-    """Run the command; its outcome is in `_outcome`."""
+    """Run a command that has settings, once or as a sweep; its outcome is in `_outcome`."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
@@ -256,7 +269,7 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
                 config_name=names.primary(command),
                 version_base="1.3",
             )
-            _started(main(run_job))
+            _call_hydra(main(run_job))
     finally:
         sys.argv = argv
         _finish_sweep(command)
@@ -303,21 +316,15 @@ def _setting_names(command: str) -> list[str]:
     return conversion.setting_names(settings_of(COMMANDS[command]))
 
 
-def _started(hydra_main: Callable[[], None]) -> None:
-    """Run Hydra, which makes the directory of the run or sweep."""
-    from harness.results.files import OF_THE_DISK
-    from harness.sweep.manifest import Manifest, SweepCallback
+def _call_hydra(hydra_main: Callable[[], None]) -> None:
+    """Call Hydra, and explain its errors: it makes directories and parses numbers before our code runs."""
+    from harness.results.locked_files import OF_THE_DISK
 
     try:
         hydra_main()
-        if (
-            SweepCallback.directory is not None
-            and not Manifest.read(SweepCallback.directory).num_jobs
-        ):
-            rule = "there are no jobs, because glob(...) matches no preset"
-            raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
+        _check_any_jobs()
     except OSError as error:
-        # A preset that is missing is one to Hydra, without a number.
+        # Hydra's error about a missing preset is an OSError without a number.
         if error.errno in (None, errno.EPIPE):
             raise
         if error.errno in OF_THE_DISK:
@@ -333,8 +340,18 @@ def _started(hydra_main: Callable[[], None]) -> None:
         raise
 
 
+def _check_any_jobs() -> None:
+    """Raise a SettingError after a sweep without jobs."""
+    from harness.sweep.manifest import Manifest, SweepCallback
+
+    sweep = SweepCallback.directory
+    if sweep is not None and not Manifest.read(sweep).num_jobs:
+        rule = "there are no jobs, because glob(...) matches no preset"
+        raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
+
+
 def run_job(config: Any) -> float:
-    """The task that Hydra runs, once or for each job of a sweep.
+    """Run what Hydra composed, once or for each job of a sweep.
 
     An error is reported here and counts for the exit code, so that the other jobs of a sweep run.
 
@@ -348,7 +365,8 @@ def run_job(config: Any) -> float:
 
     with _reporting(str(config.get("command"))):
         _outcome.rows = composed.run(config)
-        return float(getattr(_outcome.rows[-1], "speedup", None) or 0) if _outcome.rows else 0.0
+        if _outcome.rows:
+            return float(getattr(_outcome.rows[-1], "speedup", None) or 0)
     return 0.0
 
 
@@ -374,8 +392,8 @@ def _reporting(command: str) -> Iterator[None]:
         known = error if isinstance(error, HarnessError) else _explained(error, command)
         _outcome.errors.append(known or error)
         _outcome.exit_codes.append(known.exit_code if known else 1)
-        # Many jobs of a sweep may fail with the same error.
-        said = str(known or error) in map(str, _outcome.errors[:-1])
-        if not _outcome.quiet and not said:
+        # Many jobs of a sweep may fail with the same error, which is printed once.
+        is_printed = str(known or error) in map(str, _outcome.errors[:-1])
+        if not _outcome.quiet and not is_printed:
             message = visible(f"harness: {known or in_one_line(error)}")
             print(message, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from harness.config.synthetic import RATES_BY_RANK
 from harness.engines.pair import PlannedPair
 from harness.experiments.session import Session
 from harness.results.environment import package_version
-from harness.results.files import replace_file
+from harness.results.locked_files import replace_file
 from harness.results.speculation_profile import (
     GOLDEN_FILE,
     PROFILE_FILE,

@@ -12,7 +12,7 @@ from harness.engines.timing import Generation, generate, quick_collections
 from harness.experiments.pace import pace
 from harness.experiments.progress import progress, say
 from harness.experiments.session import Session
-from harness.results.files import append_lines
+from harness.results.locked_files import append_lines
 
 # Seconds before each lap of an engine that keeps requests in flight. File writes between laps
 # differ before the two arms, and slow the next requests: without a rest the first tokens of one of

@@ -31,7 +31,7 @@ from harness.report.map import map_document, schedule_of
 from harness.report.runs import Run
 from harness.report.table import Document
 from harness.results.acceptance import Acceptance
-from harness.results.files import replace_file
+from harness.results.locked_files import replace_file
 from harness.results.schedules import schedule_files
 from harness.results.schema import MapRow
 from harness.results.statistics.interval import Interval

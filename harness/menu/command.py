@@ -81,7 +81,7 @@ class Command(Record):
 
     def failure(self, row: Any) -> str:
         """Why a job has no full result, for its line."""
-        return f"{row.status}: {row.error}"
+        return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
     def exit_code(self, rows: Sequence[Any]) -> int:
         """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""

@@ -120,13 +120,13 @@ def _columns_in_names(rows: Sequence[RunRow]) -> tuple[dict[str, str], list[str]
     settings = dict.fromkeys(FIRST_SETTINGS, "")
     circumstances = []
     columns = type(rows[0]).columns() if rows else {}
-    for column, about in columns.items():
-        if column in settings or column in _NEVER_IN_NAMES:
+    for name, column in columns.items():
+        if name in settings or name in _NEVER_IN_NAMES:
             continue
-        if about["kind"] == "setting":
-            settings[column] = about["path"]
-        elif about["kind"] == "circumstance":
-            circumstances.append(column)
+        if column.kind == "setting":
+            settings[name] = column.path
+        elif column.kind == "circumstance":
+            circumstances.append(name)
     entries: set[str] = set()
     for row in rows:
         entries.update(row.settings or ())

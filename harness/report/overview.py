@@ -30,7 +30,7 @@ def failures_table(failures: Sequence[Run]) -> Table:
         Column("reason", text=True, of="reason"),
         Column("where", text=True, of=lambda run: run.directory or run.file),
     )
-    return Table.of("failures", "Failed and unfinished", failures, columns)
+    return Table.of("failures", "Without a full result", failures, columns)
 
 
 def environment_table(runs: Sequence[Run]) -> Table:

@@ -163,7 +163,7 @@ def settings_key(run: Run) -> str:
 def settings_of(row: RunRow) -> dict[str, object]:
     """The settings of a row, and which prompts it had."""
     columns = row.columns()
-    names = [name for name, about in columns.items() if about["kind"] == "setting"]
+    names = [name for name, column in columns.items() if column.kind == "setting"]
     kept = [name for name in names if name not in _OF_A_REPETITION]
     return {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
 

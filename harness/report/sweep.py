@@ -16,6 +16,7 @@ from harness.report.runs import group, merge
 from harness.report.table import Document, Line, grouped, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
+from harness.results.schema import LEFT_OUT
 
 # Rows of any command, as its sweep's file holds them.
 Rows = Sequence[Any]
@@ -51,10 +52,9 @@ def print_sweep(
         print_document(sweep_document(command, all_rows), plain_console(WIDE))
 
     done = {row.job for row in rows}
-    failed = {row.job for row in rows if row.status != "ok"}
     line = f"{len(done)} of {num_jobs} jobs in {file}"
     # A command that measures nothing, such as `plan`, would fail again.
-    is_unfinished = len(done) < num_jobs or (failed and record.measures)
+    is_unfinished = len(done) < num_jobs or (_any_failed(rows) and record.measures)
     if is_unfinished:
         line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
@@ -85,8 +85,13 @@ def sweep_document(command: str, rows: Rows) -> Document:
 
 def exit_code(command: str, rows: Rows) -> int:
     """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0."""
-    if any(row.status != "ok" for row in rows):
+    if _any_failed(rows):
         return 1
-    jobs = grouped(rows, attrgetter("job")).values()
+    measured = [row for row in rows if row.status == "ok"]
+    jobs = grouped(measured, attrgetter("job")).values()
     codes = {COMMANDS[command].exit_code(job) for job in jobs}
     return min(codes - {0}, default=0)
+
+
+def _any_failed(rows: Rows) -> bool:
+    return any(row.status not in ("ok", LEFT_OUT) for row in rows)

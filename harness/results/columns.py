@@ -18,10 +18,8 @@ def described() -> str:
     for kind in KINDS:
         parts.append(f"## {(kind.__doc__ or '').strip()}")
         lines = ["| column | type | unit | |", "|---|---|---|---|"]
-        for name, about in kind.columns().items():
-            lines.append(
-                f"| `{name}` | {about['type'].__name__} | {about['unit']} | {about['text']} |"
-            )
+        for name, column in kind.columns().items():
+            lines.append(f"| `{name}` | {column.type.__name__} | {column.unit} | {column.text} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from harness.config.machine import command_line, cpu_name, cpu_quota, num_usable_cores, output_of
-from harness.results.files import replace_file
+from harness.results.locked_files import replace_file
 
 _DISTRIBUTIONS = (
     "harness",

@@ -103,18 +103,19 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)
-    started = started_of(servers)
+    started = _started_of(servers)
     always = settings.resume == "always"
     reusable = always or not servers or started is not None
     return Measurement(digest, started, reusable, any_start=always)
 
 
 def _servers(settings: RunSettings) -> list[ServerReport] | None:
+    """The servers that answer, of an engine that has some; None where one does not tell who it is."""
     addresses = engine_of(settings).addresses(settings.engine)
     return server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
 
 
-def started_of(servers: list[ServerReport]) -> str | None:
+def _started_of(servers: list[ServerReport]) -> str | None:
     """The start of all servers as one text; None if one does not tell it, or without any."""
     times = [server.started for server in servers if server.started is not None]
     return "; ".join(times) if times and len(times) == len(servers) else None
@@ -150,8 +151,7 @@ def _digest(
         "prompts": prompts,
         "weights": [_weights(model) for model in models],
         "servers": [server.about for server in servers],
-        "machine": gpu_names()
-        or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")],
+        "machine": _machine(settings),
         "versions": {name: package_version(name) for name in packages},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
@@ -162,28 +162,44 @@ def _digest(
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _machine(settings: RunSettings) -> list[Any]:
+    """The GPUs that compute, or else the CPU."""
+    # A job's own process sees those that it leased, the sweep's process sees all.
+    gpus = gpu_names()[: settings.gpus_per_job]
+    return gpus or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+
+
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
     """The settings that are not at their defaults and have no column in such rows, by name."""
     columns = kind.columns().items()
-    told = {about["path"] or name for name, about in columns if about["kind"] != "circumstance"}
-    return _departures(settings, told, "") or None
+    in_columns = {column.path or name for name, column in columns if column.kind != "circumstance"}
+    return _departures(settings, in_columns, "") or None
 
 
-def _departures(settings: Any, told: Collection[str], prefix: str) -> dict[str, Any]:
+def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict[str, Any]:
+    """`{"placement.reserve_gb": 2.0}`: the settings that are not at their defaults.
+
+    Args:
+        in_columns: names of settings that do not count.
+        prefix: of the names in these settings, `placement.`; empty for those of the command itself.
+    """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         name = prefix + field.name
         value = getattr(settings, field.name)
-        if name in told or name in _NOT_MEASURED:
+        if name in in_columns or name in _NOT_MEASURED:
             continue
         if dataclasses.is_dataclass(value):
-            found |= _departures(value, told, f"{name}.")
+            found |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
-            # An architecture or a device map would take the whole row.
-            text = json.dumps(value, sort_keys=True, default=str)
-            long = isinstance(value, Mapping)
-            found[name] = hashlib.sha256(text.encode()).hexdigest()[:8] if long else value
+            found[name] = _short_digest(value) if isinstance(value, Mapping) else value
     return found
+
+
+def _short_digest(value: Mapping[str, Any]) -> str:
+    """In place of an architecture or a device map, which would take the whole row."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def measured_rows(
@@ -215,7 +231,7 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
     named = ("name", "file", "repository", "revision", "licence", "source")
     asked = {setting: value for setting, value in prompts.items() if setting not in named}
     if settings.repository is None:
-        contents: list[str | None] = [_contents(Path(file)) for file in settings.files]
+        contents: list[str | None] = [_contents(Path(file).expanduser()) for file in settings.files]
         return asked | {"contents": contents}
     commit = hub_commit(settings.repository, settings.revision, "dataset")
     of_hub = (settings.repository, commit or settings.revision, settings.file)
@@ -223,6 +239,7 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contents(file: Path) -> str | None:
+    """A digest of a file; None where it cannot be read, which the run will say."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -237,6 +254,7 @@ def _own_source(kind: type) -> str | None:
 
 @functools.cache
 def _source() -> str:
+    """A digest of our code that computes figures."""
     digest = hashlib.sha256()
     for file in measuring_files():
         digest.update(file.read_bytes())

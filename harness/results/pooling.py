@@ -20,12 +20,12 @@ from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.work import judged
 
-# Figures of which a pooled row has the largest, or says whether all runs have it; of others it has
-# the mean, and of truths whether any run has it.
+# How a pooled row sums up a figure of its runs: by the largest, the smallest, or whether it is true of
+# all of them. Of other numbers it has the mean, and of other yes-or-no figures whether it is true of any.
 _LARGEST = ("peak_memory_bytes", "longest_answer")
 _SMALLEST = ("shortest_answer", "smallest_batch")
 _OF_ALL = ("interleaved",)
-# Ends of intervals within a run, which no mean of theirs is for several runs.
+# Ends of intervals within a run. Their means would be no interval over several runs.
 _OF_ONE_RUN = (
     "tokens_per_second_low",
     "tokens_per_second_high",
@@ -73,7 +73,7 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
 
 def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:
     """The figures of an arm over its runs; None where a run lacks one."""
-    figures = [name for name, about in rows[0].columns().items() if about["kind"] == "figure"]
+    figures = [name for name, column in rows[0].columns().items() if column.kind == "figure"]
     columns: dict[str, Any] = {}
     for name in figures:
         values = [getattr(row, name) for row in rows]
@@ -83,6 +83,7 @@ def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:
 
 
 def _mean(name: str, values: Sequence[Any]) -> Any:
+    """What a pooled row has of a figure, whose values of each run are known; None for texts that differ."""
     if all(value == values[0] for value in values):
         return values[0]
     if isinstance(values[0], bool):
@@ -174,6 +175,6 @@ def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int,
 
 
 def _digest(measurements: Iterable[str | None]) -> str:
-    """Equal for repetitions of the whole."""
+    """The `measurement` of a pooled row: equal where the same runs were repeated."""
     text = "|".join(sorted(map(str, measurements)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

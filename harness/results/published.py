@@ -42,11 +42,12 @@ class Published:
     mean_acceptance_length: float | None = None
 
     def is_of(self, model: str, draft: str | None, row: LatencyRow) -> bool:
-        """Whether a row of `latency` measures the same pair, at the same temperature and prompts."""
+        """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
-        return same_pair and same_prompts and same_temperature and not self.accuracy
+        is_of_times = not self.accuracy
+        return same_pair and same_prompts and same_temperature and is_of_times
 
     @property
     def prompts_text(self) -> str:
@@ -79,6 +80,7 @@ def published_for(row: LatencyRow) -> list[Published]:
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
+    """A line of `published.csv`."""
     numbers = {
         name: float(cell)
         for name, cell in cells.items()

@@ -1,4 +1,9 @@
-"""A row of a CSV file as a dataclass whose fields describe its columns."""
+"""A row of a CSV file as a dataclass whose fields describe its columns.
+
+batch_size: int | None = setting("rows decoded at once", "batch_size")
+ms_per_token: float | None = figure("time per token of a row", "ms")
+devices: str | None = circumstance("names of the devices that computed")
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import operator
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 # The columns that a file begins with, so far as it has them.
@@ -19,21 +24,44 @@ _FIRST = (
 )
 
 
+@dataclass(frozen=True)
+class ColumnDescription:
+    """A column, as the field of a row describes it.
+
+    The field `num_draft_tokens: int | Literal["auto"] | None` has the type and hint int, the words ("auto",), and is
+    optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
+
+    Attributes:
+        kind: `setting` for what the user asked for, `figure` for what was measured or computed, `circumstance` for
+            where, when and with what that was done.
+        text: one line for `docs/columns.md`.
+        unit: of its values; empty for none.
+        path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
+        type: of its values: str, int, float, bool, list or dict.
+        hint: the same with the types of entries.
+        words: texts that may stand in place of a number.
+        optional: whether a value may be None.
+    """
+
+    kind: str
+    text: str
+    unit: str
+    path: str
+    type: Any
+    hint: Any
+    words: tuple[str, ...]
+    optional: bool
+
+
 def _column(kind: str, text: str, unit: str = "", path: str = "") -> Any:
     return field(default=None, metadata={"kind": kind, "text": text, "unit": unit, "path": path})
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
-    """A column that repeats what the user asked for.
-
-    Args:
-        text: one line for `docs/columns.md`.
-        path: of the value in the command's settings, `decoding.top_k`; empty where the command fills it in.
-    """
+    """A column of this kind; see `ColumnDescription`."""
     return _column("setting", text, unit, path)
 
 
-# A column with something that was measured or computed, and one that says where, when and with what a row was made.
 figure = functools.partial(_column, "figure")
 circumstance = functools.partial(_column, "circumstance")
 
@@ -54,17 +82,10 @@ class Row:
 
     @classmethod
     @functools.cache
-    def columns(cls) -> dict[str, Mapping[str, Any]]:
-        """Column names in the file's order, each with its text, unit, path and kind.
-
-        `type` is that of its values (str, int, float, bool, list or dict), `hint` the same with the types of entries,
-        `words` are those that may stand in place of a number, and `optional` says if they may be None.
-        """
+    def columns(cls) -> dict[str, ColumnDescription]:
+        """Column names in the file's order, each with its description."""
         hints = typing.get_type_hints(cls)
-        described = {
-            column.name: {**column.metadata, **_value_type(hints[column.name])}
-            for column in fields(cls)
-        }
+        described = {column.name: _described(column, hints[column.name]) for column in fields(cls)}
         order = list(_FIRST)
         for ancestor in cls.__mro__:
             order += inspect.get_annotations(ancestor)
@@ -85,55 +106,56 @@ class Row:
         An empty cell is None too, except in a column that always has text.
         """
         columns = cls.columns().items()
-        return cls(**{name: _parsed(cells.get(name), **about) for name, about in columns})
+        return cls(**{name: _parsed(cells.get(name), column) for name, column in columns})
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
         """The columns that repeat what `settings` say."""
-        return {
-            name: _look_up(settings, about["path"])
-            for name, about in cls.columns().items()
-            if about["path"]
-        }
+        columns = cls.columns().items()
+        return {name: _look_up(settings, column.path) for name, column in columns if column.path}
 
 
-def _value_type(hint: Any) -> dict[str, Any]:
-    """`list`, and optional, for `list[int] | None`."""
-    parts = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (types.UnionType, typing.Union)
-        else (hint,)
-    )
+def _described(column: Field[Any], hint: Any) -> ColumnDescription:
+    """The description of a field whose type is `hint`, such as `list[int] | None`."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    parts = typing.get_args(hint) if is_union else (hint,)
     words: tuple[str, ...] = ()
+    values = []
     for part in parts:
         if typing.get_origin(part) is Literal:
             words += typing.get_args(part)
-    kinds = [part for part in parts if part is not types.NoneType]
-    kind = kinds[0]
-    values = [part for part in kinds if typing.get_origin(part) is not Literal]
-    return {
-        "type": typing.get_origin(kind) or kind,
-        "hint": functools.reduce(operator.or_, values) if values else kind,
-        "optional": types.NoneType in parts,
-        "words": words,
-    }
+        elif part is not types.NoneType:
+            values.append(part)
+    return ColumnDescription(
+        **column.metadata,
+        type=typing.get_origin(values[0]) or values[0],
+        hint=functools.reduce(operator.or_, values),
+        words=words,
+        optional=types.NoneType in parts,
+    )
 
 
-def _parsed(
-    cell: str | None, type: Any, hint: Any, optional: bool, words: tuple[str, ...], **_: Any
-) -> Any:
+def _parsed(cell: str | None, column: ColumnDescription) -> Any:
+    """The value in a cell; None where it cannot be read."""
     if not cell:
-        return cell if type is str and not optional else None
-    if cell in words:
+        return cell if column.type is str and not column.optional else None
+    if cell in column.words:
         return cell
     try:
-        if type is bool:
-            return {"True": True, "False": False}[cell]
-        is_list = cell.startswith("[") and type in (int, float)
-        value = json.loads(cell) if is_list or type in (list, dict) else type(cell)
+        value = _converted(cell, column.type)
     except (KeyError, ValueError, RecursionError):
         return None
-    return value if _fits(value, hint) else None
+    return value if _fits(value, column.hint) else None
+
+
+def _converted(cell: str, kind: Any) -> Any:
+    if kind is bool:
+        return {"True": True, "False": False}[cell]
+    # Some columns have either a number or a list of numbers.
+    is_list = cell.startswith("[") and kind in (int, float)
+    if is_list or kind in (list, dict):
+        return json.loads(cell)
+    return kind(cell)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -157,6 +179,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _look_up(settings: Any, path: str) -> Any:
+    """The value at a path such as `draft.name`; None where there is no draft, or no such setting."""
     value = settings
     for name in path.split("."):
         if value is None:

@@ -1,4 +1,7 @@
-"""A K for each batch size, in the words of the engines that take such a schedule."""
+"""A K for each batch size, in the words of the engines that take such a schedule.
+
+The schedule `{1: 5, 8: 3, 32: 0}` drafts 5 tokens up to a batch size of 7, 3 up to 31, and none above.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ def schedule_files(
 
 
 def for_vllm(schedule: Mapping[int, int]) -> dict[str, object]:
-    """Entries of vLLM's `--speculative-config`: [first batch size, last, K] of each range, the first from 1."""
-    starts = [1, *list(schedule)[1:]]
+    """Entries of vLLM's `--speculative-config`: [first batch size, last, K] of each range, `[8, 31, 3]`."""
+    starts = _starts(schedule)
     ends = [following - 1 for _, following in pairwise(starts)] + [_LARGEST_BATCH]
     ranges = [list(entry) for entry in zip(starts, ends, schedule.values(), strict=True)]
     return {
@@ -40,7 +43,7 @@ def for_vllm(schedule: Mapping[int, int]) -> dict[str, object]:
 
 def for_sglang(schedule: Mapping[int, int]) -> dict[str, object]:
     """SGLang's `--speculative-adaptive-config`: steps to choose from by the smallest batch size."""
-    starts = [1, *list(schedule)[1:]]
+    starts = _starts(schedule)
     return {
         str(start): {"candidate_steps": [steps]}
         for start, steps in zip(starts, schedule.values(), strict=True)
@@ -52,7 +55,7 @@ def for_tensorrt_llm(schedule: Mapping[int, int]) -> str:
 
     Its schedule begins with batch size 1 and the largest draft length, so that none may be larger.
     """
-    starts = [1, *list(schedule)[1:]]
+    starts = _starts(schedule)
     numbers = list(schedule.values())
     lines = ["speculative_config:", f"  max_draft_len: {numbers[0]}", "  draft_len_schedule:"]
     for start, number in zip(starts, numbers, strict=True):
@@ -64,6 +67,11 @@ def for_llama_cpp(schedule: Mapping[int, int]) -> str:
     """Flags of llama-server, which has one K for all batch sizes: that of the smallest."""
     number = next(iter(schedule.values()))
     return f"--spec-draft-n-max {number} --spec-draft-n-min 0\n"
+
+
+def _starts(schedule: Mapping[int, int]) -> list[int]:
+    """The batch sizes from which on each K holds. The first is 1, although the smallest measured one may be larger."""
+    return [1, *list(schedule)[1:]]
 
 
 def _as_json(content: dict[str, object]) -> str:

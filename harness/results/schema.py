@@ -18,6 +18,9 @@ MaybeInt = int | None
 MaybeFloat = float | None
 MaybeBool = bool | None
 
+# The status of a job that a sweep did not measure, see `sweep/saturation.py`.
+LEFT_OUT = "left_out"
+
 # Settings and circumstances of a pair that decodes here. A server has its own, which it does not
 # tell.
 OF_A_PAIR_HERE = (
@@ -54,7 +57,7 @@ class RunRow(Row):
         "number of the job within its sweep, from 0; empty outside a sweep's own file"
     )
     status: MaybeText = circumstance(
-        "`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`"
+        "`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`, of a sweep's job also `left_out`"
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")
@@ -172,7 +175,7 @@ class RunRow(Row):
     def has_figures(self) -> bool:
         """Whether anything was measured, even in part."""
         columns = self.columns()
-        figures = self.RESULTS or [name for name in columns if columns[name]["kind"] == "figure"]
+        figures = self.RESULTS or [name for name in columns if columns[name].kind == "figure"]
         return any(getattr(self, name) is not None for name in figures)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def run(config: Any) -> Sequence[Any]:
-    """Run it, and return its rows.
+    """Run a command, or its job of a sweep, and return its rows.
+
+    Args:
+        config: the configuration that Hydra composed, with the command's name as `command`.
 
     Raises:
         HarnessError: a setting is wrong, the run failed, or its answer is not the good one.
@@ -51,9 +53,14 @@ def run(config: Any) -> Sequence[Any]:
     # Slow to import: only for settings that are right.
     from harness.sweep.jobs import Job
 
-    signals.obey()
-    job = Job(name, settings, Path(hydra.runtime.output_dir), sweep)
-    return _run_alone(job) if sweep is None else _run_in_sweep(job, hydra)
+    # A signal that came during the imports so far.
+    signals.raise_postponed()
+    directory = Path(hydra.runtime.output_dir)
+    if sweep is None:
+        return _run_alone(Job(name, settings, directory))
+    number = int(hydra.job.num)
+    overrides = tuple(hydra.overrides.task)
+    return _run_in_sweep(Job(name, settings, directory, sweep, number, overrides), hydra)
 
 
 def _announce(settings: RunSettings) -> None:
@@ -67,7 +74,10 @@ def _announce(settings: RunSettings) -> None:
 
 
 def _sweep_directory(hydra: HydraConf) -> Path | None:
-    """The directory of the sweep that the job belongs to."""
+    """The directory of the sweep that the job belongs to, without -m None.
+
+    Hydra tells only the job's own directory, which is `hydra.sweep.subdir` below that of the sweep: `0`, or `7B/0`.
+    """
     if hydra.mode is not RunMode.MULTIRUN:
         return None
     depth = len(Path(hydra.sweep.subdir).parts)
@@ -90,23 +100,31 @@ def _refuse_shared_file(
 
 
 def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSettings:
-    in_rounds = False
-    if sweep is not None:
-        # `-m draft=lookup,suffix draft.max_ngram=2`: each job has what is for its own method.
-        manifest = Manifest.read(sweep)
+    """Typed settings.
+
+    Args:
+        plain: the composed configuration as dictionaries and lists; changed here.
+
+    Raises:
+        SettingError: a value breaks a rule.
+    """
+    manifest = None if sweep is None else Manifest.read(sweep)
+    if manifest is not None:
+        # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
         plain["draft"] = records.METHODS.own(plain["draft"], manifest.methods)
         plain["engine"] = records.ENGINES.own(plain["engine"], manifest.engines)
-        in_rounds = "repeat" in manifest.varying
     settings = ranks.with_ranks(
         conversion.from_config(records.settings_of(COMMANDS[command]), plain)
     )
-    if sweep is not None and not records.engine_of(settings).computes_here:
+    if manifest is None:
+        limit = settings.job_timeout_s
+        if limit is not None:
+            raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
+    elif not records.engine_of(settings).computes_here:
         _refuse_labels(manifest.varying, settings.engine.name)
-    limit = settings.job_timeout_s
-    if sweep is None and limit is not None:
-        raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
+    # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
     repeats = getattr(settings, "repeats", 1)
-    if repeats > 1 and not in_rounds:
+    if repeats > 1 and (manifest is None or "repeat" not in manifest.varying):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings
 
@@ -139,6 +157,7 @@ def _run_alone(job: Job) -> Sequence[Any]:
 
 
 def _run_in_sweep(job: Job, hydra: HydraConf) -> Sequence[Any]:
+    """Run a job in a worker of this process, or take over its earlier rows."""
     from harness.sweep.jobs import run_job
 
     command = COMMANDS[job.command]
@@ -149,9 +168,7 @@ def _run_in_sweep(job: Job, hydra: HydraConf) -> Sequence[Any]:
     if "LocalLauncher" in hydra.launcher._target_:
         jobs_at_once = hydra.sweeper.get("max_batch_size")
     share_cores(_num_ranks(job) * (jobs_at_once or 1))
-    number = int(hydra.job.num)
-    overrides = tuple(hydra.overrides.task)
-    return run_job(dataclasses.replace(job, number=number, overrides=overrides))
+    return run_job(job)
 
 
 def _num_ranks(job: Job) -> int:

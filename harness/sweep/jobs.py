@@ -16,13 +16,14 @@ from harness.config.errors import HarnessError, VerdictError
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
-from harness.results.files import read_rows, replace_rows, write_rows
-from harness.results.measurement import identify, measured_rows
-from harness.results.schema import RunRow
+from harness.results.files import write_rows
+from harness.results.measurement import identify, measured_rows, measurement_digest
+from harness.results.schema import LEFT_OUT, RunRow
 from harness.sweep import repeats, saturation
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
 from harness.sweep.ranks import num_ranks
+from harness.sweep.sweep_file import SweepFile
 from harness.sweep.worker import Job, Worker, row_kind
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
@@ -34,8 +35,8 @@ class _Crew:
     """The worker of this process, if it has one.
 
     Attributes:
-        pair: the pair that the worker has loaded.
-        idle: ends the worker when no job comes.
+        pair: the pair that the worker has loaded: all settings that decide what is loaded, as text.
+        idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
         failures: reasons why pairs failed to load, by pair.
     """
 
@@ -79,39 +80,44 @@ def run_job(job: Job) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
-    reason = saturation.reached_before(job.settings)
-    if reason is not None:
-        _leave_out(job, reason)
-        return []
+    rows = _left_out(job)
+    if rows:
+        _record(job, rows)
+        return rows
     rows = _measured_before(job)
     if rows:
         write_rows(job.file, rows)
-        _record(job, rows, seconds=None)
-    else:
-        started = time.monotonic()
-        rows = _measure(job) if _measures(job) else _run_quietly(job)
-        _record(job, rows, time.monotonic() - started)
-    saturation.note(job.settings, rows)
+        _record(job, rows, "measured before")
+        return rows
+    started = time.monotonic()
+    rows = _measure(job) if COMMANDS[job.command].measures else _run_quietly(job)
+    _record(job, rows, _duration(time.monotonic() - started))
     return rows
 
 
-def _leave_out(job: Job, reason: str) -> None:
-    assert job.sweep is not None
-    saturation.leave_out(job.directory, reason)
-    rows_of_sweep = read_rows(job.sweep / job.file.name, row_kind(job.command))
-    num_ended = _num_ended(job.sweep, rows_of_sweep)
-    _say(job, f"left out, because {reason}", num_ended)
-
-
-def _measures(job: Job) -> bool:
-    """Whether the job's command measures, see `Command.measures`."""
-    return COMMANDS[job.command].measures
+def _left_out(job: Job) -> Sequence[RunRow]:
+    """The row of a job that is not measured, because a smaller load was enough; [] for one that must be."""
+    if not getattr(job.settings, "until_saturated", False):
+        return []
+    reason = saturation.reached_before(job.settings, _sweep_file(job).job_rows())
+    if reason is None:
+        return []
+    kind = row_kind(job.command)
+    row = kind(
+        run=job.run_id,
+        status=LEFT_OUT,
+        error=reason,
+        measurement=measurement_digest(job.settings),
+        directory=str(job.directory),
+        **kind.setting_columns(job.settings),
+    )
+    return [row]
 
 
 def _measured_before(job: Job) -> Sequence[RunRow]:
     """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
     file = job.settings.results.file
-    if file is None or not job.settings.resume or not _measures(job):
+    if file is None or not job.settings.resume or not COMMANDS[job.command].measures:
         return []
     return measured_rows(file, row_kind(job.command), identify(job.settings))
 
@@ -139,15 +145,13 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     """End this process's sweep: print its table, and return its rows and exit code."""
     _crew.dismiss()
     _crew.failures.clear()
-    kind = row_kind(command)
-    file = directory / f"{kind.kind}.csv"
-    manifest = Manifest.read(directory)
-    if not manifest.num_jobs:
+    num_jobs = Manifest.read(directory).num_jobs
+    if not num_jobs:
         return [], 2
-    rows = read_rows(file, kind)
-    num_jobs = manifest.num_jobs - saturation.num_left_out(directory)
-    pooled = repeats.pool(rows, num_jobs, directory) if "repeat" in manifest.varying else []
-    print_sweep(command, rows, file, num_jobs, pooled)
+    file = SweepFile(directory, row_kind(command))
+    rows = file.job_rows()
+    pooled = repeats.pool(directory, rows)
+    print_sweep(command, rows, file.path, num_jobs, pooled)
     # A job without a row had a wrong setting.
     missing = len({row.job for row in rows}) < num_jobs
     of_all_runs = [row for of_job in pooled for row in of_job]
@@ -182,7 +186,7 @@ def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[
 
 
 def _measure(job: Job) -> Sequence[RunRow]:
-    """Run the job in a worker."""
+    """Run the job in the worker that has loaded its pair."""
     pair = repr(pair_of(job.settings))
     reason = _crew.failures.get(pair)
     if reason:
@@ -195,7 +199,7 @@ def _measure(job: Job) -> Sequence[RunRow]:
         _crew.dismiss()
         rows = job.rows()
         if rows:
-            _record(job, rows, time.monotonic() - started)
+            _record(job, rows, _duration(time.monotonic() - started))
         raise
     rows = _with_error(job.ensure_rows(str(error or "its process wrote no row")), error)
     failed = any(row.status != "ok" for row in rows)
@@ -209,41 +213,42 @@ def _measure(job: Job) -> Sequence[RunRow]:
     return rows
 
 
-def _record(job: Job, rows: Sequence[RunRow], seconds: float | None) -> None:
-    """Put a job's rows into the sweep's file, in place of any from before, and print a line.
+def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
+    """Put a job's rows into the sweep's file, and print a line about it.
+
+    The line is such as `[3/12] draft=lookup: 1.31× (8.2 s; 9 left, about 75.0 s)`.
 
     Args:
-        seconds: duration of the job; None if it was measured before.
+        note: how long the job took, or that it was measured before.
     """
     assert job.sweep is not None
-    numbered = [dataclasses.replace(row, job=str(job.number)) for row in rows]
-    rows_of_sweep = replace_rows(job.sweep / job.file.name, numbered)
-    time_text = "measured before" if seconds is None else _duration(seconds)
+    rows_of_sweep = _sweep_file(job).put(job.number, rows)
     manifest = Manifest.read(job.sweep)
-    num_ended = _num_ended(job.sweep, rows_of_sweep)
-    num_left = max(0, manifest.num_jobs - num_ended)
-    if num_left:
-        time_text += f"; {num_left} left"
-        num_measured = len({row.job for row in rows_of_sweep if manifest.has_measured(row)})
-        if num_measured:
-            seconds_per_job = (time.time() - manifest.started) / num_measured
-            time_text += f", about {_duration(num_left * seconds_per_job)}"
-    _say(job, f"{job_line(job.command, rows)} ({time_text})", num_ended)
-
-
-def _num_ended(sweep: Path, rows_of_sweep: Sequence[RunRow]) -> int:
-    """How many jobs of a sweep have ended: those with rows, and those that were left out."""
-    return len({row.job for row in rows_of_sweep}) + saturation.num_left_out(sweep)
-
-
-def _say(job: Job, text: str, num_ended: int) -> None:
-    """Print a line about a job, with the number of jobs that have ended."""
-    assert job.sweep is not None
-    manifest = Manifest.read(job.sweep)
-    words = ": ".join(filter(None, [_label(job, manifest), text]))
+    num_ended = len({row.job for row in rows_of_sweep})
+    words = ": ".join(filter(None, [_label(job, manifest), job_line(job.command, rows)]))
+    notes = "; ".join(filter(None, [note, _remaining(manifest, rows_of_sweep)]))
+    if notes:
+        words += f" ({notes})"
     # One write, so that lines of jobs side by side do not mix.
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
+
+
+def _sweep_file(job: Job) -> SweepFile:
+    assert job.sweep is not None
+    return SweepFile(job.sweep, row_kind(job.command))
+
+
+def _remaining(manifest: Manifest, rows_of_sweep: Sequence[RunRow]) -> str:
+    """`9 left, about 75.0 s`, or nothing. The time is known once a job has been measured."""
+    num_left = manifest.num_jobs - len({row.job for row in rows_of_sweep})
+    if num_left <= 0:
+        return ""
+    num_measured = len({row.job for row in rows_of_sweep if manifest.has_measured(row)})
+    if not num_measured:
+        return f"{num_left} left"
+    seconds_per_job = (time.time() - manifest.started) / num_measured
+    return f"{num_left} left, about {_duration(num_left * seconds_per_job)}"
 
 
 def _label(job: Job, manifest: Manifest) -> str:

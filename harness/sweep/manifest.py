@@ -1,4 +1,7 @@
-"""`sweep.json` in a sweep's directory: facts about the sweep for its jobs and its end."""
+"""`sweep.json` in a sweep's directory: what is known when a sweep begins, for its jobs and its end.
+
+What came of the jobs is in the sweep's CSV file, see `sweep_file.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ class Manifest:
 
     Attributes:
         started: seconds since the epoch.
-        varying: the settings in which jobs differ.
+        varying: the settings in which jobs differ, `["draft", "decoding.num_draft_tokens"]`.
         methods: the ways to draft of all jobs, if jobs differ in the draft; else none.
         engines: the engines of all jobs, if jobs differ in the engine; else none.
+        results_file: the file that collects the rows of all runs; None for no such file.
     """
 
     num_jobs: int
@@ -41,6 +45,7 @@ class Manifest:
     varying: list[str]
     methods: list[str]
     engines: list[str]
+    results_file: str | None
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -48,9 +53,9 @@ class Manifest:
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
     def has_measured(self, row: RunRow) -> bool:
-        """Whether a row was measured in this sweep, not taken over from an earlier one."""
+        """Whether a row was measured in this sweep, not taken over from an earlier one or left out."""
         if row.timestamp is None:
-            return True
+            return False
         return datetime.fromisoformat(row.timestamp).timestamp() >= self.started
 
 
@@ -64,17 +69,16 @@ class SweepCallback(Callback):
     directory: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """See the class."""
+        """Called by Hydra before the first job."""
         # Hydra imports this module for every command: slow imports wait until there is a sweep.
         from harness.menu.records import COMMANDS
-        from harness.results.files import remove_jobs, replace_file
-        from harness.sweep import saturation
+        from harness.results.locked_files import replace_file
+        from harness.sweep.sweep_file import SweepFile
 
         directory = Path(config.hydra.sweep.dir)
         kind = COMMANDS[config.command].row
-        if kind is not None and collects_in(
-            directory, kind, OmegaConf.select(config, "results.file")
-        ):
+        results_file = OmegaConf.select(config, "results.file")
+        if kind is not None and collects_in(directory, kind, results_file):
             # An exception would become a warning of Hydra's: the first job raises it.
             return
         sweeps = _swept_overrides(config)
@@ -88,13 +92,12 @@ class SweepCallback(Callback):
             varying=[sweep.key_or_group for sweep in sweeps],
             methods=_drafting_methods(sweeps),
             engines=sorted(set(_choices(sweeps, "engine"))),
+            results_file=results_file,
         )
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())
             if kind is not None:
-                # Of an earlier sweep with the same hydra.sweep.dir; its jobs' own directories keep theirs.
-                remove_jobs(directory / f"{kind.kind}.csv", kind)
-            saturation.forget_left_out(directory)
+                SweepFile(directory, kind).remove_jobs()
         except RunError:
             # Hydra would turn it into a warning; it fails itself at the same place.
             return
@@ -107,7 +110,8 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
     """Whether a directory's own file of rows is the file that collects those of all runs."""
     if not isinstance(collecting_file, str):
         return False
-    return (directory / f"{kind.kind}.csv").resolve() == Path(collecting_file).resolve()
+    own_file = directory / f"{kind.kind}.csv"
+    return own_file.resolve() == Path(collecting_file).resolve()
 
 
 def _swept_overrides(config: DictConfig) -> list[Override]:
@@ -126,14 +130,16 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
 
 
 def _drafting_methods(sweeps: list[Override]) -> list[str]:
+    """The ways to draft of the jobs' drafts, if jobs differ in the draft."""
     from harness.menu.names import method_name
 
+    # `pair=7B+lookup` sets both models.
     of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
     return sorted({method_name(draft) for draft in (*_choices(sweeps, "draft"), *of_pairs)})
 
 
 def _choices(sweeps: list[Override], group: str) -> list[str]:
-    """The values of a group in the jobs."""
+    """The values of a group in the jobs; [] where all jobs have the same."""
     for sweep in sweeps:
         if sweep.key_or_group == group:
             return list(map(str, sweep.sweep_iterator()))

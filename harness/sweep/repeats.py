@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from harness.config.errors import SettingError
 from harness.menu.records import COMMANDS
+from harness.report.table import grouped
 from harness.results.files import append_rows
 from harness.results.schema import LatencyRow, RunRow
+from harness.sweep.manifest import Manifest
+from harness.sweep.sweep_file import SweepFile
 
-# A limit beyond any reasonable number of rounds.
+# A larger number is not made into a sweep: the settings refuse it.
 MOST = 1000
 
 # Options of Hydra after which nothing is measured.
@@ -22,7 +22,7 @@ _PRINT_ALONE = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "
 
 
 def rounds(command: str, arguments: Sequence[str]) -> list[str]:
-    """Overrides that make a sweep of the rounds; [] for a single one.
+    """Overrides that make a sweep of the rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round.
 
     The first setting that varies varies slowest: every job runs once before any runs again, so
     that drift of the machine meets all jobs alike.
@@ -41,39 +41,43 @@ def rounds(command: str, arguments: Sequence[str]) -> list[str]:
     return [f"repeat={','.join(map(str, range(1, numbers[-1] + 1)))}"]
 
 
-def pool(rows: Sequence[RunRow], num_jobs: int, directory: Path) -> list[list[LatencyRow]]:
-    """Pool each job's rows over its rounds; the sweep's file and the cumulative one get them too.
+def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
+    """Pool each job's rows over its rounds; the sweep's file and the one of all runs get them too.
+
+    Jobs are numbered round by round. With draft=lookup,suffix and repeats=2 they are
+
+        job 0   repeat=1 draft=lookup
+        job 1   repeat=1 draft=suffix
+        job 2   repeat=2 draft=lookup
+        job 3   repeat=2 draft=suffix
+
+    so that jobs 0 and 2 are pooled, and jobs 1 and 3.
 
     Args:
-        rows: the rows of all jobs and rounds.
+        rows: the rows of all jobs.
+
+    Returns:
+        [] where the sweep has no rounds, else the pooled rows, one list for each job of a round.
     """
+    manifest = Manifest.read(sweep)
+    if "repeat" not in manifest.varying:
+        return []
     latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
-    repeats = [row.repeat for row in latency_rows if isinstance(row.repeat, int)]
-    num_rounds = max(repeats, default=1)
-    by_job: dict[int, dict[int, list[LatencyRow]]] = {}
-    for row in latency_rows:
-        number = int(row.job or 0)
-        job = number % max(1, num_jobs // num_rounds)
-        by_job.setdefault(job, {}).setdefault(number, []).append(row)
+    if not latency_rows:
+        return []
+    jobs_per_round = manifest.num_jobs // (latency_rows[0].repeats or 1)
+    runs = grouped(latency_rows, lambda row: int(row.job or 0))
+    runs_of_job = grouped(runs, lambda number: number % jobs_per_round)
     # Statistics take a second to load, which --help and a mistake would wait for.
     from harness.results.pooling import pooled_rows
 
     pooled = []
-    for runs in by_job.values():
-        job_rows = pooled_rows(list(runs.values()))
-        if not job_rows:
+    for numbers in runs_of_job.values():
+        rows_of_job = pooled_rows([runs[number] for number in numbers])
+        if not rows_of_job:
             continue
-        pooled.append(job_rows)
-        for file in (directory / f"{LatencyRow.kind}.csv", _cumulative_file(directory)):
-            if file is not None:
-                append_rows(file, job_rows)
+        pooled.append(rows_of_job)
+        append_rows(SweepFile(sweep, LatencyRow).path, rows_of_job)
+        if manifest.results_file is not None:
+            append_rows(manifest.results_file, rows_of_job)
     return pooled
-
-
-def _cumulative_file(directory: Path) -> Path | None:
-    """`results.file` of a sweep's jobs."""
-    for file in sorted(directory.glob("*/.hydra/config.yaml")):
-        config: Any = OmegaConf.load(file)
-        name = config.results.file
-        return None if name is None else Path(name)
-    return None

@@ -1,55 +1,49 @@
-"""Jobs that a sweep leaves out, because a smaller load saturates what they would measure: `until_saturated`."""
+"""Jobs that a sweep leaves out, because a smaller load saturates what they would measure: `until_saturated`.
+
+The load is the batch size: the rows that are decoded together, or a server's requests in flight.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.config.run import RunSettings
+from harness.results.measurement import measurement_digest
 from harness.results.schema import RunRow
 
 # The least growth of tokens per second from one load to the next that is worth trying a larger one. Two measurements
 # of the same may differ by as much.
 LEAST_GROWTH = 0.05
 
-# In the directory of a job that was left out: the reason.
-_FILE = "left_out.txt"
+# Tokens per second by arm.
+Rates = dict[str, float]
 
 
-# Of the jobs of this process, by their settings without the load, which is the batch size: the
-# tokens per second of each arm under each load.
-_measured: dict[str, dict[int, dict[str, float]]] = {}
-
-
-def note(settings: RunSettings, rows: Sequence[RunRow]) -> None:
-    """Remember the throughput of a job, if its sweep stops where that no longer grows."""
-    if not _is_asked(settings):
-        return
-    of_arms: dict[str, float] = {}
-    for row in rows:
-        values: Any = row
-        if row.status == "ok" and values.tokens_per_second:
-            of_arms[values.arm] = values.tokens_per_second
-    if of_arms:
-        _measured.setdefault(_key(settings), {})[_load(settings)] = of_arms
-
-
-def reached_before(settings: RunSettings) -> str | None:
+def reached_before(settings: RunSettings, rows: Sequence[RunRow]) -> str | None:
     """Why a job need not be measured; None if it must be.
 
-    It need not if its load is larger than all that were measured, and from the second largest of these to the
-    largest the throughput of no arm grew by `LEAST_GROWTH`.
+    It need not if from the second largest to the largest of the smaller loads the throughput of no arm grew by
+    `LEAST_GROWTH`. For example, a sweep has measured
+
+        batch_size   regular tokens/s   speculative tokens/s
+        1            100                200
+        2            150                199
+        4            152                203
+
+    Then a job with batch_size=8 is left out.
+
+    Args:
+        settings: those of the job.
+        rows: of the sweep's jobs so far. Those that differ from this job in more than the load do not count.
     """
-    if not _is_asked(settings):
+    rates_by_load = _rates_of_smaller_loads(settings, rows)
+    if len(rates_by_load) < 2:
         return None
-    rates_by_load = _measured.get(_key(settings), {})
-    loads = sorted(rates_by_load)
-    if len(loads) < 2 or _load(settings) <= loads[-1]:
-        return None
-    smaller, larger = loads[-2:]
-    before, after = rates_by_load[smaller], rates_by_load[larger]
+    smaller, larger = sorted(rates_by_load)[-2:]
+    before = rates_by_load[smaller]
+    after = rates_by_load[larger]
     arms = sorted(before.keys() & after.keys())
     growths = [after[arm] / before[arm] - 1 for arm in arms]
     if not arms or max(growths) >= LEAST_GROWTH:
@@ -58,30 +52,15 @@ def reached_before(settings: RunSettings) -> str | None:
     return f"throughput does not grow from batch_size={smaller} to {larger} ({rates})"
 
 
-def leave_out(directory: Path, reason: str) -> None:
-    """Note in a job's directory that it is not measured."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / _FILE).write_text(f"{reason}\n", encoding="utf-8")
-
-
-def forget_left_out(sweep: Path) -> None:
-    """Remove the notes of an earlier sweep with the same directory."""
-    for note_file in sweep.rglob(_FILE):
-        note_file.unlink()
-
-
-def num_left_out(sweep: Path) -> int:
-    """How many jobs of a sweep were left out."""
-    return len(list(sweep.rglob(_FILE)))
-
-
-def _is_asked(settings: RunSettings) -> bool:
-    return getattr(settings, "until_saturated", False)
-
-
-def _load(settings: Any) -> int:
-    return int(settings.batch_size)
-
-
-def _key(settings: Any) -> str:
-    return repr(dataclasses.replace(settings, batch_size=1))
+def _rates_of_smaller_loads(settings: Any, rows: Sequence[Any]) -> dict[int, Rates]:
+    """Throughput by load, of jobs with the same settings but a smaller load."""
+    complete = [row for row in rows if row.status == "ok" and row.batch_size]
+    measured = [row for row in complete if row.tokens_per_second]
+    loads = {row.batch_size for row in measured if row.batch_size < settings.batch_size}
+    rates_by_load: dict[int, Rates] = {}
+    for load in loads:
+        digest = measurement_digest(dataclasses.replace(settings, batch_size=load))
+        rates = {row.arm: row.tokens_per_second for row in measured if row.measurement == digest}
+        if rates:
+            rates_by_load[load] = rates
+    return rates_by_load

@@ -1,9 +1,16 @@
 """Signals that end a run, raised as exceptions, and never lost.
 
 An exception from a signal may disappear during an import: extension modules and fallbacks of
-libraries swallow it. So while libraries are imported a signal ends the process without an
-exception, or is postponed if rows must be written first. An exception that disappears in a
-destructor is raised again.
+libraries swallow it. So a signal is not always raised at once:
+
+    state        when                                      what a signal does
+    raising      while a run decodes                       raises KeyboardInterrupt in the main thread
+    postponing   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
+                 written                                   second signal is raised at once
+    ending       during imports before there are rows      ends the process without an exception
+                 to write
+
+An exception that disappears in a destructor is raised again.
 """
 
 from __future__ import annotations
@@ -19,48 +26,51 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# While signals are postponed: the error that the first one will raise. None while they raise at
-# once.
-_waiting: list[BaseException] | None = None
-# Ends the process instead of postponing a signal; None to postpone it.
-_leave: Callable[[], NoReturn] | None = None
+# The error that the first postponed signal will raise, or [] before one came. None while signals
+# raise at once.
+_postponed: list[BaseException] | None = None
+# Ends the process, in place of postponing a signal; None to postpone it.
+_end_process: Callable[[], NoReturn] | None = None
 # Standard streams that were a terminal at first.
 _terminals: list[int] = []
 # The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
 
-def handle(number: int, error: Callable[[], BaseException]) -> None:
-    """Let a signal raise `error()` in the main thread: at once, or in `obey` if it is postponed."""
-    once = functools.cache(error)
+def handle(number: int, make_error: Callable[[], BaseException]) -> None:
+    """Let a signal raise an error in the main thread: at once, or later if it is postponed."""
+    # Always the same error, by which `_raise_again` recognises it.
+    error_once = functools.cache(make_error)
 
     def receive(*_: object) -> None:
         global _last
-        _last = number, once()
+        error = error_once()
+        _last = number, error
         if number == signal.SIGHUP:
-            _leave_terminals()
-        if _waiting is not None and _leave is not None:
-            _leave()
-        # The second one does not wait.
-        if _waiting is None or _waiting:
-            raise _last[1]
-        _waiting.append(_last[1])
+            _discard_terminal_output()
+        if _postponed is not None and _end_process is not None:
+            _end_process()
+        is_second = bool(_postponed)
+        if _postponed is None or is_second:
+            raise error
+        _postponed.append(error)
 
     signal.signal(number, receive)
     sys.unraisablehook = _raise_again
 
 
 @contextmanager
-def interrupting(leave: Callable[[], NoReturn] | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, and are postponed at first.
+def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block.
 
+    They are postponed until the first `raise_postponed`, because a command begins with imports.
     Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no
     signals.
 
     Args:
-        leave: ends the process at once instead of postponing a signal.
+        end_process: ends the process at once instead of postponing a signal.
     """
-    global _waiting, _terminals, _leave
+    global _postponed, _terminals, _end_process
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,25 +84,25 @@ def interrupting(leave: Callable[[], NoReturn] | None = None) -> Iterator[None]:
     for number, reason in reasons.items():
         if handlers[number] is not signal.SIG_IGN:
             handle(number, functools.partial(KeyboardInterrupt, *reason))
-    _waiting = []
+    _postponed = []
     _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
-    _leave = leave
+    _end_process = end_process
     try:
         yield
-        obey()
+        raise_postponed()
     finally:
         sys.unraisablehook = unraisable_hook
-        _waiting = None
-        _leave = None
+        _postponed = None
+        _end_process = None
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def obey() -> None:
+def raise_postponed() -> None:
     """Raise the error of a postponed signal, if there was one, and let signals raise at once."""
-    global _waiting
-    postponed = _waiting
-    _waiting = None
+    global _postponed
+    postponed = _postponed
+    _postponed = None
     if postponed:
         raise postponed[0]
 
@@ -103,11 +113,11 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
     Args:
         must_go_on: postpone signals in every process, because there are rows to write.
     """
-    global _waiting, _leave
-    leave = _leave
-    _waiting = _waiting or []
+    global _postponed, _end_process
+    end_process = _end_process
+    _postponed = _postponed or []
     if must_go_on:
-        _leave = None
+        _end_process = None
     is_new = module not in sys.modules
     # Importing makes millions of objects; looking through them for garbage takes seconds, now and later.
     gc.disable()
@@ -117,46 +127,46 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
         if is_new:
             gc.freeze()
         gc.enable()
-        _leave = leave
-        obey()
+        _end_process = end_process
+        raise_postponed()
 
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """While the block runs, a signal ends the process without an exception, where the process may end so.
+    """While the block runs, a signal ends the process without an exception, where `interrupting` allows that.
 
     For work in other threads: an interpreter that shuts down while one of them computes is aborted.
     """
-    global _waiting
-    if _leave is None:
+    global _postponed
+    if _end_process is None:
         yield
         return
-    _waiting = _waiting or []
+    _postponed = _postponed or []
     try:
         yield
     finally:
-        obey()
+        raise_postponed()
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
     """Postpone a signal until the block has ended, because there are rows to write; a second one does not wait."""
-    global _waiting, _leave
-    leave = _leave
-    _waiting = _waiting or []
-    _leave = None
+    global _postponed, _end_process
+    end_process = _end_process
+    _postponed = _postponed or []
+    _end_process = None
     try:
         yield
     except BaseException:
-        # It ends the run as well.
-        _waiting = None
+        # It ends the run, as the signal would have done.
+        _postponed = None
         raise
     finally:
-        _leave = leave
-    obey()
+        _end_process = end_process
+    raise_postponed()
 
 
-def _leave_terminals() -> None:
+def _discard_terminal_output() -> None:
     """Discard output to a terminal that is gone: its error would hide the signal."""
     for stream in _terminals:
         if not os.isatty(stream):
@@ -166,6 +176,7 @@ def _leave_terminals() -> None:
 
 
 def _raise_again(unraisable: Any) -> None:
+    """Send a signal again whose error Python discarded, because a destructor was running."""
     if _last is not None and unraisable.exc_value is _last[1]:
         # Later, and to the process, so that it wakes the main thread.
         threading.Timer(0.05, os.kill, [os.getpid(), _last[0]]).start()

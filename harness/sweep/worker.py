@@ -6,6 +6,12 @@ reads the files that it writes.
 
 If a model is split over ranks, each rank is such a process, and all run the same job. Rank 0 alone
 prints and writes. When a rank fails or dies the others would wait for it, so they are ended.
+
+These messages are sent:
+
+    to the process     a `Job`; then perhaps an exception, which is raised in it and ends the job
+    from the process   True when it begins to load the pair, False when the pair is loaded;
+                       an `_Answer` when the job has ended
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, engine_of
 from harness.results.environment import new_run_id
-from harness.results.files import read_run, write_nothing
+from harness.results.files import read_rows
+from harness.results.locked_files import write_nothing
 from harness.results.schema import RunRow
 from harness.sweep import signals
 
@@ -94,7 +101,8 @@ class Job:
 
     def rows(self) -> Sequence[RunRow]:
         """The rows that the run has written, if any."""
-        return read_run(self.file, row_kind(self.command), self.run_id)
+        rows = read_rows(self.file, row_kind(self.command))
+        return [row for row in rows if row.run == self.run_id]
 
     def ensure_rows(self, reason: str) -> Sequence[RunRow]:
         """Return the run's rows; if it wrote none, first write rows that state this reason.
@@ -134,12 +142,10 @@ class _Answer(NamedTuple):
 class Worker:
     """A process for the jobs of one pair, or one per rank.
 
-    A process sends a bool when it begins or ends to load the pair, and an `_Answer` for each job.
-
     Args:
         num_ranks: processes over which models are split.
-        gpus: the only GPUs that the processes see, each with the lock that they inherit, see
-            `lease`; empty for all GPUs.
+        gpus: the only GPUs that the processes see, each with the file descriptor of its lock, which
+            they inherit (`gpus.lease`); empty for all GPUs.
 
     Attributes:
         loading: whether it is loading the pair, or failed or died while loading.
@@ -177,7 +183,7 @@ class Worker:
         """
         try:
             for connection in self._connections:
-                # A dead one is noticed later.
+                # The death of a process is noticed in `_watch`.
                 with suppress(OSError):
                     connection.send(job)
             return self._watch(timeout_s)
@@ -265,7 +271,11 @@ class Worker:
 def start_process(
     connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs the jobs which come by the connection, and inherits the locks."""
+    """Start a process that runs the jobs which come by the connection.
+
+    Args:
+        locks: file descriptors that it inherits, and so keeps locked while it lives.
+    """
     program = f"from harness.sweep.worker import serve; serve({connection.fileno()})"
     # In its own session Ctrl-C reaches the sweep alone, which passes it on once.
     return subprocess.Popen(
@@ -324,6 +334,9 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
     """Run the job, and return the error that ended it early.
 
     Each rank but the first has a directory of its own, which is kept only if the rank fails.
+
+    Args:
+        keeper: the `PairKeeper` with the pair of the job before, if there was one.
     """
     directory = job.directory / f"rank-{rank}" if rank else job.directory
     directory.mkdir(parents=True, exist_ok=True)

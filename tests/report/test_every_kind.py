@@ -24,7 +24,7 @@ ARMS = ("regular", "speculative")
 
 def filled(kind: type[RunRow], **changes: Any) -> RunRow:
     """A row that has a value in every column."""
-    values = {name: VALUES[about["type"]] for name, about in kind.columns().items()}
+    values = {name: VALUES[column.type] for name, column in kind.columns().items()}
     known = {name: value for name, value in changes.items() if name in values}
     return kind(**values | {"status": "ok", "job": "0"} | known)
 

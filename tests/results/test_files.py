@@ -30,16 +30,15 @@ import pandas as pd
 import pytest
 
 from harness.config.errors import RunError, SettingError
-from harness.results import files
+from harness.results import files, locked_files
 from harness.results.columns import described
 from harness.results.files import (
     check_appendable,
     read_answers,
     read_file,
     read_rows,
-    replace_file,
-    replace_rows,
 )
+from harness.results.locked_files import replace_file
 from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
@@ -516,7 +515,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_lock_that_never_comes_is_an_error_not_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(locked_files, "_LOCK_TIMEOUT_S", 0.1)
     path = tmp_path / "latency.csv"
     with (
         filelock.FileLock(f"{path}.lock"),
@@ -578,16 +577,6 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
     assert found.torn[0].startswith(f"{path}, line 3: ")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert read_file(tmp_path / "other.csv").kind is None
-
-
-def test_a_row_takes_the_place_of_those_with_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.csv"
-    replace_rows(path, [LatencyRow(job="0", model='a "quoted"\nline', num_tokens=1)])
-    two = [LatencyRow(job="1", model="NA"), LatencyRow(job="1", model="x", num_tokens=2)]
-    assert len(replace_rows(path, two)) == 3
-    new = LatencyRow(job="0", model="new", num_tokens=3, ignore_eos=True)
-    assert replace_rows(path, [new]) == [*two, new]
-    assert read_rows(path, LatencyRow) == [*two, new]
 
 
 ANSWER = AnswerRow(

@@ -68,10 +68,33 @@ def test_what_changes_a_number_changes_the_digest(
     assert len(set(digests)) == len(digests)
 
 
+def test_prompts_in_the_home_directory_count_by_their_contents(
+    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset may name them so; on a command line `~` is gone before."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prompts = PromptSettings(name="prompts", file="~/prompts.txt")
+    settings = dataclasses.replace(settings, prompts=prompts)
+    before = measurement_digest(settings)
+    (tmp_path / "prompts.txt").write_text("one\nthree\n")
+    assert measurement_digest(settings) != before
+
+
 def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
     changes = {"resume": False, "job_timeout_s": 5.0, "gpus_per_job": 1, "force": True}
     other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
     assert measurement_digest(other) == measurement_digest(settings)
+
+
+def test_a_job_that_leased_a_gpu_is_the_measurement_that_its_sweep_asked_for(
+    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep sees all GPUs, the job's own process only those that it leased."""
+    job = dataclasses.replace(settings, gpus_per_job=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one,GPU-two")
+    asked = measurement_digest(job)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one")
+    assert measurement_digest(job) == asked
 
 
 def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -> None:

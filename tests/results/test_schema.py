@@ -48,7 +48,7 @@ def test_the_description_of_the_columns_is_current() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_column_comes_back(kind: type[Row]) -> None:
-    row = kind(**{name: value_of(about["hint"]) for name, about in kind.columns().items()})
+    row = kind(**{name: value_of(column.hint) for name, column in kind.columns().items()})
     cells = {name: str(cell) for name, cell in row.cells().items()}
     assert kind.parse(cells) == row
     assert next(iter(cells)) == "run"
@@ -57,10 +57,10 @@ def test_every_column_comes_back(kind: type[Row]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_column_says_what_it_is(kind: type[Row]) -> None:
-    for about in kind.columns().values():
-        assert about["text"]
-        assert about["kind"] in ("setting", "figure", "circumstance")
-        assert "|" not in about["text"]
+    for column in kind.columns().values():
+        assert column.text
+        assert column.kind in ("setting", "figure", "circumstance")
+        assert "|" not in column.text
 
 
 def test_what_cannot_be_read_is_none() -> None:

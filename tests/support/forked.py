@@ -227,7 +227,7 @@ def _become_new(environment: Mapping[str, str]) -> None:
     # The first use after a fork makes the pool of threads again, for which two threads must not race.
     torch.set_num_threads(torch.get_num_threads())
     # This process may be the copy of one that runs a command.
-    signals._waiting = signals._leave = None
+    signals._postponed = signals._end_process = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

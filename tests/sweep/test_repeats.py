@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
 from harness.config.errors import SettingError
-from harness.sweep.repeats import rounds
+from harness.results.files import read_rows
+from harness.results.locked_files import replace_file
+from harness.results.schema import LatencyRow
+from harness.sweep.manifest import Manifest
+from harness.sweep.repeats import pool, rounds
 from in_process import Harness, results
+from report_files import latency_run
 from wording import mentions
 
 QUICK = ["latency", "num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -28,9 +37,22 @@ def test_what_cannot_be_repeated(harness: Harness) -> None:
     assert "at most 1000" in harness.refused("latency", "repeats=1001")
 
 
+def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
+    """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
+    manifest = Manifest(6, 0.0, ["repeat", "draft"], [], [], None)
+    replace_file(tmp_path / "sweep.json", json.dumps(dataclasses.asdict(manifest)).encode())
+    rows = []
+    for number, draft in enumerate(["lookup", "suffix", "lookup", "suffix"]):
+        columns = {"job": str(number), "draft": draft, "repeats": 3, "repeat": 1 + number // 2}
+        rows += [dataclasses.replace(row, **columns) for row in latency_run(run=str(number))]
+    pooled = pool(tmp_path, rows)
+    assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "suffix"]
+    assert [rows_of_job[-1].pooled_runs for rows_of_job in pooled] == [["0", "2"], ["1", "3"]]
+
+
 @pytest.mark.slow
 def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
-    asked = [*QUICK, "-m", "decoding.num_draft_tokens=2,3", "repeats=2"]
+    asked = [*QUICK, "-m", "decoding.num_draft_tokens=2,3", "repeats=2", "hydra.sweep.dir=sweep"]
     ended = harness(*asked)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 4
@@ -50,3 +72,9 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     report = harness("report", "results").stdout
     assert mentions(report, "8 prompts and 2 runs")
     assert "measurements" in report
+    # The same again, in the same directory, which has the pooled rows already.
+    again = harness(*asked)
+    assert again.stderr.count("measured before") == 4
+    assert "4 of 4 jobs" in again.stderr
+    swept = read_rows("sweep/latency.csv", LatencyRow)
+    assert len([row for row in swept if row.repeat == "all"]) == 2 * 2

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from harness.config.errors import SettingError
 from harness.menu.commands.latency import LatencySettings
+from harness.results.files import read_rows
+from harness.results.measurement import measurement_digest
+from harness.results.schema import LatencyRow
 from harness.sweep import saturation
+from harness.sweep.saturation import reached_before
 from in_process import Harness, results
 from report_files import latency_run
 from some_settings import settings_of
-
-
-@pytest.fixture(autouse=True)
-def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saturation, "_measured", {})
 
 
 def _settings(batch_size: int, **changes: object) -> LatencySettings:
@@ -26,39 +24,40 @@ def _settings(batch_size: int, **changes: object) -> LatencySettings:
     )
 
 
-def _measure(batch_size: int, regular: float, speculative: float) -> None:
-    rows = [
-        dataclasses.replace(row, tokens_per_second=rate)
+def _rows(batch_size: int, regular: float, speculative: float) -> list[LatencyRow]:
+    """The rows of a job with this throughput."""
+    columns = {
+        "batch_size": batch_size,
+        "measurement": measurement_digest(_settings(batch_size)),
+        "status": "ok",
+    }
+    return [
+        dataclasses.replace(row, tokens_per_second=rate, **columns)
         for row, rate in zip(latency_run(), (regular, speculative), strict=True)
     ]
-    saturation.note(_settings(batch_size), rows)
 
 
 def test_larger_loads_are_left_out_where_neither_arm_gained() -> None:
-    _measure(1, 100, 200)
-    assert saturation.reached_before(_settings(2)) is None
-    _measure(2, 150, 199)
-    assert saturation.reached_before(_settings(4)) is None
-    _measure(4, 152, 203)
+    rows = _rows(1, 100, 200)
+    assert reached_before(_settings(2), rows) is None
+    rows += _rows(2, 150, 199)
+    assert reached_before(_settings(4), rows) is None
     # Measured again, as the same settings under another name are.
-    _measure(4, 152, 203)
-    reason = saturation.reached_before(_settings(8))
+    rows += [*_rows(4, 152, 203), *_rows(4, 152, 203)]
+    reason = reached_before(_settings(8), rows)
     assert reason is not None
     assert "batch_size=2 to 4" in reason
     assert "regular 150.0 and 152.0 tokens/s" in reason
-    # A smaller load says something else, and so does one of other settings.
-    assert saturation.reached_before(_settings(3)) is None
-    assert saturation.reached_before(_settings(8, seed=1)) is None
-    assert (
-        saturation.reached_before(dataclasses.replace(_settings(8), until_saturated=False)) is None
-    )
+    # Larger loads say nothing about a smaller one, nor do other settings.
+    assert reached_before(_settings(3), rows) is None
+    assert reached_before(_settings(8, seed=1), rows) is None
 
 
 def test_a_failed_job_says_nothing_about_throughput() -> None:
-    failed = [dataclasses.replace(row, status="failed") for row in latency_run()]
-    for batch_size in (1, 2):
-        saturation.note(_settings(batch_size), failed)
-    assert saturation.reached_before(_settings(4)) is None
+    rows = [*_rows(1, 100, 200), *_rows(2, 100, 200)]
+    assert reached_before(_settings(4), rows) is not None
+    failed = [dataclasses.replace(row, status="failed") for row in rows]
+    assert reached_before(_settings(4), failed) is None
 
 
 def test_a_sweep_stops_by_itself(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +69,14 @@ def test_a_sweep_stops_by_itself(harness: Harness, monkeypatch: pytest.MonkeyPat
     sweep = harness("latency", "-m", *quick, "batch_size=1,2,4,1", "until_saturated=true")
     lines = [line for line in sweep.stderr.splitlines() if line.startswith("[")]
     assert [line.partition(" ")[0] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "batch_size=4: left out, because throughput does not grow" in lines[2]
+    assert "batch_size=4: left out: throughput does not grow" in lines[2]
     assert lines[3].endswith("(measured before)"), "the job that was left out is not left to do"
-    assert "3 of 3 jobs" in sweep.stderr
+    assert "4 of 4 jobs" in sweep.stderr
+    assert "left_out" in sweep.stdout
     assert set(results()["batch_size"]) == {1, 2}
-    (note,) = Path("sweep").rglob("left_out.txt")
-    assert "from batch_size=1 to 2" in note.read_text()
+    (left_out,) = [row for row in read_rows("sweep/latency.csv", LatencyRow) if row.status != "ok"]
+    assert (left_out.job, left_out.batch_size, left_out.status) == ("2", 4, "left_out")
+    assert "from batch_size=1 to 2" in str(left_out.error)
     # The same measurements without the setting, in the same directory: they are not measured again, and the job that
     # the first sweep left out is none of this one.
     again = harness("latency", "-m", *quick, "batch_size=1,2")

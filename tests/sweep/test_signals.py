@@ -55,7 +55,7 @@ def wait() -> None:
 )
 def test_a_signal_interrupts_with_its_reason(number: int, reason: str) -> None:
     before = signal.getsignal(number)
-    assert interruption(signals.obey, lambda: send(number), wait) == reason
+    assert interruption(signals.raise_postponed, lambda: send(number), wait) == reason
     assert signal.getsignal(number) is before
 
 
@@ -128,14 +128,14 @@ class Swallows:
 
 
 def test_a_signal_during_a_destructor_is_not_lost() -> None:
-    assert interruption(signals.obey, Swallows, wait) == "stopped by SIGTERM"
+    assert interruption(signals.raise_postponed, Swallows, wait) == "stopped by SIGTERM"
 
 
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals.interrupting():
-            signals.obey()
+            signals.raise_postponed()
             send(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -164,7 +164,7 @@ def test_a_second_signal_does_not_wait_for_rows() -> None:
             send(signal.SIGTERM)
             wait()
 
-    assert interruption(signals.obey, write) == "stopped by SIGTERM"
+    assert interruption(signals.raise_postponed, write) == "stopped by SIGTERM"
 
 
 ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"]

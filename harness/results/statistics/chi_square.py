@@ -102,7 +102,8 @@ def least_visible_shift(probabilities: ArrayLike, total_variation: float) -> Flo
 
     For a given distance Σ (other − p)² / p is least, 4 distance², when every probability changes by the same share. So
     the cells are dealt into two halves of about the same mass, of which the lighter gains what the heavier loses. With
-    a single possible outcome nothing can shift, and the distribution is returned as it is.
+    a single possible outcome nothing can shift, and the distribution is returned as it is. At a distance of 0.1,
+    [0.5, 0.3, 0.2] becomes [0.6, 0.24, 0.16].
 
     Raises:
         ValueError: for a distance that is not in (0, 0.5].
@@ -126,6 +127,7 @@ def least_visible_shift(probabilities: ArrayLike, total_variation: float) -> Flo
 
 
 def _distribution(probabilities: ArrayLike) -> Floats:
+    """Probabilities that sum to 1 exactly, after a look at them."""
     values = np.asarray(probabilities, dtype=np.float64)
     if (
         values.ndim != 1
@@ -139,7 +141,11 @@ def _distribution(probabilities: ArrayLike) -> Floats:
 
 
 def _pooled_cells(expected: Floats, min_expected: float) -> NDArray[np.intp]:
-    """The pooled cell that each cell belongs to; -1 for those expected never."""
+    """The pooled cell that each cell belongs to; -1 for those expected never.
+
+    Expected counts of [0, 1, 2, 9, 40] with `min_expected=5` give [-1, 0, 0, 0, 1]: 1 and 2 are pooled, and because
+    they are still below 5 together, 9 joins them.
+    """
     cells = np.full(expected.shape, -1, dtype=np.intp)
     # From the rarest up; the pool is the front of this order, so that growing it always takes the smallest other cell.
     order = np.argsort(expected, kind="stable")
@@ -152,4 +158,5 @@ def _pooled_cells(expected: Floats, min_expected: float) -> NDArray[np.intp]:
 
 
 def _merge(values: Floats, cells: NDArray[np.intp]) -> Floats:
+    """The sum of the values of each pooled cell."""
     return np.asarray(np.bincount(cells[cells >= 0], weights=values[cells >= 0]), dtype=np.float64)

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, NAN, Floats, Interval, counted
+from harness.results.statistics.interval import (
+    CONFIDENCE,
+    NAN,
+    Floats,
+    Interval,
+    counted,
+    positive_table,
+)
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -227,13 +234,8 @@ def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> _BetweenRuns:
 
 
 def _logs(values: ArrayLike) -> Floats:
-    """Logarithms as [num_runs, num_units]."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim not in (1, 2) or not array.size:
-        raise ValueError(f"{array.shape} is neither [num_units] nor [num_runs, num_units]")
-    if not (array > 0).all() or not np.isfinite(array).all():
-        raise ValueError("every value must be positive and finite")
-    return np.asarray(np.atleast_2d(np.log(array)))
+    """Logarithms as [num_runs, num_units], also of the [num_units] of one run."""
+    return np.asarray(np.log(positive_table(np.atleast_2d(values), "[num_runs, num_units]")))
 
 
 def _verdict(improved: bool, within: bool, worsened: bool) -> Verdict:

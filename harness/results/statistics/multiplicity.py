@@ -21,10 +21,12 @@ from harness.results.statistics.interval import (
     Floats,
     Interval,
     counted,
+    positive_tables,
 )
 
 # How many parts the units are divided into, to choose the best without one part after the other.
 _NUM_PARTS = 5
+_SHAPE = "[num_alternatives, num_units]"
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
     # 5.2 % of the tables had a difference by chance. A studentised bootstrap (max-t) has fewer than
     # its nominal 5 % there, with intervals up to twice as wide: a resample of nine units may hold
     # only two different ones.
-    numerator_array, denominator_array = _alternatives(numerators, denominators)
+    numerator_array, denominator_array = positive_tables(numerators, denominators, _SHAPE)
     num_alternatives, num_units = numerator_array.shape
     log_ratios = _log_ratios(numerator_array, denominator_array)
     order = np.argsort(-log_ratios, kind="stable")
@@ -131,7 +133,7 @@ def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
     # In simulations of six equal alternatives on 15 units the estimate was 0.1 % off, and the
     # chosen alternative's own ratio 3.6 % too high. An interval from the cross-validated totals
     # alone covered the chosen alternative's ratio in only 80 % of the cases.
-    numerator_array, denominator_array = _alternatives(numerators, denominators)
+    numerator_array, denominator_array = positive_tables(numerators, denominators, _SHAPE)
     log_ratios = _log_ratios(numerator_array, denominator_array)
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
@@ -232,16 +234,3 @@ def _critical_t(num_intervals: int, degrees_of_freedom: float) -> float:
     """
     level = CONFIDENCE ** (1 / num_intervals)
     return t_quantile((1 - level) / 2, degrees_of_freedom)
-
-
-def _alternatives(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:
-    """Return both as arrays, after a look at shapes and signs."""
-    numerator_array = np.asarray(numerators, dtype=np.float64)
-    denominator_array = np.asarray(denominators, dtype=np.float64)
-    shape = numerator_array.shape
-    if len(shape) != 2 or not numerator_array.size or shape != denominator_array.shape:
-        shapes = f"numerators {shape} and denominators {denominator_array.shape}"
-        raise ValueError(f"{shapes} must both be [num_alternatives, num_units]")
-    if not (numerator_array > 0).all() or not (denominator_array > 0).all():
-        raise ValueError("every value must be positive")
-    return numerator_array, denominator_array

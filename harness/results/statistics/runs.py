@@ -23,6 +23,7 @@ from harness.results.statistics.interval import (
     Floats,
     Interval,
     counted,
+    positive_tables,
 )
 
 
@@ -111,9 +112,9 @@ class RatioEstimate:
         high = math.exp(self.log_ratio + half_width)
         return Interval(self.ratio, low, high, self.covers)
 
-    def p_value(self, ratio: float = 1.0) -> float:
-        """Two-sided p-value of the hypothesis that the ratio is this one; nan without interval."""
-        distance = abs(self.log_ratio - math.log(ratio))
+    def p_value(self) -> float:
+        """Two-sided p-value of the hypothesis that the ratio is 1; nan without an interval."""
+        distance = abs(self.log_ratio)
         if self.standard_error == 0:
             return float(distance == 0)
         return 2 * t_tail(distance / self.standard_error, self.degrees_of_freedom)
@@ -151,14 +152,10 @@ def ratio_over_runs(
     Raises:
         ValueError: for shapes that differ or have no units, and for values that are not positive.
     """
-    tops = _by_run_and_unit(numerators)
-    bottoms = _by_run_and_unit(denominators)
-    if np.shape(numerators) != np.shape(denominators):
-        raise ValueError(
-            f"numerators {np.shape(numerators)}, denominators {np.shape(denominators)}"
-        )
+    tops, bottoms = positive_tables(numerators, denominators, "[num_runs, num_units]")
     num_runs, num_units = tops.shape
     squares = MeanSquares.of(_linearised(tops, bottoms))
+    # A mean over all values has the variance of single values over their number.
     covers = counted(num_units, unit)
     if num_runs > 1:
         covers += f" and {counted(num_runs, 'run')}"
@@ -175,7 +172,15 @@ def ratio_over_runs(
 
 @dataclass(frozen=True)
 class MeanSquares:
-    """Two-way analysis of variance without replication; 0 where a level has one member."""
+    """How values [num_runs, num_units] vary, each as a variance of single values.
+
+    This is two-way analysis of variance without replication.
+
+    Attributes:
+        of_runs: num_units × the variance of the runs' means; 0 for one run.
+        of_units: num_runs × the variance of the units' means; 0 for one unit.
+        residual: the variance that neither run nor unit explains; 0 for one run or one unit.
+    """
 
     of_runs: float
     of_units: float
@@ -201,12 +206,3 @@ class MeanSquares:
 def _linearised(tops: Floats, bottoms: Floats) -> Floats:
     """The contribution of each value to the log of the ratio of totals, to first order; the mean is 0."""
     return np.asarray(tops / tops.mean() - bottoms / bottoms.mean())
-
-
-def _by_run_and_unit(values: ArrayLike) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"{array.shape} is not [num_runs, num_units]")
-    if not (array > 0).all() or not np.isfinite(array).all():
-        raise ValueError("every value must be positive and finite")
-    return array

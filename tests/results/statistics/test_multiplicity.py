@@ -171,7 +171,7 @@ def test_what_is_no_table_is_refused(
     numerators: list[list[float]], denominators: list[list[float]]
 ) -> None:
     for function in (ranking, functools.partial(best_of_several, seed=0)):
-        with pytest.raises(ValueError, match=r"num_alternatives|positive"):
+        with pytest.raises(ValueError, match=r"num_alternatives|denominators|positive"):
             function(numerators, denominators)
 
 

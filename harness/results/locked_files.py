@@ -1,0 +1,201 @@
+"""Files that are written whole or not at all, shared by processes, killed at any moment.
+
+All writes hold a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which takes the place
+of the target in one step. Large files grow in place: `<name>.appending` then says where the new bytes begin and end. A
+process that dies leaves at most one of these two, and its lock is released. Of bytes that it had not written to the
+end, `read_whole` gives none, and the next writer removes them. The empty `<name>.lock` stays: if it were removed while
+others wait for it, they would no longer share a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from harness.config.errors import RunError, SettingError
+
+# A write holds the lock for milliseconds: a wait this long means a hung process.
+_LOCK_TIMEOUT_S = 60.0
+# Failures of the disk. Any other comes from the place, and a different setting fixes it.
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# Whether this process leaves all files as they are; see `write_nothing`.
+_reads_only = False
+
+
+def write_nothing() -> None:
+    """From now on this process only reads files: another one does the same work and writes."""
+    global _reads_only
+    _reads_only = True
+
+
+def replace_file(path: str | Path, content: bytes) -> None:
+    """Write a whole file in one step: readers see the old content or the new, never a part. The directory is made.
+
+    Raises:
+        RunError: when the file cannot be written; an old one is then unharmed.
+    """
+    with locked(path) as file:
+        file.replace(content)
+
+
+def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Append records to a JSONL file that this process alone writes: quickly, because requests are timed meanwhile."""
+    if records and not _reads_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def read_whole(path: Path) -> bytes:
+    """A file's content without bytes that another process is appending, or died over.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.is_file():
+        # A pipe has its content once.
+        return path.read_bytes()
+    while True:
+        before = target.stat()
+        content = target.read_bytes()
+        length = _whole_length(target, len(content))
+        after = target.stat()
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            return content[:length]
+
+
+@contextmanager
+def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]:
+    """Hold a file's lock. Links are written through, so that all names of a file share its lock.
+
+    Args:
+        setting: by which the user chose the place.
+
+    Raises:
+        RunError: a failure within the block, or a lock that never comes.
+        SettingError: such a failure that another value of `setting` fixes.
+    """
+    target = Path(os.path.realpath(path))
+    lock = Path(f"{target}.lock")
+    try:
+        _check_place(Path(path), target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.touch()
+        except FileNotFoundError:
+            # On /proc and the like the lock would wait for a minute.
+            raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
+        with filelock.FileLock(lock).acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.01):
+            file = LockedFile(target)
+            file.remove_unfinished()
+            yield file
+    except filelock.Timeout:
+        reason = f"another process has held {lock} for {_LOCK_TIMEOUT_S:.0f} s"
+        raise RunError(f"{path} cannot be written: {reason}") from None
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        if setting and error.errno not in OF_THE_DISK:
+            raise SettingError(setting, reason, path) from error
+        raise RunError(f"{path} {reason}") from error
+
+
+def _check_place(path: Path, target: Path) -> None:
+    """Raise an OSError where something else than a regular file is.
+
+    The path itself is looked at as well as what it leads to: /dev/stdout may lead to `pipe:[123]`, which as a path
+    does not exist.
+    """
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    for place in (path, target):
+        if place.exists() and not place.is_file():
+            raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+class LockedFile:
+    """A file while this process alone may write it; `locked` gives one.
+
+    Attributes:
+        path: of the file itself, not of a link to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.tmp")
+        self._note = _note_of(path)
+
+    def replace(self, content: bytes) -> None:
+        """Give the file this content, in one step."""
+        if _reads_only:
+            return
+        try:
+            with self._temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.exists():
+                shutil.copymode(self.path, self._temporary)
+            os.replace(self._temporary, self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def append(self, content: bytes) -> None:
+        """Append to the file, which exists, all or nothing."""
+        if _reads_only:
+            return
+        begin = self.path.stat().st_size
+        try:
+            with self._note.open("w") as file:
+                file.write(f"{begin} {begin + len(content)}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with self.path.open("ab") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            self.remove_unfinished()
+            raise
+        self._note.unlink()
+
+    def remove_unfinished(self) -> None:
+        """Remove bytes that a process did not append to the end."""
+        if _reads_only or not self._note.exists():
+            return
+        if self.path.exists():
+            size = self.path.stat().st_size
+            whole = _whole_length(self.path, size)
+            if whole < size:
+                os.truncate(self.path, whole)
+        self._note.unlink()
+
+    def check_writable(self) -> None:
+        """Raise the OSError that `replace` or `append` would raise about the place."""
+        self._temporary.touch()
+        self._temporary.unlink()
+        if self.path.exists():
+            self.path.open("ab").close()
+
+
+def _whole_length(target: Path, size: int) -> int:
+    """How many of a file's bytes are there for good: less than `size` while some are appended, or were in part."""
+    try:
+        begin, end = map(int, _note_of(target).read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        # No note, or a process died while it wrote one and had not begun to append.
+        return size
+    return begin if begin < size < end else size
+
+
+def _note_of(target: Path) -> Path:
+    """The file that says where bytes begin and end that are being appended, `1200 1310`."""
+    return target.with_name(f"{target.name}.appending")
