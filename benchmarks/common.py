@@ -22,7 +22,7 @@ from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
-from harness.menu import names
+from harness.menu import config_source, names
 from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import from_config
 from harness.models.case import Demand
@@ -57,7 +57,7 @@ def add_numbers(parser: argparse.ArgumentParser, **numbers: float) -> None:
 
 def settings(*overrides: str) -> LatencySettings:
     """The settings of `latency` with these overrides."""
-    names.register()
+    config_source.register()
     with initialize_config_dir(str(names.CONF), version_base="1.3"):
         plain: Any = OmegaConf.to_container(compose("latency", list(overrides)), resolve=True)
     plain.pop("command")

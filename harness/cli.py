@@ -248,14 +248,14 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.menu import names
+    from harness.menu import config_source, names
 
     words: list[str] = []
     with _reporting(command):
         words = _words_for_hydra(command, arguments)
     if _outcome.errors:
         return
-    names.register()
+    config_source.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
     # With this set Hydra raises exceptions instead of printing them over many lines.
@@ -278,7 +278,7 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
 def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
     """The command line for Hydra, after a look for mistakes."""
     from harness.menu import arguments as rules
-    from harness.menu import names, overrides
+    from harness.menu import overrides
     from harness.sweep import repeats
 
     # Shell completion is for the program as a whole: its first word is the command.
@@ -291,7 +291,7 @@ def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
     rounds = repeats.rounds(command, others)
     if rounds and not flags:
         flags = ["-m"]
-    quoted = [overrides.quote_text(names.without_heads(argument)) for argument in others]
+    quoted = [overrides.quote_text(overrides.without_heads(argument)) for argument in others]
     # Hydra takes -m before or after all settings, but not among them.
     return [program, *flags, *rounds, *quoted]
 

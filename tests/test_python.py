@@ -99,7 +99,7 @@ def test_settings_may_be_keywords() -> None:
         (["latency", "--help"], {}, "--help: is for the command line"),
         (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
         (["latency"], {"batch_sise": 4}, "batch_sise: no such setting (did you mean batch_size?)"),
-        (["latency"], {"batch_size": None}, "batch_size=None: must be a whole number"),
+        (["latency"], {"batch_size": None}, "batch_size=null: must be a whole number"),
         (["latency"], {"decoding": {"top_p": 2}}, "decoding.top_p=2.0: must be in (0, 1]"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -25,7 +25,7 @@ class SettingError(HarnessError):
     Args:
         setting: the full key as typed on the command line, `decoding.top_p`.
         rule: what must hold, `must be in (0, 1]`.
-        value: as it was given. Left out where the rule already names it.
+        value: the one it has. Left out where the rule already names it.
     """
 
     exit_code = 2
@@ -39,8 +39,7 @@ class SettingError(HarnessError):
     def __str__(self) -> str:
         if self.value is ...:
             return f"{self.setting}: {self.rule}"
-        typed = list(self.value) if isinstance(self.value, tuple) else self.value
-        return f"{self.setting}={typed}: {self.rule}"
+        return f"{self.setting}={as_typed(self.value)}: {self.rule}"
 
 
 class VerdictError(HarnessError):
@@ -61,6 +60,18 @@ class VerdictError(HarnessError):
 
 class RunError(HarnessError):
     """A run with correct settings that failed: memory, network, disk, driver."""
+
+
+def as_typed(value: object) -> str:
+    """A value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, Mapping):
+        entries = [f"{key}:{as_typed(entry)}" for key, entry in value.items()]
+        return f"{{{','.join(entries)}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

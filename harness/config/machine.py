@@ -28,7 +28,8 @@ for index in range(torch.cuda.device_count()):
     print(torch.cuda.get_device_name(index))
 """
 
-# Set by `share_cores`.
+# The OMP_NUM_THREADS that `share_cores` has set; None where it left it unset. Any other value is the
+# user's own.
 _shared: str | None = None
 
 
@@ -80,7 +81,8 @@ def is_loopback(host: str) -> bool:
 def share_cores(num_processes: int) -> None:
     """Limit the threads of this process, and of those it starts, to a share of the usable cores.
 
-    It sets OMP_NUM_THREADS, which torch reads when it is imported; a number that the user has set stays.
+    With 16 cores and 4 processes each gets 4 threads. It sets OMP_NUM_THREADS, which torch reads
+    when it is imported; a number that the user has set stays.
 
     Args:
         num_processes: that compute at the same time, each with the same share.

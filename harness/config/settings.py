@@ -355,7 +355,7 @@ class PromptSettings:
         known = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():
             require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
-        lengths = list(self.lengths)
+        lengths = self.lengths
         are_positive = all(length > 0 for length in lengths)
         are_different = len(set(lengths)) == len(lengths)
         rule = "must be positive numbers of tokens, each named once"

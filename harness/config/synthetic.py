@@ -1,5 +1,16 @@
-"""Acceptance that is asked for: what `decoding.synthetic_acceptance` may be, as a rate for each draft
-position; and rates of profiles, which `draft.rates` may name too.
+"""Acceptance rates that a user asks for, by `decoding.synthetic_acceptance`, and those of other runs' profiles.
+
+What is asked for has three forms, which `conditional_rates` turns into one: the chance at each draft
+position that a token is accepted if those before it were, of which the last holds for all later
+positions. Engines take marginal rates: the chance that a token and all before it are accepted.
+
+| asked for, with K=3 | conditional | marginal | mean acceptance length |
+|---|---|---|---|
+| 0.8, for every position | 0.8 | 0.8, 0.64, 0.512 | 2.95 |
+| [0.9, 0.5] | 0.9, 0.5 | 0.9, 0.45, 0.225 | 2.575 |
+| 2.95, a mean length (above 1) | 0.8 | 0.8, 0.64, 0.512 | 2.95 |
+
+The mean length counts the target's own token: 1 + the sum of the marginal rates.
 """
 
 from __future__ import annotations
@@ -14,10 +25,10 @@ from typing import Any, TypeGuard
 
 from harness.config.errors import SettingError
 
-# One rate for every position; above 1 a mean acceptance length; a rate for each position.
+# What is asked for, in one of the three forms above.
 Rates = float | tuple[float, ...]
 
-# The key in a profile, under `harness`.
+# The key of `rank_rates_of_profile` in a profile, under `harness`.
 RATES_BY_RANK = "accept_rates_by_rank"
 
 _SETTING = "synthetic_acceptance"
@@ -30,12 +41,12 @@ def rates_of_row(value: Any) -> Rates:
 
 
 def is_length(rates: Rates) -> TypeGuard[float]:
-    """Whether it is a mean acceptance length, and no rate."""
+    """Whether a mean acceptance length is asked for, and no rate."""
     return not isinstance(rates, tuple) and rates > 1
 
 
 def check_rates(rates: Rates, num_draft_tokens: int | str) -> None:
-    """Raises SettingError for a rate that is no probability, or a length that K tokens cannot have."""
+    """Raise a SettingError for a rate that is no probability, or a length that K tokens cannot have."""
     if isinstance(rates, tuple):
         if not rates or not all(0 <= rate <= 1 for rate in rates):
             raise SettingError(_SETTING, "must have rates in [0, 1], one or more", rates)
@@ -53,10 +64,9 @@ def check_rates(rates: Rates, num_draft_tokens: int | str) -> None:
 
 
 def conditional_rates(rates: Rates, num_draft_tokens: int) -> tuple[float, ...]:
-    """Chance at each position that a token is accepted if those before it were.
+    """Chance at each position that a token is accepted if those before it were; the last one holds on.
 
-    The last rate holds for all later positions. A mean length becomes one rate for all positions,
-    as a draft's own rates are nearly equal.
+    A mean length becomes one rate for all positions, as a draft's own rates are nearly equal.
     """
     if isinstance(rates, tuple):
         return rates
@@ -73,8 +83,8 @@ def conditional_rates(rates: Rates, num_draft_tokens: int) -> tuple[float, ...]:
 
 def marginal_rates(conditional: Sequence[float], num_draft_tokens: int) -> list[float]:
     """Chance at each of K positions that a token and all before it are accepted."""
-    missing = num_draft_tokens - len(conditional)
-    rates = [*conditional, *[conditional[-1]] * missing][:num_draft_tokens]
+    num_missing = num_draft_tokens - len(conditional)
+    rates = [*conditional, *[conditional[-1]] * num_missing][:num_draft_tokens]
     return list(accumulate(rates, mul))
 
 
@@ -113,6 +123,9 @@ def for_llama_cpp(marginal: Sequence[float]) -> str:
 def rates_of_profile(path: str) -> Rates:
     """The rates of a `speculation_profile.json`; the mean length of one without rates.
 
+    One of ours has rates of the tested tokens under `harness`, one of other tools only
+    `conditional_accept_rates` or `mean_accept_length`.
+
     Raises:
         SettingError: there is no such file, or it is no profile of a measurement.
     """
@@ -129,7 +142,7 @@ def rates_of_profile(path: str) -> Rates:
 
 
 def rank_rates_of_profile(path: str) -> tuple[float, ...]:
-    """How often the first, second, ... child of a node was accepted in a run with trees.
+    """How often the first, second, ... child of a node was accepted in a run with trees: `draft.rates`.
 
     Raises:
         SettingError: there is no such file, or it is no profile of a run with trees.

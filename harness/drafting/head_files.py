@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.menu.head_kind import HeadKind
-from harness.models.checkpoints import ask_hub
+from harness.models.checkpoints import check_model_access
 from harness.models.failures import explained
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -41,7 +41,7 @@ def fetch(settings: ModelSettings, name: str) -> Path | None:
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
     """The repository's config.json; empty if it has none, or none within reach."""
     try:
-        ask_hub(settings)
+        check_model_access(settings)
         path = fetch(settings, "config.json")
         content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}

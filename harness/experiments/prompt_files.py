@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
-from harness.models.checkpoints import ask_for
+from harness.models.checkpoints import check_hub_access
 from harness.models.failures import explain, first_line
 
 # The number of a row, from 1, and the row.
@@ -48,7 +48,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
-        ask_for(repository, file, revision, "dataset")
+        check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )

@@ -9,29 +9,27 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from harness.config.errors import SettingError, nearest
+from harness.config.errors import SettingError, as_typed, nearest
 from harness.config.settings import require
 from harness.menu import names
 from harness.menu.overrides import in_quotes
 
-# Options of Hydra's own, and whether a value follows.
-_OPTIONS = {
-    "--help": False, "-h": False, "--hydra-help": False, "--version": False, "--resolve": False,
-    "--run": False, "-r": False, "--multirun": False, "-m": False, "--shell-completion": False, "-sc": False,
-    "--cfg": True, "-c": True, "--package": True, "-p": True, "--config-path": True, "-cp": True,
-    "--config-name": True, "-cn": True, "--config-dir": True, "-cd": True, "--experimental-rerun": True,
-    "--info": True, "-i": True,
-}  # fmt: skip
+# Hydra's own options, and those of them that are followed by a value.
+_SWITCHES = "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
+_WITH_VALUE = (
+    "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd"
+    " --experimental-rerun --info -i"
+).split()
 # The values that an option takes, where they are few.
 _PRINTED = ("job", "hydra", "all")
 _TOLD = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _CHOICES = {"--cfg": _PRINTED, "-c": _PRINTED, "--info": _TOLD, "-i": _TOLD}
 _PACKAGE = ("--package", "-p")
-# Groups with keys that are no settings of the command.
+# Groups whose keys are not all settings of the command: Hydra's own, and those of one draft or engine.
 _OPEN_GROUPS = ("hydra", "_global_", "command", "draft", "engine")
-# They choose a preset, which null is not.
+# Settings that choose a preset, which null is not.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
-# They name a place.
+# Settings of Hydra that name a place.
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # What Hydra reads as a number, a truth or a list, where a name is asked for.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
@@ -53,9 +51,10 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
             is_value = False
         elif argument.startswith("-"):
             option, equals, value = argument.partition("=")
-            if option not in _OPTIONS and not re.fullmatch("-[hmr]+", argument):
+            takes_value = option in _WITH_VALUE
+            is_switch = option in _SWITCHES or re.fullmatch("-[hmr]+", argument)
+            if not takes_value and not is_switch:
                 raise SettingError(argument, _instead_of_option(argument, following, command))
-            takes_value = _OPTIONS.get(option, False)
             is_value = takes_value and not equals
             if takes_value:
                 values = [value] if equals else following[:1]
@@ -154,15 +153,11 @@ def _flat(setting: str, value: Any, known: Collection[str]) -> Iterator[tuple[st
 
 def _typed(setting: str, value: Any) -> str:
     """A value in Hydra's grammar."""
-    if value is None:
-        return "null"
     # NumPy's truth values and numbers.
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Number):
-        return str(value)
+    if value is None or isinstance(value, Number):  # a bool is a number
+        return as_typed(value)
     if isinstance(value, str):
         return in_quotes(value)
     if isinstance(value, os.PathLike):

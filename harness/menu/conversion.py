@@ -1,4 +1,8 @@
-"""From a composed configuration to settings. No OmegaConf past this file."""
+"""From a composed configuration to settings: plain mappings in, dataclasses out.
+
+`from_config(LatencySettings, {"model": {"name": "tiny", ...}, "batch_size": 4, ...})` converts each
+value to the type of its field. No OmegaConf past this file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from harness.menu.records import ENGINES, METHODS
 
 SettingsType = TypeVar("SettingsType")
 
-# Groups whose class depends on the record that they name.
+# Groups whose class depends on the record that they name: `draft` is one of `LookupSettings` where
+# its method is `lookup`.
 _CHOSEN: Mapping[object, records.Methods | records.Engines] = {
     DraftSettings: METHODS,
     EngineSettings: ENGINES,
@@ -87,7 +92,11 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
 
 
 def _fitting(kinds: Sequence[Any], value: Any) -> Any:
-    """The kind that takes this list or text, of those that a setting may have; the first for any other value."""
+    """The kind that a value is to have, of those in the type of a setting.
+
+    For `float | tuple[float, ...] | str | None` a list is for the tuple, a text for `str`, and any
+    other value for the first kind, `float`.
+    """
     for kind in kinds:
         takes_list = typing.get_origin(kind) is tuple and isinstance(value, list)
         takes_text = kind is str and isinstance(value, str)
@@ -126,7 +135,10 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
 
 
 def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
-    """A number (or a bool), or one of a few words; any text where a part is `str`."""
+    """A value of a setting such as `int | Literal["auto"]`, which takes a number or a word.
+
+    The first part may be `bool` as well, and with a part `str` any text is taken.
+    """
     words = [word for part in parts for word in typing.get_args(part)]
     if value in words or (str in parts and isinstance(value, str)):
         return value
@@ -137,7 +149,7 @@ def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
 
 
 def _group(kind: type, value: Any, setting: str) -> Any:
-    """A group of settings; None for `draft=none`, which arrives as a mapping whose name says so."""
+    """A group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
     if not isinstance(value, Mapping):
         rule = f"must be a group of settings, such as {setting}.{_names_of(kind)[0]}=..."
         raise SettingError(setting, rule, value)
@@ -148,7 +160,7 @@ def _group(kind: type, value: Any, setting: str) -> Any:
             )
         return None
     if kind in _CHOSEN:
-        kind = _CHOSEN[kind].kind(value)
+        kind = _CHOSEN[kind].settings_class(value)
     return from_config(kind, value, setting + ".")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from harness.config.engines import EngineSettings
+from harness.config.errors import as_typed
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import (
     DecodingSettings,
@@ -33,8 +34,6 @@ GROUPS: dict[str, type] = {
     "results": ResultSettings,
 }
 
-_WORDS = {True: "true", False: "false", None: "null"}
-
 
 class Setting(NamedTuple):
     """One setting.
@@ -50,15 +49,6 @@ class Setting(NamedTuple):
     choices: tuple[str, ...]
     default: Any
     meaning: str
-
-
-def as_typed(value: Any) -> str:
-    """A value as a user types it."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(as_typed, value))}]"
-    if value is None or isinstance(value, bool):
-        return _WORDS[value]
-    return str(value)
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -87,8 +77,9 @@ def _attributes(docstring: str) -> dict[str, str]:
 
 
 def _in_words_of_a_user(text: str) -> str:
-    for value, word in _WORDS.items():
-        text = re.sub(rf"\b{value}\b", word, text)
+    """`None`, `True` and `False` as they are typed."""
+    for value in (None, True, False):
+        text = re.sub(rf"\b{value}\b", as_typed(value), text)
     return text
 
 

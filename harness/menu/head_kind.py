@@ -42,7 +42,8 @@ class HeadKind(Record):
         """The configuration, checked against the target.
 
         Args:
-            shapes: of the stored tensors; None where no weights are needed.
+            stored: the configuration as it is stored, with the user's settings and the target.
+            shapes: of the stored tensors, by their names; None where no weights are needed.
 
         Raises:
             SettingError: for another target, or a format that is not known completely.

@@ -10,6 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.config.errors import as_typed
 from harness.config.run import RunSettings
 from harness.menu import documentation
 from harness.menu.command import Command
@@ -143,7 +144,7 @@ def _value(setting: Setting, config: DictConfig) -> str:
     if OmegaConf.is_list(value):
         value = list(value)
     known = isinstance(value, str | int | float | list | tuple) or value is None
-    return documentation.as_typed(value) if known else ""
+    return as_typed(value) if known else ""
 
 
 def _entry(name: str, text: str, indent: str = "    ") -> str:

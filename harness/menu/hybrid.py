@@ -52,7 +52,10 @@ class HybridSettings(DraftSettings):
         return ["least_text"]
 
     def __reduce__(self) -> Any:
-        """Pickle the two classes, because their common subclass has no name in a module."""
+        """Pickle the classes of both parts: their common subclass is in no module.
+
+        Its bases are those that `_settings_of_both` gives it.
+        """
         _, of_text, of_other = type(self).__bases__
         return _restored, (of_text, of_other, dict(vars(self)))
 
@@ -162,7 +165,10 @@ _CLASSES: dict[tuple[type, type], type[DraftSettings]] = {}
 def _settings_of_both(
     of_text: type[DraftSettings], of_other: type[DraftSettings]
 ) -> type[DraftSettings]:
-    """Return the class of a hybrid's settings, from the classes of its parts."""
+    """Return the class of a hybrid's settings, a subclass of those of its parts.
+
+    For `suffix+model` it has `max_depth` of suffix, `tree` of a model, and `least_text` of hybrids.
+    """
     if (of_text, of_other) not in _CLASSES:
         kind = type("HybridSettings", (HybridSettings, of_text, of_other), {})
         _CLASSES[of_text, of_other] = dataclass(frozen=True, kw_only=True)(kind)
@@ -173,12 +179,6 @@ def _restored(
     of_text: type[DraftSettings], of_other: type[DraftSettings], values: dict[str, Any]
 ) -> DraftSettings:
     return _settings_of_both(of_text, of_other)(**values)
-
-
-def parts(name: str) -> tuple[str, str] | None:
-    """Return the parts before and after the first plus of a name; None unless it has both."""
-    first, _, second = name.partition("+")
-    return (first, second) if first and second else None
 
 
 def hybrid(name: str, text: Method, other: Method) -> Hybrid:

@@ -1,11 +1,15 @@
-"""Words the mistakes that Hydra and OmegaConf find in the overrides as our own errors."""
+"""Words the mistakes that Hydra and OmegaConf find in the overrides as our own errors.
+
+`latency temperature=1` makes Hydra say "Could not override 'temperature'. ... Key 'temperature' is
+not in struct", over several lines. `explained` turns that into "temperature: no such setting (did
+you mean decoding.temperature?)".
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import Any
 
 from hydra import errors
 
@@ -45,81 +49,85 @@ _ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
 def explained(error: Exception, command: str, settings: type) -> SettingError | None:
     """The mistake in one line; None for an error that is no mistake in the overrides.
 
+    Some errors are told by their class alone, others by their message; an example is beside each.
+
     Args:
-        settings: of the command, whose names are suggested.
+        settings: the class of the command's settings, whose names are suggested.
     """
     text = str(error)
     if isinstance(error, errors.OverrideParseException):
         rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
         return SettingError(str(error.override), rule)
-    group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    if isinstance(error, errors.MissingConfigException) and group:
-        return _no_such_preset(error, command, group, choice)
+    if isinstance(error, errors.MissingConfigException):
+        # `model=7C`: the missing file is `model/7C`. Without a group it is a file of our own.
+        group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
+        if group:
+            return _no_such_preset(error, command, group, choice)
+    # "Could not override 'decoding.top_pp'."
     if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
-        key = text.split("'")[1].split("@")[0]
-        cause = str(error.__cause__ or text).splitlines()[0]
-        if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
-            return SettingError(key, cause)
-        within = re.match("Key '(.*?)' is not in struct", cause)
-        if within and within[1] not in key.split("."):
-            # `decoding={temprature: 0}`
-            key = f"{key}.{within[1]}"
-        return _no_such_setting(key, command, conversion.setting_names(settings))
+        return _not_overridden(error, command, settings)
+    # "Error merging override draft.rates={a:1}"
     if text.startswith(_UNMERGED):
         key, _, value = text.removeprefix(_UNMERGED).partition("=")
         rule = "must be a list, not a mapping" if value.startswith("{") else "must be a mapping"
         return SettingError(key, rule, value)
+    # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
         return SettingError("--resolve", "needs --cfg job, or --help")
+    # "Ambiguous value for argument 'model=7B,13B'"
     if "Ambiguous value for argument" in text:
-        return SettingError(
-            text.split("'")[1], "several values need -m (a sweep) or brackets (a list)"
-        )
-    if isinstance(error, errors.HydraException | ValueError) and type(error).__module__.startswith(
-        "hydra"
-    ):
+        rule = "several values need -m (a sweep) or brackets (a list)"
+        return SettingError(text.split("'")[1], rule)
+    is_hydras = type(error).__module__.startswith("hydra")
+    if is_hydras and isinstance(error, errors.HydraException | ValueError):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None
 
 
-def _no_such_preset(error: Any, command: str, group: str, choice: str) -> SettingError:
+def _no_such_preset(
+    error: errors.MissingConfigException, command: str, group: str, choice: str
+) -> SettingError:
     if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
         rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
         return SettingError(group, rule, choice)
     # Hydra has no options for a name with suffixes.
-    known = list(error.options or (file.stem for file in (names.CONF / group).glob("*.yaml")))
+    known = list(error.options or names.presets(group))
     if group == "model" and _names_draft(choice):
         # Every model is a draft, so Hydra looked there.
         group = "draft"
         known = [*known, *names.drafts()]
-    presets = (
+    is_directory = choice and os.path.exists(choice)
+    hint = f" (did you mean ./{choice}?)" if is_directory else nearest(choice, known)
+    listed = (
         f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
     )
-    close = (
-        f" (did you mean ./{choice}?)"
-        if choice and os.path.exists(choice)
-        else nearest(choice, known)
-    )
-    return SettingError(group, f"no such preset{close}; {presets}", choice)
+    return SettingError(group, f"no such preset{hint}; {listed}", choice)
+
+
+def _not_overridden(error: Exception, command: str, settings: type) -> SettingError:
+    """A setting that is not there, or that does not take the value; the error's cause says which."""
+    text = str(error)
+    key = text.split("'")[1].split("@")[0]
+    cause = str(error.__cause__ or text).splitlines()[0]
+    if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
+        return SettingError(key, cause)
+    # `decoding={temprature: 0}`: "Could not override 'decoding'.", "Key 'temprature' is not in struct"
+    within = re.match("Key '(.*?)' is not in struct", cause)
+    if within and within[1] not in key.split("."):
+        key = f"{key}.{within[1]}"
+    return _no_such_setting(key, command, conversion.setting_names(settings))
 
 
 def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
-    group, _, own = key.rpartition(".")
-    if key in known and group:
-        # Another preset of the group has it: a setting of one engine, for example.
-        files = [*(names.CONF / group).glob("*.yaml")]
-        having = sorted(
-            file.stem for file in files if f"\n{own}:" in file.read_text(encoding="utf-8")
-        )
-        return SettingError(key, f"needs {group}={' or '.join(having)}")
     if key in _ADDED_GROUPS:
         return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
     # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
-    last = _OTHER_NAMES.get(own, own)
-    same_last_part = [name for name in known if name.rpartition(".")[2] == last]
-    same_last_part.sort(key=lambda name: name.count("."))
-    suggestion = f" (did you mean {same_last_part[0]}?)" if same_last_part else nearest(key, known)
-    return SettingError(key, f"no such setting{suggestion}; {command} --help lists them")
+    last_part = key.rpartition(".")[2]
+    meant = _OTHER_NAMES.get(last_part, last_part)
+    candidates = [name for name in known if name.rpartition(".")[2] == meant]
+    fewest_groups = min(candidates, key=lambda name: name.count("."), default=None)
+    hint = f" (did you mean {fewest_groups}?)" if fewest_groups else nearest(key, known)
+    return SettingError(key, f"no such setting{hint}; {command} --help lists them")
 
 
 def _names_draft(choice: str) -> bool:

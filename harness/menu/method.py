@@ -2,8 +2,11 @@
 
 A method is a subclass of `Method` in a file of `menu/methods/`, in an installed package (entry
 point group `harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What
-needs
-torch is imported inside functions: names, settings and help are known without it.
+needs torch is imported inside functions: names, settings and help are known without it.
+
+A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
+load, `layers`, `model`, `passes` and `warp` while the pair is prepared, and `drafter` when it
+decodes. Other engines ask for their own words instead: `vllm`, `huggingface`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 
 class LoadedPair(Protocol):
-    """A target and its draft, loaded; see `engines.pair.Pair`."""
+    """A target and its draft, loaded: the part of `engines.pair.Pair` that methods use."""
 
     @property
     def target(self) -> LoadedModel:
@@ -67,7 +70,7 @@ class LoadedPair(Protocol):
 
 
 class DraftedPair(Protocol):
-    """A planned pair, as far as engines ask about its draft; see `engines.pair.PlannedPair`."""
+    """A pair before its weights load: the part of `engines.pair.PlannedPair` that methods use."""
 
     @property
     def head(self) -> HeadCheckpoint | None:

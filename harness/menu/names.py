@@ -1,15 +1,23 @@
-"""Commands and their defaults, and names for `model=`, `draft=`, `prompts=` and `+pair=` that have no file in `conf/`.
+"""Configurations for names that have no file in `conf/`: `configuration("model/7B_8bit")`.
 
-Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` in its config sources, for overrides, sweeps,
-experiments and tab completion. The source here knows
+Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps,
+experiments or a word to complete, and asks here first (`config_source`). A configuration is what a
+YAML file of `conf/` would hold: settings, and under `defaults` the configurations it begins with,
+of which later ones win; `_self_` is the place of its own settings among them. For `7B_8bit` it is
 
-- commands and the defaults of their settings, from the classes: files of `conf/` hold only what differs from these;
+    {"defaults": ["7B", "_self_"], "name": "7B_8bit", "quantization": "8bit"}
+
+There are configurations for
+
+- commands, with the defaults of their settings from the classes: files of `conf/` hold only what
+  differs from these;
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
-- paths and hub repositories, anything with a slash, and prompt files by their extension;
-- the `draft` group, which is the `model` group under another key, with `none`, the methods without weights,
-  `early_exit_8` for the first 8 layers, `tiny_eagle3_tree` for dynamic trees, hybrids such as `suffix+tiny_eagle3`,
-  and new heads for `distill`;
-- the `engine` group: engines of this project and of installed packages, and `./my_engine.py:MyEngine`;
+- paths and hub repositories, which are names with a slash, and prompt files by their extension;
+- the group `draft`, which has every name of the group `model`, and further `none`, the methods
+  without weights, `early_exit_8` for the first 8 layers, `tiny_eagle3_tree` for dynamic trees,
+  hybrids such as `suffix+tiny_eagle3`, and new heads for `distill`;
+- the group `engine`: engines of this project and of installed packages, and
+  `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """
@@ -19,26 +27,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import importlib
-import re
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from harness.config.machine import gpu_names
-from harness.config.model_names import is_head, split_suffixes, without_suffixes
+from harness.config.model_names import is_head, split_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import (
     PROMPT_FILES,
@@ -52,18 +49,20 @@ from harness.menu.command import Command
 from harness.menu.conversion import from_config
 from harness.menu.hybrid import HybridSettings
 from harness.menu.method import TextMethod
-from harness.menu.records import COMMANDS, ENGINES, METHODS, default_draft
+from harness.menu.records import COMMANDS, ENGINES, METHODS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-# The group of a hybrid's second part: in the group `draft` the hybrid itself would override it.
-_OF_A_HYBRID = "draft_of_hybrid"
+# The group of a hybrid's second part, with the same names as the group `draft`: what the user types
+# as `draft=` takes the place of every choice in that group, so that the hybrid would begin with
+# itself.
+DRAFT_OF_HYBRID = "draft_of_hybrid"
 # Ends the name of a draft that proposes dynamic trees.
 _OF_TREES = "_tree"
-# Begins the name of the primary configuration of a command that has none in `conf/`.
+# Begins the name of the configuration of a command that has no file in `conf/`.
 _OF_A_COMMAND = "command:"
 
 
@@ -73,6 +72,7 @@ def drafts() -> list[str]:
 
 
 def _model(name: str) -> dict[str, Any] | None:
+    """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
     if "/" in name or name in (".", ".."):
         path = Path(name)
         if path.suffix == ".gguf":
@@ -81,16 +81,20 @@ def _model(name: str) -> dict[str, Any] | None:
     parts = split_suffixes(name)
     if parts.base == name:
         return None
-    configuration: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
+    config: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
     if parts.quantization is not None:
-        configuration["quantization"] = parts.quantization
+        config["quantization"] = parts.quantization
     if parts.num_gpus:
-        configuration["gpus"] = parts.num_gpus
-    return configuration
+        config["gpus"] = parts.num_gpus
+    return config
 
 
 def _draft(name: str) -> dict[str, Any]:
-    """The configuration of what `draft=` names, with the defaults of its method's settings."""
+    """The configuration of what `draft=` names, with the defaults of its method's settings.
+
+    A model or a head gets the settings of the group `model` under that name: Hydra's
+    `/model@_here_` means "a choice of the group `model`, put where this configuration is".
+    """
     if name == "none":
         return {"name": "none"}
     if found := METHODS.split(name):
@@ -107,16 +111,18 @@ def _draft(name: str) -> dict[str, Any]:
 def _drafter_of_trees(name: str) -> str | None:
     """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
     drafter = name.removesuffix(_OF_TREES)
-    is_shorter = drafter not in (name, "") and "/" not in name
-    if not is_shorter or (CONF / "model" / f"{name}.yaml").is_file():
+    is_suffixed = drafter not in (name, "") and not drafter.endswith(_OF_TREES)
+    if not is_suffixed or "/" in name or name in presets("model"):
         return None
-    if _drafter_of_trees(drafter) is not None:
-        return None  # `tiny_eagle3_tree_tree`
-    return drafter if _method_and_choice(drafter)[0] == "model" else None
+    return drafter if method_name(drafter) == "model" else None
 
 
 def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
-    """The configuration of a hybrid: the other draft's, with the text method's settings."""
+    """The configuration of a hybrid: the other draft's, with the text method's settings.
+
+    For `suffix+tiny_eagle3` it begins with all of `tiny_eagle3`, then sets `least_text`, the
+    settings of `suffix`, and `method: suffix+model`.
+    """
     method = method_name(name)
     require(other != "none", "draft", "must name a draft after the plus", name)
     record = METHODS[text]
@@ -124,7 +130,7 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
     own = _defaults(HybridSettings, HybridSettings.own_names())
     own |= _defaults_of_method(text) | record.hybrid_defaults()
     return {
-        "defaults": [{f"/{_OF_A_HYBRID}@_here_": other}, "_self_"],
+        "defaults": [{f"/{DRAFT_OF_HYBRID}@_here_": other}, "_self_"],
         **own,
         "name": name,
         "method": method,
@@ -132,7 +138,11 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
 
 
 def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
-    """The method that a name stands for, and the settings that it implies."""
+    """The method that a name stands for, and the settings that the name implies.
+
+    `early_exit_8` -> ("early_exit", {"layers": [8]}), `lookup` -> ("lookup", {}), and any name that
+    no other method knows is one of a model or a head: `7B` -> ("model", {}).
+    """
     if found := METHODS.split(name):
         text, other = found
         return f"{text}+{_method_and_choice(other)[0]}", {}
@@ -155,7 +165,7 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 
 def _defaults_of_method(method: str) -> dict[str, Any]:
-    """The defaults of a method's own settings; a model's are those of its preset's group."""
+    """The defaults of a method's settings, apart from those that name the draft."""
     kind = METHODS[method].settings
     names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
     return _defaults(kind, names)
@@ -171,7 +181,7 @@ def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
 
 
 def plain_settings(kind: type) -> list[str]:
-    """The settings of a class outside groups."""
+    """The settings of a class that are values, and no groups such as `decoding`."""
     hints = typing.get_type_hints(kind)
     names = []
     for field in dataclasses.fields(kind):
@@ -205,29 +215,19 @@ def method_name(draft: str) -> str:
     return _method_and_choice(draft)[0]
 
 
-def without_heads(argument: str) -> str:
-    """`model=glob(*)` without the presets of draft heads, which are no targets; any other argument as it is."""
-    if not re.match(r"\+*model=glob\(", argument):
-        return argument
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        # Hydra words it when it reads the arguments.
-        return argument
-    pattern = override.value()
-    if not isinstance(pattern, Glob):
-        return argument
-    excluded = [*map(str, pattern.exclude), *_heads()]
-    return f"model=glob([{','.join(map(str, pattern.include))}],exclude=[{','.join(excluded)}])"
+def presets(group: str) -> list[str]:
+    """The names that have a file in a group of `conf/`."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
-def _heads() -> list[str]:
-    """The presets of draft heads."""
+def head_presets() -> list[str]:
+    """The presets of draft heads, in the group `model`."""
     heads = []
-    for file in sorted((CONF / "model").glob("*.yaml")):
+    for name in presets("model"):
+        file = CONF / "model" / f"{name}.yaml"
         preset: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
         if is_head(preset["repository"], preset.get("architecture")):
-            heads.append(file.stem)
+            heads.append(name)
     return heads
 
 
@@ -246,31 +246,25 @@ def prompt_preset(name: str) -> PromptSettings:
 
 
 def _pair(name: str) -> dict[str, Any]:
+    """`13B+7B` sets `model=13B draft=7B`."""
     model, _, draft = name.partition("+")
     return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
 
 
-def _default_draft(model: str, engine: str) -> str:
-    """The tiny pair is a pair; other models are measured alone unless a draft is named."""
-    if (draft := default_draft(engine)) is not None:
-        return draft
-    return "tiny_draft" if without_suffixes(model) == "tiny" else "none"
-
-
 def primary(command: str) -> str:
-    """The name of a command's primary configuration."""
+    """The name of the configuration that a run of a command begins with."""
     return command if COMMANDS.is_built_in(command) else _OF_A_COMMAND + quote(command, safe="")
 
 
 def _common() -> dict[str, Any]:
-    """The configuration that all commands begin with."""
+    """The configuration `common`, which that of every command begins with."""
     groups = {"model": ModelSettings, "decoding": DecodingSettings, "placement": PlacementSettings}
     defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
     return _plain_defaults(RunSettings) | defaults | written("common")
 
 
 def _command(name: str) -> dict[str, Any] | None:
-    """The primary configuration of a command; None for one without settings."""
+    """The configuration that a run of a command begins with; None without settings."""
     record = COMMANDS[name]
     built_in = COMMANDS.is_built_in(name)
     if built_in and record.settings is None:
@@ -296,84 +290,23 @@ def _places_of(record: Command) -> dict[str, Any]:
 _GROUPS = {
     "model": _model,
     "draft": _draft,
-    _OF_A_HYBRID: _draft,
+    DRAFT_OF_HYBRID: _draft,
     "engine": _engine,
     "prompts": _prompts,
     "pair": _pair,
 }
 
 
-class NameSource(ConfigSource):
-    """Makes the configurations of the names above."""
+def configuration(path: str) -> dict[str, Any] | None:
+    """The configuration of a command or of a name in a group, `latency` or `draft/lookup`.
 
-    @staticmethod
-    def scheme() -> str:
-        return "harness-names"
-
-    def _made(self, config_path: str) -> dict[str, Any] | None:
-        if config_path == "common":
-            return _common()
-        if config_path.startswith(_OF_A_COMMAND):
-            return _command(unquote(config_path.removeprefix(_OF_A_COMMAND)))
-        if COMMANDS.is_built_in(config_path):
-            return _command(config_path)
-        group, _, name = config_path.partition("/")
-        return _GROUPS[group](name) if name and group in _GROUPS else None
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        config = OmegaConf.create(self._made(config_path) or {})
-        if config_path.startswith(("draft/", f"{_OF_A_HYBRID}/", "engine/")):
-            # A sweep sets what only some drafts or engines have; `conversion` refuses what none has.
-            OmegaConf.set_struct(config, False)
-        header = {"package": "_global_" if config_path.startswith("pair/") else None}
-        return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
-
-    def is_group(self, config_path: str) -> bool:
-        return config_path in ("", "draft", "engine", "pair", _OF_A_HYBRID)
-
-    def is_config(self, config_path: str) -> bool:
-        return self._made(config_path) is not None
-
-    def available(self) -> bool:
-        return True
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        if config_path == "" and results_filter is not ObjectType.CONFIG:
-            return ["draft"]
-        if config_path == "draft" and results_filter is not ObjectType.GROUP:
-            return [*drafts(), *sorted(preset.stem for preset in (CONF / "model").glob("*.yaml"))]
-        if config_path == "engine" and results_filter is not ObjectType.GROUP:
-            return ENGINES.names()
-        return []
-
-
-class NameSearchPath(SearchPathPlugin):
-    """Puts `NameSource` first: `model=./tiny` is a directory although `conf/model/tiny.yaml` exists."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.prepend("harness", f"{NameSource.scheme()}://")
-
-
-def register() -> None:
-    """Make the names known to Hydra, and the resolvers that `conf/` uses. May be called again."""
-    Plugins.instance().register(NameSource)
-    Plugins.instance().register(NameSearchPath)
-    resolvers: dict[str, Callable[..., Any]] = {
-        "default_draft": _default_draft,
-        "default_prompts": lambda model: (
-            "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
-        ),
-        # For launchers: `${num_gpus:1}` is at least one.
-        "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
-        "shipped": lambda name: str(PACKAGE / "models" / "shipped" / name),
-        "prompt_set": lambda name: str(PACKAGE / "experiments" / "prompt_sets" / f"{name}.jsonl"),
-    }
-    for name, resolver in resolvers.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
-    OmegaConf.register_new_resolver("command_help", _command_help, replace=True)
-
-
-def _command_help(*, _root_: Any) -> str:
-    # It needs what this module defines.
-    template = importlib.import_module("harness.menu.help").template
-    return str(template(_root_))
+    None where there is none: Hydra then looks for a file in `conf/`.
+    """
+    if path == "common":
+        return _common()
+    if path.startswith(_OF_A_COMMAND):
+        return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
+    if COMMANDS.is_built_in(path):
+        return _command(path)
+    group, _, name = path.partition("/")
+    return _GROUPS[group](name) if name and group in _GROUPS else None

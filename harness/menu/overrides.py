@@ -12,22 +12,25 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
 from harness.menu.conversion import from_config, setting_names
+from harness.menu.names import head_presets
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
-# Settings whose values are names or paths, several with commas between them; and those that are one path.
+# Settings with names or paths, several with commas between them.
 _NAMES = re.compile(
     r"model|draft|engine|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
 )
-# Settings that may be a path; a mapping stays one, so that it is refused as such.
-_FILES = re.compile(r"prompts\.file|draft\.rates|decoding\.synthetic_acceptance|output|task")
+# Settings with one path.
 _PATHS = re.compile(r"results\.file|hydra\.(run|sweep)\.dir")
+# Settings with a path or another value; a list or a mapping stays one, so that it is refused as such.
+_MAYBE_PATHS = re.compile(r"prompts\.file|draft\.rates|decoding\.synthetic_acceptance|output|task")
 # Hydra reads these as meant: plain text, quoted text, lists and functions. A mapping would change some settings
 # of a preset and keep its name.
 _PLAIN = re.compile(
@@ -36,45 +39,65 @@ _PLAIN = re.compile(
 
 
 def quote_text(argument: str) -> str:
-    """`prompt=Once, there` -> `prompt='Once, there'`: Hydra's grammar must not apply to a prompt, a name or a path.
+    """Put an argument's text, names and paths in quotes, where Hydra's grammar would misread them.
+
+    prompt=Once, there           prompt='Once, there'
+    results.file=~/a,b.csv       results.file='/home/me/a,b.csv'
+    model=./my model,7B          model='./my model',7B
+    decoding.top_p=0.9           the same: numbers, quoted values and lists stay as they are
 
     A `~` at the beginning of a path becomes the home directory, and `${...}` in one is still looked up. Values of
-    other settings are quoted where they hold letters beyond ASCII. Everything else, and what is quoted already, stays
-    as it is.
+    other settings are quoted where they hold letters beyond ASCII.
     """
     key, equals, value = argument.partition("=")
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-    setting = key.lstrip("+")
-    if not equals or quoted:
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    if not equals or is_quoted:
         return argument
     if key == "prompt":
         # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
         literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
         return f"prompt={in_quotes(literal)}"
+    setting = key.lstrip("+")
     if _PATHS.fullmatch(setting):
         return f"{key}={_path(value)}"
     # Hydra's grammar has letters beyond ASCII only within quotes.
-    may_be_path = _FILES.fullmatch(setting) or not value.isascii()
+    may_be_path = _MAYBE_PATHS.fullmatch(setting) or not value.isascii()
     is_text = may_be_path and not value.startswith(("[", "{"))
-    if (_NAMES.fullmatch(setting) or is_text) and not _PLAIN.fullmatch(value):
-        # Not `Path.exists`: that raises an error for a name longer than a file's may be.
-        is_one_path = os.path.exists(os.path.expanduser(value))
-        names = [value] if is_one_path else value.split(",")
-        return f"{key}={','.join(map(_path, names))}"
-    return argument
+    if _PLAIN.fullmatch(value) or not (_NAMES.fullmatch(setting) or is_text):
+        return argument
+    # A comma divides names, unless all of it is the path of a file. (Not `Path.exists`, which raises
+    # an error for a name longer than a file's may be.)
+    is_one_path = os.path.exists(os.path.expanduser(value))
+    names = [value] if is_one_path else value.split(",")
+    return f"{key}={','.join(map(_path, names))}"
+
+
+def without_heads(argument: str) -> str:
+    """`model=glob(*)` without the presets of draft heads, which are no targets; any other argument as it is."""
+    if not re.match(r"\+*model=glob\(", argument):
+        return argument
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        # Hydra words it when it reads the arguments.
+        return argument
+    pattern = override.value()
+    if not isinstance(pattern, Glob):
+        return argument
+    excluded = [*map(str, pattern.exclude), *head_presets()]
+    return f"model=glob([{','.join(map(str, pattern.include))}],exclude=[{','.join(excluded)}])"
 
 
 def _path(value: str) -> str:
+    """A name or path in quotes where it needs them, with the home directory for `~`."""
     value = os.path.expanduser(value)
     return value if _PLAIN.fullmatch(value) else in_quotes(value)
 
 
 def in_quotes(value: str) -> str:
-    return (
-        "'"
-        + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
-        + "'"
-    )
+    """A value in single quotes: Hydra takes `\\'` for a quote in it, and `\\\\` for a backslash before one."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> Settings:

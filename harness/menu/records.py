@@ -11,7 +11,7 @@ from harness.config.settings import DraftSettings, require
 from harness.menu.command import Command
 from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
-from harness.menu.hybrid import HybridSettings, hybrid, parts
+from harness.menu.hybrid import HybridSettings, hybrid
 from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 from harness.menu.registry import Registry
 from harness.menu.trees import check_trees
@@ -25,22 +25,24 @@ HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds"
 
 
 class SettingsRegistry(Registry[Chosen]):
-    """Records with settings of their own; those of one are a group of a run's settings.
+    """Records of which each has settings of its own: only `lookup` has `draft.max_ngram`.
+
+    A group of a run's configuration, `draft` or `engine`, names one record and has its settings.
 
     Attributes:
-        key: of the group's configuration, that names the record.
-        default: the record without that key.
+        key: the setting of the group that names the record, `draft.method` or `engine.name`.
+        default: the record of a group without that setting.
     """
 
     key: ClassVar[str]
     default: ClassVar[str]
 
-    def kind(self, config: Mapping[str, Any]) -> Any:
-        """The class of the settings that a configuration is for."""
+    def settings_class(self, config: Mapping[str, Any]) -> Any:
+        """The class of the settings that a group's configuration is for."""
         return self[str(config.get(self.key, self.default))].settings
 
     def owners(self, setting: str) -> list[str]:
-        """The names of the records that have a setting, of those that need no file."""
+        """The names of the records with a setting, among those that need no file."""
         records = self.all().items()
         return [name for name, record in records if setting in record.settings.setting_names()]
 
@@ -49,16 +51,21 @@ class SettingsRegistry(Registry[Chosen]):
         kinds = [record.settings for record in self.all().values()]
         return list(dict.fromkeys(name for kind in kinds for name in kind.setting_names()))
 
-    def own(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        """A configuration without the settings that only other ones of these records have."""
-        own = self.kind(config).setting_names()
+    def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+        """A group's configuration without settings that only other records of a sweep have.
+
+        `-m draft=lookup,suffix draft.max_ngram=2` sets `max_ngram` in both jobs; the job of
+        `suffix` is to go without. What no record of the sweep has stays, and is refused later.
+
+        Args:
+            names: the records of the sweep.
+        """
+        own = self.settings_class(config).setting_names()
         others = {setting for name in names for setting in self[name].settings.setting_names()}
         return {key: value for key, value in config.items() if key in own or key not in others}
 
 
 class Engines(SettingsRegistry[EngineRecord]):
-    """Engines."""
-
     key = "name"
     default = "local"
 
@@ -70,46 +77,39 @@ class Methods(SettingsRegistry[Method]):
     default = "model"
 
     def owners(self, setting: str) -> list[str]:
-        """See `SettingsRegistry.owners`."""
         return ["hybrids"] if setting in HybridSettings.own_names() else super().owners(setting)
 
     def setting_names(self) -> list[str]:
-        """See `SettingsRegistry.setting_names`."""
         return [*super().setting_names(), *HybridSettings.own_names()]
 
     def is_built_in(self, name: str) -> bool:
-        """See `Registry.is_built_in`; of a hybrid, whether both parts are."""
-        if parts_of_name := self._parts(name):
-            return all(super(Methods, self).is_built_in(part) for part in parts_of_name)
-        return super().is_built_in(name)
+        """Whether the method, or each part of a hybrid, belongs to this project."""
+        parts = self.split(name) or [name]
+        return all(super(Methods, self).is_built_in(part) for part in parts)
 
     def source(self, name: str) -> bytes | None:
-        """See `Registry.source`; of a hybrid, the code of its text method."""
-        parts_of_name = self._parts(name)
-        return super().source(parts_of_name[0] if parts_of_name else name)
+        """The code of a method that is not built in; of a hybrid, that of its text method."""
+        parts = self.split(name) or [name]
+        return super().source(parts[0])
 
-    def split(self, draft: str) -> tuple[str, str] | None:
-        """The text method and the other draft in a hybrid's name; None for any other name."""
-        parts_of_name = parts(draft)
-        if parts_of_name is None:
+    def split(self, name: str) -> tuple[str, str] | None:
+        """The text method and the other part in the name of a hybrid; None for any other name.
+
+        The name of a draft, `suffix+tiny_eagle3`, or of its method, `suffix+model`. A plus divides
+        only behind the name of a text method: the one in `./a+b.py:MyMethod` does not.
+        """
+        text, plus, other = name.partition("+")
+        is_known = text in self.names() or self.is_in_file(text)
+        if not plus or not other or not is_known:
             return None
-        first = parts_of_name[0]
-        known = first in self.names() or self.is_in_file(first)
-        return parts_of_name if known and isinstance(self[first], TextMethod) else None
-
-    def _parts(self, name: str) -> tuple[str, str] | None:
-        """The parts of a hybrid's method; the plus in a file's path divides nothing."""
-        parts_of_name = parts(name)
-        if parts_of_name is None or not self.is_in_file(name):
-            return parts_of_name
-        divides = parts_of_name[0] in self.names() or self.is_in_file(parts_of_name[0])
-        return parts_of_name if divides else None
+        return (text, other) if isinstance(self[text], TextMethod) else None
 
     def _load(self, name: str) -> Method:
-        if (parts_of_name := self._parts(name)) is None:
+        parts = self.split(name)
+        if parts is None:
             return super()._load(name)
-        first, second = parts_of_name
-        return hybrid(name, self[first], self[second])
+        text, other = parts
+        return hybrid(name, self[text], self[other])
 
 
 METHODS = Methods("draft", Method, "harness.menu.methods", "harness.methods")

@@ -1,6 +1,13 @@
-"""The facts for a placement: sketches, free bytes and the needs of a run.
+"""The question whether models fit, as a value: a `Case` of their sizes, the run and the machine.
 
-No model is needed, so any machine can be pretended.
+`fit(case)` answers it with a `Placement` for each model, or raises a `Misfit`. A case holds numbers
+alone, so that every what-if is the same question about a changed case: `plan gpus=4
+gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and `force=true`
+enlarges the memory.
+
+    case = Case((target, draft), placement, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
+    fit(case)                                                         # on one GPU of 24 GB
+    fit(replace(case, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
 """
 
 from __future__ import annotations
@@ -15,11 +22,11 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.sketch import DeviceMap, Sketch, device_name
+from harness.models.sketch import Device, DeviceMap, Sketch, device_name
 from harness.runners.static import round_up
 
-# Bytes by device: a GPU's index or "cpu".
-Memory = Mapping[int | str, int]
+# Bytes by device.
+Memory = Mapping[Device, int]
 
 
 class Misfit(RunError):
@@ -27,11 +34,11 @@ class Misfit(RunError):
 
 
 class Needs(NamedTuple):
-    """Memory for a model in addition to its weights.
+    """What a model needs memory for in addition to its weights.
 
     Attributes:
-        tokens: cached over all rows.
-        states: rows whose recurrent states are kept.
+        tokens: how many tokens' keys and values are kept, over all rows.
+        states: how many recurrent states are kept, one or two for a row; 0 for most models.
         graph_bytes: an estimate of what captured graphs take.
     """
 
@@ -42,11 +49,12 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Demand:
-    """A run, as far as its memory depends on it.
+    """The settings of a run that its memory depends on.
 
     Attributes:
         batch_size: the most rows that are decoded at once.
         prompt_tokens: length of the longest prompt.
+        new_tokens: the most new tokens of a row.
         num_draft_tokens: K, or the nodes of a tree; 0 without a draft.
     """
 
@@ -79,7 +87,7 @@ class Demand:
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.row_tokens + 1) + self.prompt_tokens
 
-    def graph_bytes(self, sketch: Sketch, *, drafts: bool) -> int:
+    def graph_bytes(self, sketch: Sketch, role: str) -> int:
         """Estimate the memory of captured graphs: their results, and as much again to work in.
 
         A target's results are the logits of one token and of K + 1, each also with the verdict,
@@ -87,7 +95,7 @@ class Demand:
         also with K such distributions.
         """
         num_draft_tokens = self.num_draft_tokens
-        if drafts:
+        if role == "draft":
             num_logits = 3
             num_distributions = 2 * num_draft_tokens
         elif num_draft_tokens > 0:
@@ -105,8 +113,7 @@ class Placement:
     """Where one model is.
 
     Attributes:
-        device_map: from module names to a GPU's index, `"cpu"` or `"disk"`; `""` is the whole
-            model.
+        device_map: from module names to devices; `""` is the whole model.
         bytes_per_device: weights and buffers, by `cuda:0`, `cpu` or `disk`.
         cache_per_device: keys, values and graphs, when they are largest.
         num_ranks: processes that hold the model. `device_map` is for this process, bytes are for
@@ -129,7 +136,7 @@ class Placement:
             devices[torch.device("cpu" if name == "disk" else name)] = None
         return list(devices)
 
-    def taken(self, device: int | str) -> int:
+    def taken(self, device: Device) -> int:
         """Bytes of weights and caches on a device."""
         name = device_name(device)
         return self.bytes_per_device.get(name, 0) + self.cache_per_device.get(name, 0)
@@ -141,12 +148,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Case:
-    """Models to be placed, and the machine. Without a GPU in `free` everything goes to the CPU.
+    """Models to be placed, the machine, and the run.
 
     Attributes:
-        models: the target, then the draft if it has weights of its own.
+        models: the target, then the draft if it has weights or a cache of its own.
         placement: overridden by the models' own settings.
-        shared: whether the target's weights also draft.
+        free: bytes on each GPU that may be used, and in main memory (`"cpu"`). Without a GPU
+            everything goes to the CPU.
+        shared: whether the target itself is the draft, by settings that are equal: its weights are
+            there once, its caches and graphs twice.
     """
 
     models: tuple[Sketch, ...]
@@ -161,33 +171,37 @@ class Case:
         return sorted(device for device in self.free if isinstance(device, int))
 
     @property
-    def room(self) -> dict[int | str, int]:
-        """Bytes that may be used: on each GPU all but the reserve."""
+    def room(self) -> dict[Device, int]:
+        """Bytes that may be filled: on each GPU all free ones but the reserve."""
         room = dict(self.free)
         for gpu in self.gpus:
             room[gpu] = max(0, room[gpu] - int(self.placement.reserve_gb * 1e9))
         return room
 
-    def how(self, sketch: Sketch) -> PlacementSettings:
-        """See `effective_placement`."""
+    def placement_of(self, sketch: Sketch) -> PlacementSettings:
+        """The settings of the run's placement, or a model's own where it has some."""
         return effective_placement(sketch.role, sketch.settings, self.placement)
 
-    def pool(self, sketch: Sketch) -> list[int]:
-        """The GPUs that a model may use. Its own number of GPUs does not say which."""
-        how = self.how(sketch)
-        if how.strategy == "cpu":
+    def gpus_for(self, sketch: Sketch) -> list[int]:
+        """The GPUs that a model may use; all of them if it has a number of its own.
+
+        `placement.gpus=2` means the first two GPUs, `draft.gpus=2` any two.
+        """
+        placement = self.placement_of(sketch)
+        if placement.strategy == "cpu":
             return []
-        return self.gpus if sketch.settings.gpus else self.gpus[: how.gpus]
+        return self.gpus if sketch.settings.gpus else self.gpus[: placement.gpus]
 
     def needs(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> Needs:
-        """Memory for a model's caches and graphs.
+        """What a model needs for its caches and graphs.
 
         Args:
             whole: whether the model is on one device.
+            on_gpu: whether its first layers are on a GPU.
         """
         demand = self.demand
-        drafts = [False, True] if self.shared else [sketch.role == "draft"]
-        num_rows = len(drafts) * demand.batch_size
+        roles = ["model", "draft"] if self.shared else [sketch.role]
+        num_rows = len(roles) * demand.batch_size
         if sketch.state_bytes:
             # A recurrent model has everything twice, before and after the draft tokens.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
@@ -195,11 +209,12 @@ class Case:
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
         if on_gpu and runner.startswith("graphs") and sketch.spare_slots is None:
-            graph_bytes = sum(demand.graph_bytes(sketch, drafts=role) for role in drafts)
+            graph_bytes = sum(demand.graph_bytes(sketch, role) for role in roles)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
 
     def _runner(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> RunnerName:
+        """The runner that a model will have, as far as that decides what it caches."""
         runner = self.demand.runner
         if runner == "auto":
             runner = "graphs" if on_gpu else "static"
@@ -251,7 +266,7 @@ def effective_placement(
     return replace(placement, strategy=strategy, gpus=gpus, device_map=device_map)
 
 
-def parse_device(device: object) -> int | str:
-    """`0`, `"0"` and `"cuda:0"` as 0; any other device unchanged."""
+def parse_device(device: object) -> Device:
+    """A device as it is typed: `0`, `"0"` and `"cuda:0"` are GPU 0; any other word stays."""
     text = str(device).removeprefix("cuda:")
     return int(text) if text.isdigit() else text

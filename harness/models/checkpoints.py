@@ -54,7 +54,7 @@ class Checkpoint:
 
     Attributes:
         role: `model` or `draft`.
-        random: see `random_weights`.
+        random: whether its weights are drawn, not read (`random_weights`).
     """
 
     role: str
@@ -104,7 +104,7 @@ def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> 
         raise RunError(f"{reading} needs the gguf package: pip install harness[gguf]")
     _check_directory(role, settings, weights)
     try:
-        ask_hub(settings)
+        check_model_access(settings)
         config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
     except Exception as exception:
         raise explain_configuration(exception, role, settings) from exception
@@ -221,19 +221,20 @@ def _check_generation(role: str, settings: ModelSettings) -> None:
         raise SettingError(role, f"{rule}: {cause}", settings.name)
 
 
-def ask_hub(settings: ModelSettings) -> None:
-    """Raise the hub's refusal of a repository that was never downloaded; see `ask_for`."""
+def check_model_access(settings: ModelSettings) -> None:
+    """Raise the hub's refusal of a model that is neither a directory nor downloaded yet."""
     name = settings.repository
     if not Path(name).is_dir():
-        ask_for(name, settings.gguf_file or "config.json", settings.revision)
+        check_hub_access(name, settings.gguf_file or "config.json", settings.revision)
 
 
-def ask_for(
+def check_hub_access(
     repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
 ) -> None:
-    """Raise the hub's refusal of a repository whose file was never downloaded.
+    """Ask the hub once for a repository whose file was never downloaded; raise its refusal.
 
-    Without a network its client fails too, but only after half a minute of tries for each file.
+    Without a network the hub's client would try for half a minute for each file; this gives up
+    after 10 s.
     """
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return

@@ -11,8 +11,9 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import PlacementSettings
 from harness.models.failures import as_run_error, first_line
 from harness.models.ranks import sum_over_ranks, world
+from harness.models.sketch import Device
 
-# The pool of all memory that no graph was captured in.
+# `segment_pool_id` of the memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
 
 
@@ -39,19 +40,19 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
         error = RunError(f"CUDA does not start: {first_line(exception)}")
         raise as_run_error(exception) or error from exception
     ranks = world()
-    for number in (placement.gpus or 1, ranks.size):
-        if number > count:
-            rule = f"must not exceed the number of visible GPUs, {count}"
-            raise SettingError(setting, rule, number)
+    num_wanted = max(placement.gpus or 1, ranks.size)
+    if num_wanted > count:
+        rule = f"must not exceed the number of visible GPUs, {count}"
+        raise SettingError(setting, rule, num_wanted)
     return [ranks.rank] if ranks.size > 1 else list(range(count))[: placement.gpus]
 
 
-def free_memory(gpus: Iterable[int]) -> dict[int | str, int]:
+def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
     """Bytes that can still be allocated on each of `gpus` and, as `"cpu"`, in main memory.
 
     Unused memory in torch's cache counts as free. Without any GPU in `gpus`, CUDA does not start.
     """
-    free: dict[int | str, int] = {}
+    free: dict[Device, int] = {}
     for gpu in gpus:
         cached = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
         free[gpu] = torch.cuda.mem_get_info(gpu)[0] + cached

@@ -1,4 +1,8 @@
-"""Records which experts of a mixture the tokens of a forward pass take."""
+"""Records which experts of a mixture the tokens of a forward pass take.
+
+The hooks see what transformers passes to the experts of a layer: hidden states, the chosen experts
+(`top_k_index`) and their weights, by name or in this order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from torch import Tensor, nn
 
 
 def expert_layers(model: nn.Module) -> list[nn.Module]:
-    """The experts of each layer, as transformers has them: called with states, chosen experts and weights."""
+    """The module with the experts of each layer; none in a dense model."""
     return [
         module
         for name, module in model.named_modules()
@@ -26,7 +30,10 @@ def num_experts(model: nn.Module) -> int | None:
 
 @contextmanager
 def watching_experts(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the choices [tokens, k] of each layer in turn, where forward passes are not prepared."""
+    """Collect the choices [tokens, k] of each layer in turn, as long as the block runs.
+
+    Passes that are compiled or captured run no hooks, and add nothing.
+    """
     choices: list[Tensor] = []
 
     def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

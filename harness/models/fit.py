@@ -1,17 +1,30 @@
-"""Whether models fit, and where their layers go."""
+"""Decides which layers go to which device: `fit`, from a case to a placement of each model.
+
+Ways to place all models are tried in turn, the best first (`_attempts`); the first one with enough
+room is taken. Within an attempt the models are placed one after the other, each in the room that
+those before it have left. Two GPUs with room for 24 GB each, a target of 30 GB, a draft of 14 GB:
+
+1. GPU 0 alone has no room for the target, nor would it have if the draft came first.
+2. Both GPUs hold the target, 15 GB each; no GPU then has 14 GB left for a whole draft.
+3. The draft comes first, on GPU 0. The target gets 10 GB there and 20 GB on GPU 1: it fits.
+4. (Not needed any more: the draft divided over both GPUs; then layers outside the GPUs.)
+
+Where the processes of `tensor_parallel` share a model there is no choice (`fit_on_ranks`).
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from harness.config.amounts import amount
 from harness.config.errors import SettingError
 from harness.models.case import Case, Memory, Misfit, Placement, parse_device
-from harness.models.ranks import world
-from harness.models.sketch import DeviceMap, Sketch, device_name, offloads
+from harness.models.fit_on_ranks import num_ranks_of, place_on_ranks
+from harness.models.sketch import Device, DeviceMap, Sketch, device_name, offloads
 
 
 def fit(case: Case) -> list[Placement]:
@@ -27,14 +40,29 @@ def fit(case: Case) -> list[Placement]:
         SettingError: an explicit map that does not suit model or machine, or a model that cannot
             be split or offloaded.
     """
-    num_ranks = _num_ranks(case)
-    attempts = _attempts(case) if num_ranks == 1 else [_Attempt(num_ranks=num_ranks)]
-    for attempt in attempts:
+    num_ranks = num_ranks_of(case)
+    if num_ranks > 1:
+        return _place_in_turn(case.models, case.room, partial(place_on_ranks, case, num_ranks))
+    for attempt in _attempts(case):
+        order = -1 if attempt.draft_first else 1
+        place = partial(_place, case, attempt)
         try:
-            return _place_all(case, attempt)
+            return _place_in_turn(case.models[::order], case.room, place)[::order]
         except Misfit as exception:
             misfit = exception
     raise misfit
+
+
+def _place_in_turn(
+    models: Sequence[Sketch], room: Memory, place: Callable[[Sketch, Memory], Placement]
+) -> list[Placement]:
+    """Place models one after the other, each in the room that those before it have left."""
+    placements = []
+    for sketch in models:
+        placement = place(sketch, room)
+        room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
+        placements.append(placement)
+    return placements
 
 
 # Attempts -----------------------------------------------------------------------------------------
@@ -49,14 +77,12 @@ class _Attempt:
         draft_first: whether the draft chooses its GPU before the target.
         split_draft: whether the draft may be on several GPUs.
         offload: whether the last layers may be outside the GPUs.
-        num_ranks: processes that hold the models; more than one leave no other choice.
     """
 
-    gpus: Sequence[int] = ()
+    gpus: Sequence[int]
     draft_first: bool = False
     split_draft: bool = False
     offload: bool = False
-    num_ranks: int = 1
 
 
 def _attempts(case: Case) -> Iterator[_Attempt]:
@@ -64,7 +90,7 @@ def _attempts(case: Case) -> Iterator[_Attempt]:
     target = case.models[0]
     gpus = case.gpus[: case.placement.gpus]
     choices = [gpus]
-    if gpus and case.how(target).strategy == "auto" and not target.settings.gpus:
+    if gpus and case.placement_of(target).strategy == "auto" and not target.settings.gpus:
         choices = _fewest_first(gpus, case.free)
     for choice in choices:
         yield _Attempt(choice)
@@ -77,55 +103,39 @@ def _attempts(case: Case) -> Iterator[_Attempt]:
         yield _Attempt(gpus, split_draft=True, offload=True)
 
 
-def _place_all(case: Case, attempt: _Attempt) -> list[Placement]:
-    room = case.room
-    order = -1 if attempt.draft_first else 1
-    placements = []
-    for sketch in case.models[::order]:
-        placement = _place(case, sketch, room, attempt)
-        room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
-        placements.append(placement)
-    return placements[::order]
-
-
 # One model ----------------------------------------------------------------------------------------
 
 
-def _place(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> Placement:
+def _place(case: Case, attempt: _Attempt, sketch: Sketch, room: Memory) -> Placement:
     """Place a model on the first choice of devices that holds it, with the least offloaded."""
-    if attempt.num_ranks > 1:
-        return _place_on_ranks(case, sketch, room, attempt.num_ranks)
-    how = case.how(sketch)
-    if how.device_map is not None:
-        return _place_explicitly(case, sketch, how.device_map)
-    choices = _gpu_choices(case, sketch, room, attempt)
-    for num_offloaded in range(len(sketch.blocks) if attempt.offload else 1):
-        for gpus in choices:
-            devices: list[int | str] = [*gpus] or ["cpu"]
-            if num_offloaded and case.placement.offload in devices:
-                continue
-            device_map = _share_out(case, sketch, room, devices, num_offloaded)
-            if device_map is None:
-                continue
-            placement = _placement(case, sketch, device_map)
-            # On one of several GPUs the model may need more room there, for graphs.
-            if not placement.exceeds(room):
+    device_map = case.placement_of(sketch).device_map
+    if device_map is not None:
+        return _place_explicitly(case, sketch, device_map)
+    choices = _device_choices(case, attempt, sketch, room)
+    most_offloaded = len(sketch.blocks) - 1 if attempt.offload else 0
+    for num_offloaded in range(most_offloaded + 1):
+        for devices in choices:
+            placement = _share_out(case, sketch, room, devices, num_offloaded)
+            if placement is not None:
                 return placement
-    raise case.misfit(sketch, {device: room[device] for device in devices})
+    raise case.misfit(sketch, {device: room[device] for device in choices[-1]})
 
 
-def _gpu_choices(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) -> list[list[int]]:
-    """Lists of GPUs to try in turn for a model; an empty list is the CPU."""
+def _device_choices(
+    case: Case, attempt: _Attempt, sketch: Sketch, room: Memory
+) -> Sequence[Sequence[Device]]:
+    """Lists of devices to try in turn for a model; its layers go to those of a list in order."""
     settings = sketch.settings
+    strategy = case.placement_of(sketch).strategy
+    gpus = case.gpus_for(sketch)
     is_draft = sketch.role == "draft"
-    strategy = case.how(sketch).strategy
-    gpus = case.pool(sketch)
-    if not (settings.gpus or (is_draft and settings.placement)):
+    chooses_gpus = bool(settings.gpus or (is_draft and settings.placement))
+    if not chooses_gpus:
         gpus = [gpu for gpu in gpus if gpu in attempt.gpus]
-    if is_draft and not (settings.placement or settings.gpus):
-        strategy = "balanced" if attempt.split_draft and strategy != "single" else "single"
     if not gpus:
-        return [[]]
+        return [["cpu"]]
+    if is_draft and not chooses_gpus:
+        strategy = "balanced" if attempt.split_draft and strategy != "single" else "single"
     if strategy == "single" or len(sketch.blocks) == 1:
         return [roomiest(gpus, room, 1)]
     if settings.gpus:
@@ -138,38 +148,48 @@ def _gpu_choices(case: Case, sketch: Sketch, room: Memory, attempt: _Attempt) ->
 
 
 def _share_out(
-    case: Case, sketch: Sketch, room: Memory, devices: Sequence[int | str], num_offloaded: int
-) -> DeviceMap | None:
+    case: Case, sketch: Sketch, room: Memory, devices: Sequence[Device], num_offloaded: int
+) -> Placement | None:
     """Put a model's blocks on devices in order, the last ones outside; None if there is no room.
 
-    The first device computes the blocks outside: it holds their caches, and has room for one.
+    The first device computes the blocks that are outside, one at a time: it holds their caches, and
+    keeps enough room for the largest of them.
     """
+    outside = case.placement.offload
+    if num_offloaded and outside in devices:
+        return None
     num_here = len(sketch.blocks) - num_offloaded
     on_gpu = devices[0] != "cpu"
-    whole = len(devices) == 1 and not num_offloaded
-    needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
+    needs = case.needs(sketch, whole=len(devices) == 1 and not num_offloaded, on_gpu=on_gpu)
     caches = sketch.block_caches(needs.tokens, needs.states)
     weights = sketch.unquantized_bytes if num_offloaded and not on_gpu else sketch.block_bytes
     loads = [weights[block] + caches[block] for block in range(num_here)]
     loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
     rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
-    in_order = num_offloaded or case.how(sketch).strategy == "sequential"
+    in_order = num_offloaded or case.placement_of(sketch).strategy == "sequential"
     places = filled(loads, rooms) if in_order else balanced(loads, rooms)
     if not places:
         return None
-    block_devices = [devices[place] for place in places]
-    block_devices += [case.placement.offload] * num_offloaded
+    block_devices = [devices[place] for place in places] + [outside] * num_offloaded
+    placement = _placement(case, sketch, _device_map(sketch, block_devices))
+    # All blocks may be on the first of several GPUs: graphs, which only a whole model has, then
+    # take more room there.
+    return None if placement.exceeds(room) else placement
+
+
+def _device_map(sketch: Sketch, block_devices: Sequence[Device]) -> DeviceMap:
+    """The devices of blocks as a map of their modules; `""` for all where there is only one."""
     if len(set(block_devices)) == 1:
         return {"": block_devices[0]}
-    device_map: dict[str, int | str] = {}
+    device_map: dict[str, Device] = {}
     for block, device in zip(sketch.blocks, block_devices, strict=True):
         device_map |= dict.fromkeys(block.modules, device)
     return device_map
 
 
 def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
-    """The placement by a map, with its bytes."""
+    """The placement by a map, with its bytes on each device."""
     if offloads(device_map) and sketch.stored is not None:
         parts = f"parts of {sketch.settings.name}"
         rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
@@ -211,87 +231,11 @@ def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) 
     return placement
 
 
-# Ranks --------------------------------------------------------------------------------------------
-
-
-def _num_ranks(case: Case) -> int:
-    """Number of processes that run, or would on such a machine; 1 without tensor_parallel."""
-    for how in map(case.how, case.models):
-        if how.strategy == "tensor_parallel":
-            if world().size > 1:
-                return world().size
-            return len(case.gpus[: how.gpus]) or how.gpus or 1
-    return 1
-
-
-def _place_on_ranks(case: Case, sketch: Sketch, room: Memory, num_ranks: int) -> Placement:
-    """Give every rank its part of a split model, or a copy, and a GPU if there are GPUs."""
-    split = case.how(sketch).strategy == "tensor_parallel"
-    on_gpu = bool(case.pool(sketch))
-    _check_ranks(sketch, num_ranks, split)
-    needs = case.needs(sketch, whole=not split, on_gpu=on_gpu)
-    weights = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
-    cache = sum(sketch.block_caches(needs.tokens, needs.states))
-    if split and sketch.splits_cache:
-        cache //= num_ranks
-    cache += needs.graph_bytes
-    if on_gpu:
-        names = [f"cuda:{rank}" for rank in range(num_ranks)]
-        device: int | str = world().rank
-    else:
-        # Main memory holds what all ranks have.
-        names = ["cpu"]
-        device = "cpu"
-        weights = num_ranks * weights
-        cache = num_ranks * cache
-    bytes_per_device = dict.fromkeys(names, weights)
-    cache_per_device = dict.fromkeys(names, cache)
-    placement = Placement(
-        device_map={"": device},
-        bytes_per_device=bytes_per_device,
-        cache_per_device=cache_per_device,
-        num_ranks=num_ranks,
-        split=split,
-    )
-    if placement.exceeds(room):
-        offered = {d: size for d, size in room.items() if isinstance(d, int) == on_gpu}
-        raise case.misfit(sketch, offered, num_ranks)
-    return placement
-
-
-def _check_ranks(sketch: Sketch, num_ranks: int, split: bool) -> None:
-    settings = sketch.settings
-    num_gpus, share = (num_ranks, "a part") if split else (1, "a copy")
-    if settings.gpus not in (None, num_gpus):
-        rule = f"must be {num_gpus} where {num_ranks} ranks hold {share} each"
-        raise SettingError(f"{sketch.role}.gpus", rule, settings.gpus)
-    reason = _why_not_split(sketch, num_ranks)
-    if split and reason:
-        rule = f"cannot be combined with tensor_parallel{reason}"
-        raise SettingError(sketch.role, rule, settings.name)
-
-
-def _why_not_split(sketch: Sketch, num_ranks: int) -> str:
-    """Return the reason why `num_ranks` ranks cannot share a model, to end a sentence; empty for
-    none.
-    """
-    quantization = sketch.stored or sketch.quantization
-    if quantization != "none":
-        return f": its weights are quantized ({quantization})"
-    if not sketch.supports_tensor_parallel:
-        return f": transformers has no tp_plan for {sketch.class_name}"
-    for kind, number in sketch.heads.items():
-        if number % num_ranks:
-            heads = f"{number} {kind} heads"
-            return f" over {num_ranks} ranks, which cannot share its {heads} evenly"
-    return ""
-
-
 # Sharing out --------------------------------------------------------------------------------------
 
 
 def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """Fill rooms with loads, in order.
+    """Fill rooms with loads, in order: three loads of 4 in rooms of 8 and 8 are [0, 0, 1].
 
     Returns:
         For each load the index of its room; empty if they do not fit.
@@ -311,7 +255,10 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
 
 
 def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """The same as `filled`, with no room filled further than necessary."""
+    """The same as `filled`, with no room filled further than necessary.
+
+    Four loads of 2 in rooms of 8 and 8 are [0, 0, 1, 1], where `filled` puts all into the first.
+    """
 
     def fill_up_to(limit: int) -> list[int]:
         return filled(loads, [min(limit, room) for room in rooms])

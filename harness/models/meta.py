@@ -1,4 +1,8 @@
-"""Sketches of models, which are built once on the meta device, where tensors have no memory."""
+"""Makes sketches of models: each is built once on the meta device, where tensors have no memory.
+
+So the sizes are those of the real modules, whatever the architecture. The model is divided into
+the blocks that a device map may put on different devices.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from harness.models.checkpoints import Checkpoint, recurrent_kind
+from harness.models.cache_sizes import configured_caches, measured_caches
+from harness.models.checkpoints import Checkpoint
 from harness.models.failures import explain_configuration
 from harness.models.quantization import stored_quantization
 from harness.models.sketch import (
@@ -34,15 +39,13 @@ from harness.models.tokenizers import vocabulary_size
 
 # Projections whose output holds the keys, so that splitting one splits the cache.
 _KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
-# Names that configurations have for the number of experts, and for numbers of heads.
+# Names that configurations have for the number of experts in a layer.
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# Kinds of attention heads in words, and the names that configurations have for their numbers.
 _NUM_HEADS = {"attention": "num_attention_heads", "key and value": "num_key_value_heads"}
 
-# Tensors by their identity, because modules may share them.
+# Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, TensorSketch]
-
-# What passes through models have shown: it takes much longer than to build a model, and sweeps plan the same ones.
-_known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
 
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
@@ -68,8 +71,8 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     settings = checkpoint.settings
     stored = stored_quantization(checkpoint.config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    measured_caches = _caches(model)
-    caches = measured_caches or _configured_caches(checkpoint.config)
+    measured = measured_caches(model)
+    caches = measured or configured_caches(checkpoint.config)
     quantizable: set[str] = set()
     if stored is not None:
         _replace_quantized_modules(model, dtype)
@@ -89,7 +92,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         heads=_num_heads(checkpoint.config),
         supports_tensor_parallel=bool(model.tp_plan),
         splits_cache=_splits_cache(model),
-        estimated_cache=not measured_caches,
+        estimated_cache=not measured,
     )
 
 
@@ -110,77 +113,6 @@ def _splits_cache(model: PreTrainedModel) -> bool:
         if style == "colwise" and module_name in _KEY_PROJECTIONS:
             return True
     return False
-
-
-# Caches -------------------------------------------------------------------------------------------
-
-
-def _caches(model: PreTrainedModel) -> list[LayerCache]:
-    """The caches of all layers, of modules yet unknown; empty if the model does not run here.
-
-    Equal models are looked at once.
-    """
-    described = model.config.to_dict()
-    # A copy in another directory is equal.
-    described.pop("_name_or_path", None)
-    identity = type(model), model.dtype, repr(described)
-    if identity not in _known_caches:
-        _known_caches[identity] = _caches_after_a_pass(model)
-    return _known_caches[identity]
-
-
-def _caches_after_a_pass(model: PreTrainedModel) -> list[LayerCache]:
-    """See `_caches`.
-
-    One token passes through the model without memory, so that grouped heads, latent attention and
-    other kinds count as they are. Windows do not count: the runner keeps every slot. A model whose
-    code looks at numbers fails, because the meta device has none.
-    """
-    try:
-        with torch.inference_mode():
-            # Attention other than eager may look for padding in the mask, some models look for it
-            # in the tokens, and other implementations of experts count the tokens of each.
-            model.config.pad_token_id = None
-            model.set_attn_implementation("eager")
-            model.set_experts_implementation("batched_mm")
-            token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            output: Any = model(input_ids=token, use_cache=True)
-        layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
-    except Exception:
-        return []
-    return [_layer_cache(layer) for layer in layers]
-
-
-def _layer_cache(layer: Any) -> LayerCache:
-    """The size of one layer of transformers' cache, after one token of one row."""
-    numbers_per_token = 0
-    state_bytes = 0
-    for name, value in vars(layer).items():
-        # A layer with several states has a dictionary of them.
-        tensors = value.values() if isinstance(value, dict) else [value]
-        for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            if name in ("keys", "values"):
-                numbers_per_token += tensor.numel()
-            elif name.endswith("_states"):
-                state_bytes += tensor.nbytes
-    return LayerCache(numbers_per_token=numbers_per_token, state_bytes=state_bytes)
-
-
-def _configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
-    """Estimate caches from the numbers of layers and heads; empty where these say too little."""
-    text_config = config.get_text_config(decoder=True)
-    num_layers = getattr(text_config, "num_hidden_layers", None)
-    num_heads = getattr(text_config, "num_attention_heads", None)
-    width = getattr(text_config, "hidden_size", None)
-    if not (isinstance(num_layers, int) and isinstance(num_heads, int) and isinstance(width, int)):
-        return []
-    if recurrent_kind(config) is not None:
-        return []
-    num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(text_config, "head_dim", None) or width // num_heads
-    return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
 
 
 # Quantization -------------------------------------------------------------------------------------
@@ -230,14 +162,19 @@ def _stored_bytes(module: nn.Module) -> int | None:
 def _blocks(
     model: PreTrainedModel, quantizable: set[str], caches: Sequence[LayerCache]
 ) -> tuple[Block, ...]:
-    """Divide the model into pieces for devices; pieces that share tensors are one block."""
+    """Divide the model into pieces for devices; pieces that share tensors are one block.
+
+    A Llama with tied embeddings has the pieces `model.embed_tokens`, `model.layers.0`, ...,
+    `model.norm` and `lm_head`. The first and the last share a matrix: they are one block.
+    """
     pieces = _pieces(model, quantizable)
     caches = _with_modules(caches, model, next(iter(pieces)))
     blocks = []
     for names in _groups_that_share(pieces):
         tensors: _Tensors = {}
         for name in names:
-            tensors = pieces[name] | tensors
+            for identity, sketch in pieces[name].items():
+                tensors.setdefault(identity, sketch)
         own_caches = [cache for cache in caches if covering(cache.module, pieces) in names]
         blocks.append(Block(tuple(names), tuple(tensors.values()), tuple(own_caches)))
     return tuple(blocks)
@@ -256,21 +193,22 @@ def _pieces(model: PreTrainedModel, quantizable: set[str]) -> dict[str, _Tensors
 def _piece_names(model: PreTrainedModel) -> list[str]:
     """Modules that cannot be split, and the tensors that are outside of these.
 
-    A module cannot be split if transformers says so, or if it has no modules inside. Without a word
-    from transformers that is the whole model.
+    A module cannot be split if transformers says so, or if it has no modules inside. Where
+    transformers names no such modules, the whole model is one piece.
     """
     indivisible = set(model._no_split_modules or ())
+    if not indivisible:
+        return [""]
     names: list[str] = []
-    inside: str | None = None
+    last_piece: str | None = None
     for name, module in model.named_modules(remove_duplicate=False):
-        if inside is not None and (not inside or name.startswith(f"{inside}.")):
+        if last_piece is not None and name.startswith(f"{last_piece}."):
             continue
         has_children = any(True for _ in module.children())
-        if not indivisible or type(module).__name__ in indivisible or not has_children:
-            inside = name
+        if type(module).__name__ in indivisible or not has_children:
+            last_piece = name
             names.append(name)
         else:
-            inside = None
             names += [tensor_name for tensor_name, _ in own_tensors(module, name)]
     return names
 

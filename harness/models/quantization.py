@@ -18,7 +18,7 @@ from harness.models.failures import first_line
 def bitsandbytes_config(
     quantization: Quantization, dtype: torch.dtype, *, offloaded: bool = False
 ) -> BitsAndBytesConfig | None:
-    """Settings for bitsandbytes; None for `none`.
+    """Settings with which transformers quantizes weights as they load; None for `none`.
 
     8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
     quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in

@@ -62,7 +62,7 @@ def remedies(case: Case) -> list[str]:
     texts += _helpful(_changed_models(case))
     if not texts:
         texts += itertools.islice(_helpful(_quantized_models(case, 2)), 1)
-    if case.pool(case.models[0]):
+    if case.gpus_for(case.models[0]):
         texts += _more_gpus(case)
         if case.placement.offload == "none":
             offload = replace(case.placement, offload="cpu")
@@ -121,7 +121,7 @@ def _changed_models(case: Case) -> Iterator[_Change]:
         settings = replace(drafts[0].settings, placement="tensor_parallel")
         split_draft = replace(drafts[0], settings=settings)
         yield "draft.placement=tensor_parallel", replace(case, models=(target, split_draft))
-    if not case.pool(target) and target.dtype == torch.float32:
+    if not case.gpus_for(target) and target.dtype == torch.float32:
         halves = tuple(replace(sketch, dtype=torch.bfloat16) for sketch in case.models)
         size = amount(sum(sketch.weight_bytes for sketch in halves))
         yield f"dtype=bfloat16 ({size})", replace(case, models=halves)
@@ -160,7 +160,7 @@ def _more_gpus(case: Case) -> list[str]:
     spread = replace(case, models=models, placement=placement)
     if _fits(spread):
         return ["spread over all GPUs (placement.strategy=balanced, no limit on gpus)"]
-    room = max(case.free[gpu] for gpu in case.pool(case.models[0]))
+    room = max(case.free[gpu] for gpu in case.gpus_for(case.models[0]))
     for count in range(len(case.gpus) + 1, _MOST_GPUS + 1):
         free: Memory = {**dict.fromkeys(range(count), room), "cpu": 0}
         if _fits(replace(spread, free=free)):

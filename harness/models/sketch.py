@@ -1,7 +1,7 @@
 """A model as numbers: the size of each tensor, and where the model may be split.
 
-Whether it fits, where its layers go and how much a step reads is arithmetic on these numbers
-(`fit`, `roofline`).
+`meta.sketch_model` makes a sketch before any weights load. Whether the model fits, where its layers
+go (`fit`) and how much a step reads (`engines.roofline`) is arithmetic on its numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch
 
 from harness.config.settings import ModelSettings, Quantization
 
-# From module names to a GPU's index, "cpu" or "disk"; "" is the whole model.
-DeviceMap = Mapping[str, int | str]
+# A GPU's index, "cpu" or "disk".
+Device = int | str
+# From module names to devices; "" is the whole model.
+DeviceMap = Mapping[str, Device]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ class TensorSketch:
     split_length: int = 0
 
     def read_share(self, num_tokens: int) -> float:
-        """Return the share that a pass of `num_tokens` tokens reads, if each chooses its own
-        experts.
+        """Return the share that a pass reads if each of its tokens chooses its own experts.
 
         Of E experts with k for each token, n tokens read E (1 − (1 − k/E)^n) in expectation. Texts
         whose tokens agree on experts read fewer.
@@ -145,9 +146,7 @@ class Sketch:
 
     @functools.cached_property
     def unquantized_bytes(self) -> list[int]:
-        """The same for a block that is offloaded to CPU or disk: bitsandbytes leaves it as it
-        is.
-        """
+        """The same where blocks are offloaded: bitsandbytes does not quantize those."""
         return self._block_bytes("none")
 
     def _block_bytes(self, quantization: Quantization) -> list[int]:
@@ -157,7 +156,7 @@ class Sketch:
         return sizes
 
     def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
-        """Return the bytes of each block's caches; see `LayerCache.nbytes`."""
+        """Return the bytes of each block's caches for so many tokens and states, of all rows."""
         sizes = []
         for block in self.blocks:
             caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
@@ -222,9 +221,7 @@ class Sketch:
             total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 
-    def caches_on(
-        self, device_map: DeviceMap, num_tokens: int = 1, num_states: int = 1
-    ) -> dict[str, int]:
+    def caches_on(self, device_map: DeviceMap, num_tokens: int, num_states: int) -> dict[str, int]:
         """Return the bytes of caches by device; those of offloaded layers are on the first GPU."""
         gpus = [device for device in device_map.values() if isinstance(device, int)]
         fallback_device = gpus[0] if gpus else "cpu"
@@ -288,7 +285,7 @@ def covering(name: str, modules: Container[str]) -> str:
     return key
 
 
-def device_name(device: int | str) -> str:
+def device_name(device: Device) -> str:
     """Return `cuda:0` for GPU 0; `cpu` and `disk` as they are."""
     return f"cuda:{device}" if isinstance(device, int) else device
 

@@ -41,26 +41,28 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     Raises SettingError or RunError if it is absent, gated or out of reach.
     """
     place = settings
-    setting = role
+    naming_setting = role
     if settings.tokenizer is not None:
         # Another repository has other revisions and files.
         place = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
-        setting = f"{role}.tokenizer"
+        naming_setting = f"{role}.tokenizer"
     try:
         return AutoTokenizer.from_pretrained(place.repository, **source_arguments(place))
     except Exception as exception:
         is_directory = Path(place.repository).is_dir() and place.gguf_file is None
-        if is_directory and "trust_remote_code" in str(exception):
+        if not is_directory:
+            raise explained(exception, naming_setting, place) from exception
+        if "trust_remote_code" in str(exception):
+            # The setting to blame is `model.trust_remote_code`, also for a tokenizer elsewhere.
             raise explained(exception, role, place) from exception
-        if is_directory:
-            rule = "must name a directory or a repository with a tokenizer"
-            cause = f"{place.repository} holds none"
-            if _has_tokenizer_files(Path(place.repository)):
-                cause += f" that loads ({first_line(exception)})"
-            raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
-        raise explained(exception, setting, place) from exception
+        # A directory may hold weights without a tokenizer: naming one elsewhere helps.
+        rule = "must name a directory or a repository with a tokenizer"
+        cause = f"{place.repository} holds none"
+        if _has_tokenizer_files(Path(place.repository)):
+            cause += f" that loads ({first_line(exception)})"
+        raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
 
 
 def _has_tokenizer_files(directory: Path) -> bool:
@@ -73,8 +75,8 @@ def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
     other = vocabulary_size(draft.config)
     if abs(size - other) > PADDING * max(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}"
-        rule = f"{rule}: {other} outputs against {size}"
-        raise SettingError("draft", rule, draft.settings.name)
+        sizes = f"{other} outputs against {size}"
+        raise SettingError("draft", f"{rule}: {sizes}", draft.settings.name)
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -105,10 +107,10 @@ def encode_prompts(
         raise SettingError("chat_template", rule, chat_template)
     num_long = sum(len(chat) > 1 for chat in chats)
     if chat_template == "auto" and not has_template and num_long:
-        rule = f"{num_long} of {len(chats)} prompts are chats of several messages"
-        rule = f"this model's tokenizer has none, and {rule}"
-        rule = f"{rule}; chat_template=never reads them as text"
-        raise SettingError("chat_template", rule, chat_template)
+        chats_in_words = f"{num_long} of {len(chats)} prompts are chats of several messages"
+        reason = f"this model's tokenizer has none, and {chats_in_words}"
+        advice = "chat_template=never reads them as text"
+        raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
     encoded: list[list[int]] = []
     for chat in chats:
         if uses_template(tokenizer, chat_template):
@@ -126,7 +128,7 @@ def encode_prompts(
 
 
 def _as_text(chat: Chat) -> str:
-    """All messages with their roles, and the beginning of the answer."""
+    """Return `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`, for the model to go on."""
     return "".join(f"{message['role']}: {message['content']}\n" for message in chat) + "assistant:"
 
 

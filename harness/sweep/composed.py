@@ -111,8 +111,8 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
     manifest = None if sweep is None else Manifest.read(sweep)
     if manifest is not None:
         # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
-        plain["draft"] = records.METHODS.own(plain["draft"], manifest.methods)
-        plain["engine"] = records.ENGINES.own(plain["engine"], manifest.engines)
+        plain["draft"] = records.METHODS.without_others(plain["draft"], manifest.methods)
+        plain["engine"] = records.ENGINES.without_others(plain["engine"], manifest.engines)
     settings = ranks.with_ranks(
         conversion.from_config(records.settings_of(COMMANDS[command]), plain)
     )

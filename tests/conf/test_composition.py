@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
-from harness.menu import conversion, documentation, names, overrides
+from harness.menu import config_source, conversion, documentation, names, overrides
 from harness.menu.names import CONF
 from harness.menu.records import COMMANDS, METHODS, commands, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
@@ -38,7 +38,7 @@ CHOICES = [
 
 @pytest.fixture(autouse=True)
 def _hydra() -> Iterator[None]:
-    names.register()
+    config_source.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
@@ -55,7 +55,7 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
 
 def overrides_of(words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
-    quoted = [overrides.quote_text(names.without_heads(word)) for word in words if word != "-m"]
+    quoted = [overrides.quote_text(overrides.without_heads(word)) for word in words if word != "-m"]
     # Launchers and sweepers may not be installed; tests/sweep tries them.
     own = [word for word in quoted if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())

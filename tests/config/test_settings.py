@@ -56,7 +56,7 @@ def test_a_complete_mapping_becomes_settings() -> None:
         ({"draft": {**MODEL, "max_ngram": 2}}, "draft.max_ngram=2: is for lookup, not for draft=m"),
         (
             {"draft": {"name": "early_exit", "method": "early_exit", "layers": [3, 4]}},
-            "draft.layers=[3, 4]: must be one number: how many of the target's layers draft",
+            "draft.layers=[3,4]: must be one number: how many of the target's layers draft",
         ),
         (
             {"prompts": {"name": "p", "file": "p.tsv"}},

@@ -130,11 +130,11 @@ def test_a_cache_of_unknown_size_is_refused_and_an_estimated_one_said(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, save_model: Callable[..., ModelSettings]
 ) -> None:
     pretend_installed(monkeypatch)
-    monkeypatch.setattr("harness.models.meta._caches", lambda model: [])
+    monkeypatch.setattr("harness.models.meta.measured_caches", lambda model: [])
     settings = ["latency", *QUICK, f"model={save_model().name}", "draft=none"]
     outcome = harness(*settings, code=2)
     assert "it is estimated from the configuration" in outcome.stdout + outcome.stderr
-    monkeypatch.setattr("harness.models.meta._configured_caches", lambda config: [])
+    monkeypatch.setattr("harness.models.meta.configured_caches", lambda config: [])
     assert mentions(harness(*settings, code=2).complaint, "engine=vllm", "KV cache")
 
 

@@ -129,7 +129,7 @@ def test_our_own_arm_is_compared_with_itself(harness: Harness) -> None:
 
 
 def test_only_latency_compares_identical_arms(harness: Harness) -> None:
-    assert "engine.aa=True: is for latency" in harness.refused("eval", "engine.aa=true")
+    assert "engine.aa=true: is for latency" in harness.refused("eval", "engine.aa=true")
 
 
 def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:

@@ -136,7 +136,7 @@ def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["batch_sizes=[4,1]"], "batch_sizes=[4, 1]: must be numbers from 1 on that rise"),
+        (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
         (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
         (["batch_sizes=[1000]"], "batch_sizes=1000: must not be above the prompts of the set"),
         (["draft_tokens=[1,2000]"], "draft_tokens=2000: must be at most 1024"),
@@ -148,7 +148,7 @@ def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
         (["draft=none"], "draft=none: must be set"),
         (["share=0"], "share=0.0: must be in (0, 1]"),
-        (["engine=huggingface"], "batch_sizes=[1, 4, 16]: must be [1] with engine=huggingface"),
+        (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
         (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
     ],

@@ -18,7 +18,7 @@ from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import PromptSettings
 from harness.experiments.encoding import origin
 from harness.experiments.prompts import PromptSet, load_prompts
-from harness.menu import names
+from harness.menu import config_source, names
 from harness.menu.conversion import from_config
 from in_process import Harness, results
 from prompt_rows import NUM_ROWS, ROWS, fill_cache, write_rows
@@ -31,8 +31,8 @@ needs_parquet = pytest.mark.skipif(
 
 def preset(name: str, **changes: object) -> PromptSettings:
     """The settings that `prompts=NAME` stands for."""
-    names.register()
-    source = names.NameSource("harness", "harness-names://")
+    config_source.register()
+    source = config_source.NameSource("harness", "harness-names://")
     config: Any = OmegaConf.to_container(source.load_config(f"prompts/{name}").config, resolve=True)
     return from_config(PromptSettings, config | changes)
 

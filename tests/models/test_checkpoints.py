@@ -199,7 +199,7 @@ def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
         json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}})
     )
     with pytest.raises(
-        SettingError, match=r"^model\.trust_remote_code=False: must be true to run the code"
+        SettingError, match=r"^model\.trust_remote_code=false: must be true to run the code"
     ):
         read_checkpoint("model", settings)
     config.write_text("{")

@@ -16,7 +16,7 @@ from harness.config.settings import ModelSettings, PlacementSettings, Quantizati
 from harness.engines import pair
 from harness.engines.pair import plan_pair
 from harness.engines.roofline import known_gpu, roofs
-from harness.models import meta
+from harness.models import cache_sizes, meta
 from harness.models.case import Demand
 from harness.models.fit import fit
 from harness.models.meta import bare_model, sketch_model
@@ -144,7 +144,7 @@ def test_a_map_may_go_below_layers() -> None:
     below = {**outside, "model.layers.3.mlp": 1}
     assert one.weights_on(below)["cuda:1"] == 3 * 2048 * 8192 * 2
     assert sum(one.weights_on(below).values()) == one.weight_bytes
-    assert one.caches_on(below) == {"cuda:0": one.cache_bytes}
+    assert one.caches_on(below, 1, 1) == {"cuda:0": one.cache_bytes}
 
 
 # The cache -----------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     runner.extend(torch.full((3, 3), 9))
     held = [layer.keys.nbytes + layer.values.nbytes for layer in runner._cache.layers]
     assert [3 * 7 * size for size in predicted.block_caches() if size] == held
-    assert predicted.caches_on({"": 0}) == {"cuda:0": predicted.cache_bytes}
+    assert predicted.caches_on({"": 0}, 1, 1) == {"cuda:0": predicted.cache_bytes}
 
 
 def _small(model_type: str) -> Any:
@@ -224,9 +224,9 @@ def test_the_cache_is_where_its_layers_are() -> None:
         "lm_head": 1,
     }
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
-    assert one.caches_on(around | layers) == {"cuda:0": layer, "cuda:1": 2 * layer}
+    assert one.caches_on(around | layers, 1, 1) == {"cuda:0": layer, "cuda:1": 2 * layer}
     # What is outside the GPUs is computed on the first of them.
-    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}) == {
+    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}, 1, 1) == {
         "cuda:0": 2 * layer,
         "cuda:1": layer,
     }
@@ -403,12 +403,14 @@ def test_equal_models_are_looked_at_once(
     """Wherever they are. Another configuration or dtype is another model."""
     passes: list[int] = []
 
-    def counted(model: Any, original: Callable[..., Any] = meta._caches_after_a_pass) -> Any:
+    def counted(
+        model: Any, original: Callable[..., Any] = cache_sizes._caches_after_one_token
+    ) -> Any:
         passes.append(model.config.num_key_value_heads)
         return original(model)
 
-    monkeypatch.setattr(meta, "_known_caches", {})
-    monkeypatch.setattr(meta, "_caches_after_a_pass", counted)
+    monkeypatch.setattr(cache_sizes, "_known_caches", {})
+    monkeypatch.setattr(cache_sizes, "_caches_after_one_token", counted)
 
     def cache(name: str, dtype: torch.dtype = torch.float32, num_heads: int = 2) -> int:
         model = save_model(name=name, num_attention_heads=2, num_key_value_heads=num_heads)

@@ -75,7 +75,6 @@ class Compare(Command):
     sweeps = False
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.races import races_table
 
         return [races_table([row for run in runs for row in run.rows])]

@@ -44,60 +44,36 @@ class DistillSettings(LatencySettings):
 
     TRAINS = True
     ANSWERS_TURNS = False
-    # The weights depend on these, beyond the models.
+    # What the trained weights depend on: a training with other values does not go on from a checkpoint.
     LEARNED = (
-        *(
-            "model",
-            "draft",
-            "prompts",
-            "num_prompts",
-            "decoding",
-            "dtype",
-            "seed",
-            "chat_template",
-            "temperatures",
-        ),
-        *("answer_tokens", "epochs", "texts_per_step", "learning_rate", "chain"),
+        *("model", "draft", "prompts", "num_prompts", "decoding", "dtype", "seed"),
+        *("chat_template", "temperatures", "answer_tokens", "epochs", "texts_per_step"),
+        *("learning_rate", "chain"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_possible_path("output", self.directory)
         require_at_least(self, answer_tokens=2, epochs=1, texts_per_step=1, chain=1, save_every=1)
         ends = self.decoding.ignore_eos
         require(ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
         require(self.repeats == 1, "repeats", "must be 1: a draft is trained once", self.repeats)
         require(not self.tensor_parallel, "placement", "must not be tensor_parallel", self.strategy)
-        require(
-            self.weights == "stored",
-            "weights",
-            "must be stored: random ones have nothing to teach",
-            self.weights,
-        )
-        require(
-            self.draft is not None,
-            "draft",
-            "must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa",
-            "none",
-        )
+        rule = "must be stored: random ones have nothing to teach"
+        require(self.weights == "stored", "weights", rule, self.weights)
+        rule = "must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa"
+        require(self.draft is not None, "draft", rule, "none")
         assert self.draft is not None
         plain = self.draft.quantization == "none" and self.draft.gguf_file is None
         require(plain, "draft", "must not be quantized to be trained", self.draft.name)
         own = self.draft.repository != self.model.repository
         require(own, "draft", "must not be the target itself", self.draft.name)
         require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
-        hottest = max(self.temperatures, default=-1)
-        temperatures = list(self.temperatures)
-        least = min(self.temperatures, default=-1)
-        require(
-            0 <= least <= hottest,
-            "temperatures",
-            "must be a list of at least one, none negative",
-            temperatures,
-        )
+        lowest = min(self.temperatures, default=-1)
+        rule = "must be a list of at least one, none negative"
+        require(lowest >= 0, "temperatures", rule, self.temperatures)
+        require_possible_path("output", self.directory)
 
     def check_engine(self, engine: Abilities) -> None:
-        """See `RunSettings.check_engine`."""
         super().check_engine(engine)
         rule = "must be local: others cannot be trained"
         require(engine.own_loop, "engine", rule, self.engine.name)
@@ -110,11 +86,16 @@ class DistillSettings(LatencySettings):
     @property
     def directory(self) -> str:
         """The directory of the trained draft."""
-        names = [model.name for model in (self.model, self.draft) if model is not None]
-        return (
-            self.output
-            or f"drafts/{'-'.join(re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.') for name in names)}"
-        )
+        if self.output:
+            return self.output
+        assert self.draft is not None
+        names = [_file_name(model.name) for model in (self.model, self.draft)]
+        return f"drafts/{'-'.join(names)}"
+
+
+def _file_name(name: str) -> str:
+    """`meta-llama/Llama-3.2-1B` -> `meta-llama-Llama-3.2-1B`."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
 
 
 class Distill(Command):
@@ -143,13 +124,12 @@ class Distill(Command):
     row = DistillRow
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`: the speed-up after the training."""
+        """The speed-up after the training."""
         from harness.report.latency import result_line
 
         return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.distill import trained_table
 
         return [trained_table([row for run in runs for row in run.rows])]

@@ -48,8 +48,8 @@ class EvalSettings(RunSettings):
         self._check_task()
         require_at_least(self, num_prompts=1)
         require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
-        operands = list(self.operands)
-        seeds = list(self.seeds)
+        operands = self.operands
+        seeds = self.seeds
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
         require(
             len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,
@@ -109,32 +109,30 @@ class Eval(Command):
     further_rows = (AnswerRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`: the accuracy of each arm."""
+        """The accuracy of each arm."""
         from harness.report.accuracy import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.accuracy import accuracy_table
 
         return [accuracy_table(runs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: whether the arms' accuracies differ."""
+        """Whether the arms' accuracies differ."""
         from harness.report.accuracy import accuracy_losses
 
         return accuracy_losses(runs)
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """See `Command.plots`."""
         from harness.report.plots import accuracy_plots
 
         return accuracy_plots(runs)
 
     def changes(self, sides: Any) -> Sequence[Any]:
-        """See `Command.changes`: accuracy, question by question."""
+        """Accuracy, question by question."""
         from harness.report.regression import change_of_accuracy
 
         return [change_of_accuracy(sides)]

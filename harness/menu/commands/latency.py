@@ -67,7 +67,6 @@ class LatencySettings(PromptedSettings):
             require(number <= 10**6, name, "must be at most 10^6", number)
 
     def check_engine(self, engine: Abilities) -> None:
-        """See `RunSettings.check_engine`."""
         rule = "needs engine=server or engine=vllm"
         require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
 
@@ -112,13 +111,12 @@ class Latency(Command):
     further_rows: ClassVar[Sequence[type[Row]]] = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`: the speed-up."""
+        """The speed-up."""
         from harness.report.latency import result_line
 
         return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.methods import methods_tables
         from harness.report.pair_tables import pairs_table
         from harness.report.pairs import latency_pairs
@@ -128,13 +126,11 @@ class Latency(Command):
         return [pairs_table(pairs), *methods_tables(pairs), *trees_tables(pairs)]
 
     def pooled(self, rows: Sequence[Any]) -> Document:
-        """See `Command.pooled`."""
         from harness.report.latency import latency_document
 
         return latency_document(rows)
 
     def report(self, runs: Sequence[Any]) -> Document:
-        """See `Command.report`."""
         from harness.report.pair_tables import latency_tables
         from harness.report.pairs import latency_pairs
         from harness.report.published import published_tables
@@ -145,7 +141,7 @@ class Latency(Command):
         return [*latency_tables(pairs), *published_tables(pairs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: the fastest pair, its rivals, and what would change it."""
+        """The fastest pair, its rivals, and what would change it."""
         from harness.report.pairs import fastest, latency_pairs
         from harness.report.rivals import rivals_of_the_fastest
         from harness.report.scope import scope_of_the_fastest
@@ -154,13 +150,12 @@ class Latency(Command):
         return [*fastest(pairs), *rivals_of_the_fastest(pairs), *scope_of_the_fastest(pairs)]
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """See `Command.plots`."""
         from harness.report.plots import latency_plots
 
         return latency_plots(runs)
 
     def changes(self, sides: Any) -> Sequence[Any]:
-        """See `Command.changes`: times and acceptance, prompt by prompt."""
+        """Times and acceptance, prompt by prompt."""
         from harness.report.regression import changes_by_prompt
 
         return changes_by_prompt(sides)

@@ -50,8 +50,8 @@ class MapSettings(PromptedSettings):
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
         for name in ("batch_sizes", "contexts", "draft_tokens"):
-            values = list(getattr(self, name) or ())
-            rises = all(value >= 1 for value in values) and sorted(set(values)) == values
+            values = getattr(self, name) or ()
+            rises = all(value >= 1 for value in values) and sorted(set(values)) == [*values]
             require(rises, name, "must be numbers from 1 on that rise", values)
         for name in ("batch_sizes", "draft_tokens"):
             require(getattr(self, name) != (), name, "must have a number", [])
@@ -65,14 +65,13 @@ class MapSettings(PromptedSettings):
         require(k != "auto", "decoding.num_draft_tokens", rule, k)
 
     def check_engine(self, engine: Abilities) -> None:
-        """See `RunSettings.check_engine`."""
         name = self.engine.name
         rule = f"must be [1] with engine={name}, which takes one prompt at a time"
         one_by_one = engine.takes_batches or self.batch_sizes == (1,)
-        require(one_by_one, "batch_sizes", rule, list(self.batch_sizes))
+        require(one_by_one, "batch_sizes", rule, self.batch_sizes)
         rule = f"must be null with engine={name}: a server drafts with a K of its own"
         numbers = self.draft_tokens
-        require(engine.computes_here or numbers is None, "draft_tokens", rule, list(numbers or ()))
+        require(engine.computes_here or numbers is None, "draft_tokens", rule, numbers)
 
 
 class Map(Command):
@@ -96,26 +95,24 @@ class Map(Command):
     row = MapRow
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`: the highest speed-up."""
+        """The highest speed-up."""
         from harness.report.map import best_of, cell_in_words
 
         best = best_of(rows)
         return "" if best is None else cell_in_words(best)
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.map import map_documents
 
         return map_documents(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: up to which batch size it pays."""
+        """Up to which batch size it pays."""
         from harness.report.map import map_headlines
 
         return map_headlines(runs)
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """See `Command.plots`."""
         from harness.report.map_plots import map_plots
 
         return map_plots(runs)

@@ -88,17 +88,15 @@ class Plan(Command):
     measures = False
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`."""
         return "fits"
 
     def failure(self, row: Any) -> str:
-        """See `Command.failure`: for a pair that does not fit, by how much."""
+        """For a pair that does not fit, by how much."""
         if row.status != "does_not_fit":
             return super().failure(row)
         return str(row.error).partition(": ")[2]
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.plan import plan_document
 
         return plan_document([row for run in runs for row in run.rows])

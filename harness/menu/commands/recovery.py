@@ -48,7 +48,7 @@ class RecoverySettings(PromptedSettings):
 
     @property
     def compares_texts(self) -> bool:
-        """See `RunSettings.compares_texts`. Under load one arm is enough."""
+        """Under load one arm is enough."""
         return self.load is None
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class RecoverySettings(PromptedSettings):
             require(self.fault in _OF_TREES, "fault", rule, self.fault)
 
     def check_engine(self, engine: Abilities) -> None:
-        """See `RunSettings.check_engine`.
+        """Refuse faults and loads that the engine cannot have, and a run without anything to compare.
 
         Texts of other engines can be compared with the target's own distribution without a draft.
         """
@@ -136,23 +136,21 @@ class Recovery(Command):
     row = RecoveryRow
 
     def line(self, rows: Sequence[Any]) -> str:
-        """See `Command.line`: the verdict."""
+        """The verdict."""
         from harness.report.recovery import summarise
 
         return summarise(rows).verdict
 
     def exit_code(self, rows: Sequence[Any]) -> int:
-        """See `Command.exit_code`."""
         return EXIT_CODES.get(self.line(rows), 0)
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        """See `Command.tables`."""
         from harness.report.recovery import recovery_table
 
         return [recovery_table(runs)]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """See `Command.headlines`: the pairs by verdict."""
+        """The pairs by verdict."""
         from harness.report.recovery import losses
 
         return losses(runs)

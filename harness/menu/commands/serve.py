@@ -61,7 +61,6 @@ class ServeSettings(RunSettings):
         )
 
     def check_engine(self, engine: Abilities) -> None:
-        """See `RunSettings.check_engine`."""
         rule = "must be local: serve runs our own loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
         has_trees = self.draft is not None and self.draft.most_nodes > 0

@@ -2,8 +2,7 @@
 output alike.
 
 transformers and vLLM take an n-gram's first occurrence. The latest is as cheap with an index, and
-better where a text
-changes what it repeats: a renamed variable, a list that goes on, a loop.
+better where a text changes what it repeats: a renamed variable, a list that goes on, a loop.
 """
 
 from __future__ import annotations
@@ -44,8 +43,10 @@ class LookupSettings(DraftSettings):
 
 
 class LookupText:
-    """A row with an index of its n-grams. Per token it costs one dictionary entry for each length
-    of n-gram.
+    """A row's text with an index of its n-grams: one entry per token and length of n-gram.
+
+    `a b c a b` ends with `a b`, the longest n-gram that occurred before. What followed it begins at
+    position 2 and reaches the end: `c a b`, which is repeated as often as tokens are asked for.
     """
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:

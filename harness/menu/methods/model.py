@@ -107,7 +107,7 @@ class ModelDraftSettings(SampledDraftSettings):
             rates = rank_rates_of_profile(rates)
             object.__setattr__(self, "rates", rates)
         possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
-        require(possible, "rates", "must be a list of numbers in [0, 1]", list(rates))
+        require(possible, "rates", "must be a list of numbers in [0, 1]", rates)
 
     @property
     def most_nodes(self) -> int:

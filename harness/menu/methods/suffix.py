@@ -2,9 +2,22 @@
 earlier match.
 
 The text is in a trie of its substrings, each with the number of times it occurred, as in the
-paper's suffix tree. Two limits keep it small. A substring that occurred once has no children; its
-position in the text stands for them. And substrings end at `max_depth` tokens, plus one. So a token
-adds one node for each earlier match of the text's end, in ordinary text two or three.
+paper's suffix tree. After `a b c a b`:
+
+    a 2
+      b 2
+        c 1
+    b 2
+      c 1
+    c 1
+
+The text ends with the matches `a b`, `b` and the empty root: substrings that occurred before. The
+longest match predicts: first its most frequent child, c; c occurred once, so then what followed it
+in the text, a. That is all, because a match of two tokens predicts two.
+
+Two limits keep the trie small. A substring that occurred once has no children: its position in the
+text stands for them. And substrings end at `max_depth` tokens, plus one. So a token adds one node
+for each earlier match of the text's end, in ordinary text two or three.
 """
 
 from __future__ import annotations
@@ -93,7 +106,11 @@ class SuffixTrie:
     def append(self, matches: Sequence[_Node], token: int) -> list[_Node]:
         """Append a token to the text.
 
-        Given the matches at the end of the text, return those at its new end.
+        Args:
+            matches: those at the end of the text, the root first and the longest last.
+
+        Returns:
+            The matches at the new end.
         """
         self.tokens.append(token)
         new_matches = [self.root]
@@ -105,12 +122,15 @@ class SuffixTrie:
         return new_matches
 
     def follow(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Return the matches in this trie of another text, given those before its last token."""
+        """Return the matches of another text's end in this trie, given those before its last token.
+
+        The other text is not added.
+        """
         children = (node.children.get(token) for node in matches[: self._max_depth])
         return [self.root, *(self._expanded(child) for child in children if child)]
 
     def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> _Continuation:
-        """Predict the tokens after the longest match.
+        """Predict the tokens after the longest match, the last of `matches`.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
