@@ -88,9 +88,11 @@ class Methods(SettingsRegistry[Method]):
         return all(super(Methods, self).is_built_in(part) for part in parts)
 
     def source(self, name: str) -> bytes | None:
-        """The code of a method that is not built in; of a hybrid, that of its text method."""
+        """The code of a method that is not built in, or of such parts of a hybrid."""
         parts = self.split(name) or [name]
-        return super().source(parts[0])
+        sources = [super(Methods, self).source(part) for part in parts]
+        known = [source for source in sources if source is not None]
+        return b"".join(known) if known else None
 
     def split(self, name: str) -> tuple[str, str] | None:
         """The text method and the other part in the name of a hybrid; None for any other name.

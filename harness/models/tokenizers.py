@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
@@ -99,7 +100,7 @@ def encode_prompts(
     of a whole chat.
 
     Raises SettingError for `always` without a template, for a chat of several messages that only a
-    template could read, and for a prompt of no tokens.
+    template could read, for one that the template refuses, and for a prompt of no tokens.
     """
     has_template = bool(tokenizer.chat_template)
     if chat_template == "always" and not has_template:
@@ -113,11 +114,9 @@ def encode_prompts(
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
     encoded: list[list[int]] = []
     for chat in chats:
+        tokens: Any
         if uses_template(tokenizer, chat_template):
-            messages = list(map(dict, chat))
-            tokens: Any = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
+            tokens = _through_template(tokenizer, chat, chat_template)
         else:
             text = chat[-1]["content"] if len(chat) == 1 else _as_text(chat)
             tokens = tokenizer(text)["input_ids"]
@@ -125,6 +124,22 @@ def encode_prompts(
             raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
         encoded.append(list(map(int, tokens)))
     return encoded
+
+
+def _through_template(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, chat_template: ChatTemplate
+) -> Any:
+    """Token ids of a chat, and the beginning of the answer, in the form of the chat template."""
+    messages = list(map(dict, chat))
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+    except (TemplateError, ValueError) as error:
+        # A template may take no system prompt, or be one of several without a default.
+        reason = f"this model's template refuses a prompt ({first_line(error)})"
+        advice = "chat_template=never reads it as text"
+        raise SettingError("chat_template", f"{reason}; {advice}", chat_template) from error
 
 
 def _as_text(chat: Chat) -> str:

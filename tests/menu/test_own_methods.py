@@ -66,6 +66,15 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     assert len(set(results()["run"]) - runs) == 1
 
 
+def test_the_code_of_each_part_of_a_hybrid_counts() -> None:
+    """A part of one's own may be the second one."""
+    own = HEAD[0].removeprefix("draft=")
+    source = METHODS.source(f"lookup+{own}")
+    assert source is not None
+    assert b"class LinearHead" in source
+    assert METHODS.source("lookup+model") is None
+
+
 def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
     assert "It fits" in harness("plan", *CORPUS).stdout
     harness("recovery", "num_prompts=1", "decoding=greedy", "decoding.max_new_tokens=8", *HEAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -108,6 +109,24 @@ def test_a_chat_without_a_template_is_refused() -> None:
         encode_prompts(
             make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto"
         )
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('System role not supported') }}", r"System role not supported"),
+        ({"rag": TEMPLATE, "tool_use": TEMPLATE}, r".*no default.*"),
+    ],
+)
+def test_a_template_that_refuses_a_chat(template: Any, reason: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    advice = "chat_template=never reads it as text"
+    with pytest.raises(
+        SettingError,
+        match=rf"^chat_template=auto: this model's template refuses a prompt \({reason}\); {advice}$",
+    ):
+        encode_prompts(tokenizer, [said("a")], "auto")
 
 
 def test_template_that_is_not_there() -> None:
