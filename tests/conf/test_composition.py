@@ -49,7 +49,7 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
         compose(command, list(overrides)), resolve=True, throw_on_missing=True
     )
     assert plain.pop("command") == command
-    plain["draft"] = METHODS.own(plain["draft"], methods)
+    plain["draft"] = METHODS.without_others(plain["draft"], methods)
     return conversion.from_config(COMMANDS[command].settings, plain)
 
 

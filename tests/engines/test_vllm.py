@@ -73,7 +73,7 @@ def test_drafts_in_the_words_of_vllm(
 ) -> None:
     place = {} if "method" in draft else {"repository": "somewhere"}
     chosen = {"name": "somewhere"} | place | draft
-    settings = METHODS.kind(chosen)(**chosen)
+    settings = METHODS.settings_class(chosen)(**chosen)
     head = None if kind in (None, "mtp") else SimpleNamespace(kind=HEADS[kind])
     planned: Any = SimpleNamespace(draft_settings=settings, head=head, draft_plan=None)
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
@@ -84,7 +84,7 @@ def test_drafts_in_the_words_of_vllm(
 def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
     chosen = {"name": "lookup", "method": "lookup"}
     planned: Any = SimpleNamespace(
-        draft_settings=METHODS.kind(chosen)(**chosen), head=None, draft_plan=None
+        draft_settings=METHODS.settings_class(chosen)(**chosen), head=None, draft_plan=None
     )
     decoding = DecodingSettings(num_draft_tokens=3, synthetic_acceptance=(0.8, 0.5))
     config = speculative_config(planned, decoding)
