@@ -43,7 +43,7 @@ def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Ca
         prompts: rows of the run's prompts file.
         row: of the speculative arm.
     """
-    each_is_timed = row.batch_size == 1 or row.requests_per_second is not None
+    each_is_timed = row.batch_size == 1 or row.was_served
     if row.arm == "regular" or not each_is_timed:
         return []
     timed = [prompt for prompt in prompts if prompt.is_timed and prompt.category]

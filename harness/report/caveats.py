@@ -215,7 +215,7 @@ def _about_fewer_or_shorter(rows: Sequence[LatencyRow]) -> Iterator[str]:
     """Batches, answers and runs that are smaller than the settings say."""
     last = rows[-1]
     smaller = smaller_batch(last)
-    if last.requests_per_second is None and smaller:
+    if smaller and not last.was_served:
         yield smaller
     asked_for = rows[0].max_new_tokens or 0
     shortest = min(row.shortest_answer or asked_for for row in rows)

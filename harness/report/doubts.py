@@ -204,7 +204,7 @@ def _other_texts(row: LatencyRow) -> str | None:
 
 def _too_few_laps(row: LatencyRow) -> str | None:
     batch_size = row.batch_size or 1
-    if row.requests_per_second is None or batch_size == 1 or row.speedup_low is not None:
+    if not row.was_served or batch_size == 1 or row.speedup_low is not None:
         return None
     return (
         "Requests in flight together are not independent: they are one lap. An interval takes"

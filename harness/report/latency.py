@@ -50,7 +50,7 @@ def latency_document(
         Line(settings_line(rows), "dim"),
     ]
     document.append(_arms(rows))
-    requests = [row for row in rows if was_served(row)]
+    requests = [row for row in rows if row.was_served]
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
@@ -71,7 +71,7 @@ def _arms(rows: Sequence[LatencyRow]) -> Table:
     last = rows[-1]
     lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
     has_spread = any(row.ms_per_token_std is not None for row in rows)
-    unit = "batches" if (last.batch_size or 1) > 1 and not was_served(last) else "prompts"
+    unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
     notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
     return Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes)
 
@@ -90,7 +90,7 @@ def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
     if no_verdict is not None:
         return [Line(f"No verdict: {no_verdict}.", "warning"), reason(regular, last)]
     # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
-    has_drafted = last.mean_acceptance_length is not None or was_served(last)
+    has_drafted = last.mean_acceptance_length is not None or last.was_served
     if last.speedup is None or not has_drafted:
         table = costs_of_a_step(regular, last)
         return [table] if table.rows else []
@@ -119,11 +119,6 @@ def _decode_only(row: LatencyRow) -> str | None:
         f"Without the time to the first token it is {row.decode_speedup:.2f}×{certainty}:"
         " longer answers come closer to this."
     )
-
-
-def was_served(row: LatencyRow) -> bool:
-    """Whether prompts were requests, each of which has its own time."""
-    return row.requests_per_second is not None
 
 
 def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:

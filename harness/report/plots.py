@@ -220,9 +220,7 @@ _complete = attrgetter("complete")
 
 
 def _by_load(pairs: Sequence[MeasuredPair]) -> dict[str, dict[str, list[MeasuredPair]]]:
-    """Pairs measured under several loads: unit of the load -> name of the pair -> measurements by
-    load.
-    """
+    """Pairs measured under several loads: unit of load -> pair's name -> measurements by load."""
     units = {}
     for unit, of_unit in grouped(pairs, attrgetter("unit_of_load")).items():
         complete = filter(_complete, of_unit)

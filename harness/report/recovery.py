@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from harness.report.names import named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Style, Table, percent, sentences
+from harness.report.table import Column, Document, Line, Style, Table, sentences
 from harness.report.words import (
     common_settings,
     labels,
@@ -27,6 +27,7 @@ from harness.report.words import (
     too_long_warning,
 )
 from harness.results.schema import RecoveryRow
+from harness.results.statistics.interval import counted
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
@@ -68,12 +69,11 @@ class Checks:
         self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
         self.tested = [row for row in self.sampled if row.degrees_of_freedom]
         self.under_load = rows[0].load is not None
-        counted = [row for row in self.sampled if row not in self.overall]
+        counting = [row for row in self.sampled if row not in self.overall]
         if self.under_load:
-            # Pairs of neighbouring tokens are a check of their own, which would count each token
-            # twice.
-            counted = [row for row in self.sampled if row in self.overall]
-        self.num_draws = sum(row.num_draws or 0 for row in counted)
+            # Pairs of neighbouring tokens are a check too, and would count each token again.
+            counting = [row for row in self.sampled if row in self.overall]
+        self.num_draws = sum(row.num_draws or 0 for row in counting)
 
     @property
     def smallest_p_value(self) -> float | None:
@@ -105,7 +105,7 @@ class Checks:
         overall = [row for row in self.overall if row.check == "sampled"]
         is_certain = all(row.verdict == "lossless" for row in overall)
         agree = "follow" if is_certain else "show no difference from"
-        number = f"of {num_tests} test{'s' * (num_tests > 1)}"
+        number = f"of {counted(num_tests, 'test')}"
         if num_tests < len(self.sampled):
             number += f"; {len(self.sampled) - num_tests} more tested nothing"
         return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
@@ -234,7 +234,7 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
         Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
         Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
-        Column("power", percent, lambda named: Checks(named.run.rows).power),
+        Column("power", _share, lambda named: Checks(named.run.rows).power),
     )
     shifts = {row.shift for run in runs for row in run.rows} - {None}
     note = "power: chance of seeing a shift of {:.0%} in a token's distribution."

@@ -56,14 +56,15 @@ class Figure:
         better: the direction that is good: `lower` or `higher`.
         words: the verdict if it is better, and if it is worse: `faster` and `slower`.
         timed: whether it is a time, which differs between identical runs.
-        unchanged: the change of a figure that stays as it is: 1 for a ratio, 0 for a difference.
+        is_share: whether it is a share of answers, whose change is a difference in points; of others
+            it is a ratio.
     """
 
     name: str
     better: Direction
     words: tuple[str, str]
     timed: bool = False
-    unchanged: float = 1.0
+    is_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,8 @@ class Compared:
         return visible_difference(estimate)
 
     def _signed(self, change: float) -> str:
-        """`+2.0%` of a ratio; `+2.0 points` of a difference of percentages."""
-        if self.figure.unchanged == 0:
-            return f"{100 * change:+.1f} points"
-        return f"{change - self.figure.unchanged:+.1%}"
+        """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""
+        return f"{100 * change:+.1f} points" if self.figure.is_share else f"{change - 1:+.1%}"
 
 
 def settings_key(run: Run) -> str:
@@ -388,4 +387,4 @@ _OF_PROMPTS = (
         "tokens per iteration", "higher", ("more", "fewer"), by_unit=_tokens_per_iteration
     ),
 )
-_ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), unchanged=0.0)
+_ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)

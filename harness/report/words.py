@@ -142,7 +142,8 @@ def in_words(row: RunRow, column: str) -> str | None:
             entry of the column `settings`.
 
     Returns:
-        Empty for a value that goes without saying, as most defaults do; None for an unknown one.
+        Empty for a value that goes without saying, as most defaults do, and where there is none.
+        None for the prompts of a run that ended early, which does not tell how many it should ask.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)

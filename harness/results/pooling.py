@@ -153,7 +153,7 @@ def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
     regular = arms["regular"]
     speculative = arms["speculative"]
     in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
-    was_served = rows[-1].requests_per_second is not None
+    was_served = rows[-1].was_served
     return UnitTimes(
         _by_unit([row for row in regular if row.prompt_index in in_both], was_served),
         _by_unit([row for row in speculative if row.prompt_index in in_both], was_served),

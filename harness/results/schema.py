@@ -496,6 +496,11 @@ class LatencyRow(PromptedRow):
     )
     test: MaybeBool = setting("whether this was a short trial, `test=true`", "test")
 
+    @property
+    def was_served(self) -> bool:
+        """Whether prompts were requests, each of which has its own time."""
+        return self.requests_per_second is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillRow(LatencyRow):
