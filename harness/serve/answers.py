@@ -1,4 +1,8 @@
-"""One answer while it is generated: its text, where it stops, and what its drafts were worth."""
+"""One answer of `serve` while it is generated: its text, and where it stops.
+
+The scheduler gives an answer its tokens, iteration by iteration; the answer hands pieces of text on
+to the request that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ class Piece:
 
     Attributes:
         choice: which of a request's answers it is.
-        finish_reason: `stop` or `length` in the last piece; `error` in place of one, with the reason as text.
+        finish_reason: `stop` or `length` in the last piece. `error` if the answer failed: the
+            piece's text is then the reason.
     """
 
     choice: int
@@ -35,10 +40,15 @@ class Answer:
 
     Attributes:
         arm: `speculative` or `regular`.
-        stops: texts that end it; they are not part of it.
+        question: of one prompt.
         put: gets its pieces, in the scheduler's thread.
-        cancelled: nobody waits for it any more.
-        seconds_to_first_token: from when it was asked, None while there is none.
+        choice: which of a request's answers it is.
+        stops: texts that end it; they are not part of it.
+        cancelled: whether nobody waits for it any more.
+        num_tokens: so far.
+        outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
+        asked: when, by `time.monotonic`.
+        seconds_to_first_token: from then on; None while there is none.
     """
 
     arm: str
@@ -55,10 +65,16 @@ class Answer:
 
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.tokenizer, self.question.prompts[0])
-        self._held = ""  # text that may be the beginning of a stop
+        # The end of the text while it may be the beginning of a stop: `the EN` before the stop
+        # `END`.
+        self._held = ""
 
     def take(self, tokens: Sequence[int], num_proposed: int, num_accepted: int) -> bool:
-        """Add the tokens of one iteration, and pass on text that is certain; returns whether the answer ends here."""
+        """Add the tokens of one iteration, and pass on the text that is certain.
+
+        Returns:
+            Whether the answer ends here.
+        """
         if self.seconds_to_first_token is None:
             self.seconds_to_first_token = time.monotonic() - self.asked
         if num_proposed:

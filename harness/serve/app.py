@@ -1,4 +1,8 @@
-"""The HTTP side: OpenAI's completions and chats, `/predict`, the race and the results for the page, health, metrics."""
+"""The HTTP side of `serve`: OpenAI's completions and chats, and what the page needs.
+
+A request becomes answers in the scheduler (`Service.ask`), whose pieces come back in a queue; here
+they get the shape that OpenAI's API has. The page needs `/race` and `/results`.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from harness.serve.bodies import Chat, Completion, GenerationBody, Prediction, R
 from harness.serve.guard import Guard, error_body, error_response
 from harness.serve.service import Service
 
+# For the description of the API at /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase}
     for status in (400, 401, 411, 413, 422, 429, 500, 503)
@@ -36,7 +41,11 @@ _GONE = "the client went away"
 
 
 def make_app(service: Service, key: str | None) -> FastAPI:
-    """The application; `key` is what requests must bring, None for none."""
+    """The application.
+
+    Args:
+        key: what requests must bring; None for nothing.
+    """
     settings = service.settings
     registry = CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
@@ -109,7 +118,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> APIRouter:
-    """The endpoints that generate with one arm."""
+    """The endpoints that generate with one arm; `note` counts each answer that has ended."""
     router = APIRouter(responses=_ERRORS)
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
@@ -119,6 +128,7 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
     async def respond(
         request: Request, body: GenerationBody, prompts: list[list[int]], chat: bool = False
     ) -> Any:
+        """The response to a request: a stream of events, or one JSON object."""
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = service.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue, note)
@@ -133,13 +143,9 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
-        about = {
-            "id": service.name,
-            "object": "model",
-            "created": service.started,
-            "owned_by": "harness",
-        }
-        return {"object": "list", "data": [about | service.about()]}
+        about = {"id": service.name, "object": "model", "created": service.started}
+        about |= {"owned_by": "harness"} | service.about()
+        return {"object": "list", "data": [about]}
 
     @router.post("/v1/completions")
     async def completions(body: Completion, request: Request) -> Any:
@@ -161,7 +167,12 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
 
 
 class _Shape:
-    """Answers as OpenAI shapes them, for completions or chats."""
+    """Answers as OpenAI shapes them.
+
+    Args:
+        model: its name.
+        chat: whether they answer a chat, and not a completion.
+    """
 
     def __init__(
         self, model: str, body: GenerationBody, answers: Sequence[Answer], chat: bool
@@ -180,18 +191,8 @@ class _Shape:
             own = [piece for piece in pieces if piece.choice == number]
             text = "".join(piece.text for piece in own)
             tokens = [token for piece in own for token in piece.token_ids]
-            choices.append(
-                self._choice(
-                    Piece(
-                        choice=number,
-                        text=text,
-                        token_ids=tokens,
-                        finish_reason=own[-1].finish_reason,
-                    ),
-                    "message",
-                    is_first=True,
-                )
-            )
+            whole = Piece(number, text, tokens, own[-1].finish_reason)
+            choices.append(self._choice(whole, "message", is_first=True))
         return {**self._head, "choices": choices, **self._sums()}
 
     async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
@@ -209,10 +210,17 @@ class _Shape:
         if options.include_usage:
             yield {**head, "choices": [], **self._sums()}
 
-    def _choice(self, piece: Piece, name: str, is_first: bool) -> dict[str, Any]:
+    def _choice(self, piece: Piece, member: str, is_first: bool) -> dict[str, Any]:
+        """A piece as an entry of `choices`.
+
+        Args:
+            member: what a chat's text is in, `message` or `delta`.
+            is_first: whether it is the first piece of its answer.
+        """
         content: dict[str, Any] = {"text": piece.text}
         if self._chat:
-            content = {name: {**({"role": "assistant"} if is_first else {}), "content": piece.text}}
+            role = {"role": "assistant"} if is_first else {}
+            content = {member: {**role, "content": piece.text}}
         if self._body.return_token_ids:
             content["token_ids"] = piece.token_ids
             if is_first:
@@ -243,7 +251,11 @@ async def _pieces(
     queue: asyncio.Queue[Piece],
     note: Callable[[Answer], None],
 ) -> AsyncIterator[Piece]:
-    """The pieces of all answers until each has ended; left early, it cancels them. HTTPException if one fails."""
+    """The pieces of all answers until each has ended. Left before that, it cancels them.
+
+    Raises:
+        HTTPException: an answer failed, or the client went away.
+    """
     running = len(answers)
     try:
         while running:
@@ -314,7 +326,7 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer], None]:
-    """A function that counts an answer that has ended, for `/metrics`."""
+    """A function that counts an answer that has ended in the metrics at `/metrics`."""
     tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
     accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 # Parameters of these APIs that never change an answer. The last one asks for acceptance, which
-# every answer tells.
+# every answer of this service tells.
 _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
@@ -100,11 +100,11 @@ class Body(BaseModel):
 class Sampling(Body):
     """The fields of every request to generate.
 
-    The service's own settings fill those left out. Only `seed` is then drawn at random, except for
-    a race.
+    Those left out have the values of the service's own settings, but `seed` is drawn at random
+    unless the request is a race.
 
-    `index` is the prompt's place in the stream of random numbers: with the same `seed` and `index` the answer is the
-    one that `latency` measures.
+    `seed` and `index` determine the random numbers: the answer to the prompt that `latency` asks at
+    that index, with that seed, is the same as there.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None

@@ -1,4 +1,8 @@
-"""Continuous batching: one thread that owns the models; answers join and leave between two iterations."""
+"""Continuous batching: one thread owns the models; answers join and leave between iterations.
+
+An arm's loop of decoding yields a record per turn, and takes a `Change` after each: the rows that
+have left and the requests that join. It numbers rows in the order in which they join.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,18 @@ _ENDING = "the service is ending"
 class _Batch:
     """The answers that are generated together, all by one arm.
 
-    `arm` is its name, None while there are no answers.
+    Attributes:
+        arm: its name; None while there are no answers.
+        rows: the answers by their numbers in the arm's loop.
     """
 
     def __init__(self, find_arm: Callable[[str], LocalArm]) -> None:
         self._find_arm = find_arm
         self._records: Records | None = None
         self.arm: str | None = None
-        self.rows: dict[int, Answer] = {}  # by their numbers in the loop
-        self._left: list[int] = []  # numbers that have ended, which the loop need not know yet
+        self.rows: dict[int, Answer] = {}
+        # Rows that have ended, which the loop is told at the next turn.
+        self._left: list[int] = []
         self._num_joined = 0
 
     def drop_cancelled(self) -> None:
@@ -70,14 +77,17 @@ class _Batch:
         assert self.arm is not None
         arm = self._find_arm(self.arm)
         if self._records is None:
+            # A loop begins with one answer; the others join it at once.
             self._records = arm.stream(joining[0].question)
             self._deliver(next(self._records))
             joining = joining[1:]
+        # The first answer may have ended with its first token.
         if joining or self.rows:
             requests = [arm.request(answer.question) for answer in joining]
             self._deliver(self._records.send(Change(self._left, requests)))
 
     def _deliver(self, record: Iteration) -> None:
+        """Give the tokens of a record to their answers; those that end leave."""
         self._left = []
         for number, tokens, proposed, accepted in zip(
             record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
@@ -88,13 +98,16 @@ class _Batch:
 
 
 class Scheduler:
-    """Runs answers in its thread, `max_rows` at once; `max_waiting` more may wait.
+    """Runs answers in its thread.
 
     The arms share the runners of one engine, so only one arm decodes at a time. Answers begin in
     the order in which they were asked for: one for the other arm waits until the batch has ended,
     and those behind it wait too.
 
-    `find_arm` gives an arm by its name.
+    Args:
+        find_arm: gives an arm by its name.
+        max_rows: the most answers that are generated together.
+        max_waiting: the most that wait beyond these.
 
     Attributes:
         before_turn: called in the thread before every iteration.
@@ -128,14 +141,22 @@ class Scheduler:
         return len(self._waiting)
 
     def submit(self, answers: list[Answer]) -> None:
-        """Have answers generated, all of them or none. Raises HTTPException if too many wait, or at the end."""
+        """Have answers generated, all of them or none.
+
+        Raises:
+            HTTPException: too many wait already, or the service is ending.
+        """
         with self._changed:
             self._check(len(answers))
             self._waiting += answers
             self._changed.notify()
 
     def alone(self, work: Callable[[], Any]) -> Future[Any]:
-        """Call `work` in the scheduler's thread when nothing else is generated; raises as `submit` does."""
+        """Call `work` in the scheduler's thread when no answer is generated.
+
+        Raises:
+            HTTPException: as `submit` does.
+        """
         future: Future[Any] = Future()
         with self._changed:
             self._check(1)
@@ -185,7 +206,7 @@ class Scheduler:
             self._turn()
 
     def _turn(self) -> None:
-        """One iteration."""
+        """One iteration of the batch, or the next work that must be alone."""
         self.before_turn()
         self._batch.drop_cancelled()
         if not self.num_running:
@@ -199,7 +220,7 @@ class Scheduler:
             self._batch.step(joining)
 
     def _take_joining(self) -> list[Answer]:
-        """Take the answers out of those that wait that can join the batch now."""
+        """Remove from those that wait the answers that can join the batch now, and return them."""
         self._waiting = [answer for answer in self._waiting if not answer.cancelled]
         # Work that must be alone waits for answers that run, and not for those that wait.
         room = 0 if self._alone else self._max_rows - self.num_running

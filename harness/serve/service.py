@@ -1,4 +1,7 @@
-"""A loaded pair that answers: what requests mean in tokens, within the limits of models and settings."""
+"""The pair behind `serve`: turns requests into questions, within the limits of models and settings.
+
+`app` calls it for every request. Its scheduler's thread alone touches the models.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from starlette.exceptions import HTTPException
@@ -30,18 +33,6 @@ from harness.serve.threads import ThreadChoice
 
 # How long other programs' use of the CPU is watched before the first choice of threads.
 _FIRST_SAMPLE_S = 0.3
-
-
-class _Opened(NamedTuple):
-    """An engine that is ready for requests.
-
-    Attributes:
-        choose_threads: to be called before every iteration; None where there is nothing to choose.
-    """
-
-    engine: Engine
-    arms: dict[str, LocalArm]
-    choose_threads: Callable[[], None] | None
 
 
 class Service:
@@ -76,13 +67,9 @@ class Service:
             max_rows=settings.batch_size,
             max_waiting=settings.max_waiting,
         )
-        # In the scheduler's thread, which will use the models. Because this one waits for it, the
-        # first request finds everything ready.
-        opened = self.scheduler.alone(self._open).result()
-        self._engine = opened.engine
-        self._arms = opened.arms
-        if opened.choose_threads is not None:
-            self.scheduler.before_turn = opened.choose_threads
+        # In the scheduler's thread, which will use the models. This one waits, so that the first
+        # request finds everything ready.
+        self._engine: Engine = self.scheduler.alone(self._open).result()
 
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat.
@@ -101,15 +88,17 @@ class Service:
         return token_ids
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a plain prompt. Raises HTTPException if it has none, or one that does not exist."""
+        """Token ids of a plain prompt.
+
+        Raises:
+            HTTPException: it has no token, or one that the vocabulary lacks.
+        """
         ids: Any = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise HTTPException(400, "prompt: has no tokens")
         if max(ids) >= self._vocabulary:
-            raise HTTPException(
-                400,
-                f"prompt: token {max(ids)} does not exist; the vocabulary has {self._vocabulary}",
-            )
+            reason = f"token {max(ids)} does not exist; the vocabulary has {self._vocabulary}"
+            raise HTTPException(400, f"prompt: {reason}")
         return ids
 
     def about(self) -> dict[str, Any]:
@@ -124,12 +113,14 @@ class Service:
         body: GenerationBody,
         queue: asyncio.Queue[Piece],
     ) -> list[Answer]:
-        """Have the prompts answered; the pieces come in the queue. Raises HTTPException beyond a limit."""
-        if len(prompts) > self.settings.batch_size:
-            raise HTTPException(
-                400,
-                f"prompt: {len(prompts)} prompts; at most {self.settings.batch_size} in a request",
-            )
+        """Have the prompts answered; the pieces come in the queue.
+
+        Raises:
+            HTTPException: beyond a limit.
+        """
+        most = self.settings.batch_size
+        if len(prompts) > most:
+            raise HTTPException(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
@@ -147,8 +138,12 @@ class Service:
     def race(self, body: Race, show: Callable[[dict[str, Any]], None]) -> Future[dict[str, Any]]:
         """Both arms on one prompt, one after the other, while nothing else runs, for the page.
 
-        `show` gets what an arm has so far whenever a frame is due, in the scheduler's thread. An
-        exception that it raises ends the race. Raises HTTPException beyond a limit.
+        Args:
+            show: gets what an arm has so far whenever a frame is due, in the scheduler's thread. An
+                exception that it raises ends the race.
+
+        Raises:
+            HTTPException: beyond a limit.
         """
         ids = self.tokens_of(body.prompt)
         # Without a seed every race draws alike, while `ask` draws another seed for each request.
@@ -173,8 +168,9 @@ class Service:
         return self.scheduler.alone(run)
 
     def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
+        """The question of one prompt. Raises HTTPException beyond a limit."""
         settings = self.settings
-        default = self.settings.decoding
+        default = settings.decoding
         num_prompt = len(prompt)
         if body.model not in (None, self.name, settings.model.repository):
             raise HTTPException(404, f"model: {body.model} is not served here; {self.name} is")
@@ -204,32 +200,31 @@ class Service:
             stop_tokens |= self._pair.stop_tokens()
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
-    def _open(self) -> _Opened:
-        """Open the engine, and warm up its arms."""
+    def _open(self) -> Engine:
+        """Open the engine, warm up its arms, and choose the number of threads on a CPU."""
         settings = self.settings
-        # First, because on a busy machine even checks and warm-up would take minutes.
-        choose_threads = self._first_threads()
+        thread_choice = self._thread_choice()
+        if thread_choice is not None:
+            # First, because on a busy machine even checks and warm-up would take minutes.
+            time.sleep(_FIRST_SAMPLE_S)
+            thread_choice.choose()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
         engine = self._keeper.open(
             settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
         )
+        # Compiled code has its number of threads in it, so that the first choice stays.
         is_compiled = "compiled" in RunnerNames.parse(engine.runner or "")
-        if is_compiled:
-            # Compiled code has its number of threads in it, so that the first choice stays.
-            choose_threads = None
+        if thread_choice is not None and not is_compiled:
+            self.scheduler.before_turn = thread_choice.choose_if_due
         few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
-        arms: dict[str, LocalArm] = {}
         for arm in engine.arms:
             assert isinstance(arm, LocalArm)
             generate(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
-            arms[arm.name] = arm
-        return _Opened(engine, arms, choose_threads)
+            self._arms[arm.name] = arm
+        return engine
 
-    def _first_threads(self) -> Callable[[], None] | None:
-        """Choose the threads to begin with -> the later choices; None without any choice."""
+    def _thread_choice(self) -> ThreadChoice | None:
+        """The choice of threads; None on a GPU, and where the user has set their number."""
         if any(device.type != "cpu" for device in self._pair.devices) or threads_are_set():
             return None
-        thread_choice = ThreadChoice(self._say, torch.get_num_threads())
-        time.sleep(_FIRST_SAMPLE_S)
-        thread_choice.choose()
-        return thread_choice.choose_if_due
+        return ThreadChoice(self._say, torch.get_num_threads())

@@ -14,11 +14,19 @@ from typing import NamedTuple
 import psutil
 import torch
 
-_QUIET_S = 60.0  # between two lines about a busy machine
+# Seconds from one choice to the next, and between two lines about a busy machine.
+_PERIOD_S = 2.0
+_QUIET_S = 60.0
 
 
 class Usage(NamedTuple):
-    """Seconds: on the clock, and of processor time of the whole machine and of this process."""
+    """How much of the machine was used up to a moment, in seconds.
+
+    Attributes:
+        clock: of the moment.
+        machine: processor time of all programs, over all cores.
+        own: processor time of this process.
+    """
 
     clock: float
     machine: float
@@ -26,7 +34,6 @@ class Usage(NamedTuple):
 
 
 def read_usage() -> Usage:
-    """Read all three now."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Time of guests is counted in `user` already.
@@ -38,40 +45,28 @@ class ThreadChoice:
     """Sets torch's threads, in the thread that computes.
 
     Args:
+        say: gets a line when other programs use the machine.
         most: the number used while no other program computes, and never exceeded.
-        num_cores: of the machine.
-        read, apply: the machine's use, and the setting of torch; others in tests.
-        period_s: seconds from one choice to the next.
     """
 
-    def __init__(
-        self,
-        say: Callable[[str], None],
-        most: int,
-        num_cores: int | None = None,
-        read: Callable[[], Usage] = read_usage,
-        apply: Callable[[int], None] = torch.set_num_threads,
-        period_s: float = 2.0,
-    ) -> None:
+    def __init__(self, say: Callable[[str], None], most: int) -> None:
         self._say = say
-        self._read = read
-        self._apply = apply
-        self._most = self._current = most
-        self._num_cores = num_cores or os.cpu_count() or most
-        self._last = read()
-        self._period_s = period_s
-        self._due = time.monotonic() + period_s
+        self._most = most
+        self._current = most
+        self._num_cores = os.cpu_count() or most
+        self._last = read_usage()
+        self._due = time.monotonic() + _PERIOD_S
         self._warned_at = -_QUIET_S
 
     def choose_if_due(self) -> None:
-        """Choose, if the last choice is `period_s` old. To be called before every iteration."""
+        """Choose, if the last choice is old enough. The scheduler calls it before every iteration."""
         if time.monotonic() >= self._due:
             self.choose()
 
     def choose(self) -> None:
         """Choose by what has been used since the last choice."""
-        self._due = time.monotonic() + self._period_s
-        now = self._read()
+        self._due = time.monotonic() + _PERIOD_S
+        now = read_usage()
         last = self._last
         self._last = now
         seconds = max(now.clock - last.clock, 1e-9)
@@ -79,7 +74,7 @@ class ThreadChoice:
         chosen = max(1, min(self._most, round(self._num_cores - others)))
         if chosen == self._current:
             return
-        self._apply(chosen)
+        torch.set_num_threads(chosen)
         if chosen < self._current and now.clock - self._warned_at >= _QUIET_S:
             self._warned_at = now.clock
             self._say(

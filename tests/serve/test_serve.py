@@ -413,9 +413,11 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
 # The command without a grace period after a signal, and with a rest before every iteration.
 SLOW = """
 import time
-import harness.cli, harness.serve.command, harness.serve.service
+import harness.cli, harness.serve.command
+from harness.serve.scheduler import Scheduler
 harness.serve.command._GRACE_S = 0
-harness.serve.service.Service._first_threads = lambda self: lambda: time.sleep(0.3)
+turn = Scheduler._turn
+Scheduler._turn = lambda self: (time.sleep(0.3), turn(self))
 harness.cli.main()
 """
 
