@@ -23,7 +23,7 @@ import harness
 from harness.config.settings import FAULTS_UNDER_LOAD
 from harness.report.recovery import summarise
 from harness.results.files import read_rows
-from harness.results.schema import RecoveryRow
+from harness.results.rows.recovery import RecoveryRow
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 

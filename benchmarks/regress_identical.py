@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness.report.regression import compared_runs
 from harness.report.runs import Run, every_run
-from harness.results.schema import LatencyPromptRow
+from harness.results.rows.latency import LatencyPromptRow
 
 
 def main() -> None:

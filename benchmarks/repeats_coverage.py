@@ -21,7 +21,7 @@ from pathlib import Path
 import harness
 from harness.results.files import read_rows
 from harness.results.pooling import pooled_rows
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from harness.report.terminal import PLAIN_WIDTH, print_document
 from harness.report.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
-from harness.results.schema import CompareRow
+from harness.results.rows.compare import CompareRow
 from harness.results.work import why_no_verdict_of_race
 
 # New tokens of each arm before the first race, which then pays for nothing that a process does only once.

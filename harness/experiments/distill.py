@@ -25,7 +25,8 @@ from harness.experiments.session import Session
 from harness.menu.commands.distill import DistillSettings
 from harness.menu.experiment import Experiment
 from harness.report.distill import distill_document
-from harness.results.schema import DistillRow, LatencyRow
+from harness.results.rows.distill import DistillRow
+from harness.results.rows.latency import LatencyRow
 from harness.training.loop import Course, DamagedStateError, TrainingText, cast, train
 
 

@@ -27,7 +27,7 @@ from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows, read_answers
 from harness.results.measurement import Measurement, identify
-from harness.results.schema import AnswerRow, EvalRow
+from harness.results.rows.eval import AnswerRow, EvalRow
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,

@@ -37,7 +37,7 @@ from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.files import LATENCY_PROMPTS_FILE
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.work import Work, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.

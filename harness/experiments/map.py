@@ -32,8 +32,8 @@ from harness.report.runs import Run
 from harness.report.table import Document
 from harness.results.acceptance import Acceptance
 from harness.results.locked_files import replace_file
+from harness.results.rows.map import MapRow
 from harness.results.schedules import schedule_files
-from harness.results.schema import MapRow
 from harness.results.statistics.interval import Interval
 
 _ONE_AT_A_TIME = (

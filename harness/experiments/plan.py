@@ -29,7 +29,7 @@ from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
 from harness.report.plan import plan_document
 from harness.report.table import Document
-from harness.results.schema import PlanRow
+from harness.results.rows.plan import PlanRow
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from harness.menu.commands.recovery import EXIT_CODES, RecoverySettings
 from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
-from harness.results.schema import RecoveryRow
+from harness.results.rows.recovery import RecoveryRow
 
 # Multiples of the number of draws that are tried. Each costs another computation of the exact
 # outcomes, because with more draws rarer continuations count.

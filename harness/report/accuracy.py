@@ -19,7 +19,7 @@ from harness.report.words import (
     title,
 )
 from harness.results.published import MULTIPLICATION_NOTE
-from harness.results.schema import EvalRow
+from harness.results.rows.eval import EvalRow
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05

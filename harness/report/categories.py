@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.report.table import grouped
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 

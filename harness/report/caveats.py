@@ -16,8 +16,8 @@ from harness.report.words import (
     too_long_warning,
 )
 from harness.results.coverage import Coverage
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.runner_names import RunnerNames
-from harness.results.schema import LatencyPromptRow, LatencyRow
 from harness.results.work import why_no_verdict
 
 # A verification that reads this many times the experts of a regular step gets a line.

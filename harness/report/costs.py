@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.schema import CompareRow, LatencyPromptRow, LatencyRow
+from harness.results.rows.compare import CompareRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 GAVE_UP = "drafting does not pay: auto gave it up"
 

@@ -10,7 +10,7 @@ from harness.config.errors import HarnessError
 from harness.report.costs import tokens_per_iteration
 from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.runs import read
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 _FIGURES = (
     "speedup", "speedup_low", "speedup_high", "predicted_speedup", "num_draft_tokens", "ms_per_token",

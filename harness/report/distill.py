@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.report.latency import ACCEPTED, BOUNDS, SPEEDUP, latency_document
 from harness.report.table import Column, Document, Table, number, sentences
 from harness.report.words import pair_name
-from harness.results.schema import DistillRow
+from harness.results.rows.distill import DistillRow
 
 
 def distill_document(rows: Sequence[DistillRow]) -> Document:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.report.costs import tokens_per_iteration
 from harness.report.table import interval
 from harness.results.coverage import Coverage
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 from harness.results.work import MOST_DIFFERENCE
 

@@ -24,7 +24,7 @@ from harness.report.table import (
 )
 from harness.report.words import arm_name, settings_line, title
 from harness.results.coverage import Coverage
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.statistics.multiplicity import widened
 from harness.results.work import why_no_verdict

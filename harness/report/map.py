@@ -17,7 +17,7 @@ from harness.report.names import named_runs
 from harness.report.runs import Run
 from harness.report.table import Column, Document, Line, Table, TableRow, grouped, sentences
 from harness.report.words import device_of, settings_line, title
-from harness.results.schema import MapRow
+from harness.results.rows.map import MapRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 
 

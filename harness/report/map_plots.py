@@ -16,7 +16,7 @@ from harness.report.map import cell_text, cells_of, heading_of, is_ratio, k_of, 
 from harness.report.names import named_runs
 from harness.report.runs import Run
 from harness.report.table import grouped
-from harness.results.schema import MapRow
+from harness.results.rows.map import MapRow
 
 # Figures that still fit a page.
 _MOST_PANELS = 12

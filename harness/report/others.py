@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from harness.report.latency import REQUESTS, TIMES
 from harness.report.table import Column, Table, number, percent
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.results.statistics.percentiles import percentile_columns
 
 # How the contents of each tool's files begin, by suffix: these keys are within so many characters.

@@ -42,7 +42,7 @@ from harness.report.table import (
 )
 from harness.report.trees import trees_tables
 from harness.report.words import common_settings
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.results.work import why_no_verdict
 
 PAIR = Column("pair", text=True, of="name.cell", once=True)

@@ -14,7 +14,7 @@ from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Line, grouped, times
 from harness.report.words import in_words
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from harness.config.amounts import amount
 from harness.report.names import told_apart
 from harness.report.table import Column, Document, Line, Table, TableRow, grouped, times
 from harness.report.words import pair_name, title
-from harness.results.schema import PlanRow
+from harness.results.rows.plan import PlanRow
 
 # Characters of the longest bar.
 _BAR = 40

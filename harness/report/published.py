@@ -11,7 +11,7 @@ from harness.report.latency import BOUNDS
 from harness.report.pairs import MeasuredPair
 from harness.report.table import Column, Table, number, times
 from harness.results.published import DIFFERENCES, FIGURES, Published, published_for
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 _LENGTH = number()
 

@@ -22,7 +22,7 @@ from harness.report.table import (
 )
 from harness.report.words import in_words, labels, lossy_warning, pair_name
 from harness.results.acceptance import Rejection
-from harness.results.schema import CompareRow
+from harness.results.rows.compare import CompareRow
 from harness.results.work import why_no_verdict_of_race
 
 

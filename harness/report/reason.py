@@ -17,7 +17,7 @@ from harness.report.costs import (
     tokens_per_iteration,
 )
 from harness.report.table import UNKNOWN, Table, in_brackets, interval
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 # So many predictions for other K fit a line.
 _MOST_K = 8

@@ -26,7 +26,7 @@ from harness.report.words import (
     title,
     too_long_warning,
 )
-from harness.results.schema import RecoveryRow
+from harness.results.rows.recovery import RecoveryRow
 from harness.results.statistics.interval import counted
 
 _TITLE = "Is it lossless?"

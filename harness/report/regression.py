@@ -23,7 +23,8 @@ from harness.report.costs import tokens_per_iteration
 from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.results.files import read_answers
-from harness.results.schema import LatencyPromptRow, RunRow
+from harness.results.rows.latency import LatencyPromptRow
+from harness.results.schema import RunRow
 from harness.results.statistics.comparisons import (
     Comparison,
     Direction,

@@ -20,8 +20,11 @@ from harness.menu.records import commands as menu_commands
 from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
 from harness.results.files import read_file, read_kind, read_latency_prompts
+from harness.results.kinds import KINDS
 from harness.results.row import Row
-from harness.results.schema import KINDS, CompareRow, LatencyPromptRow, LatencyRow, RunRow
+from harness.results.rows.compare import CompareRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.schema import RunRow
 from harness.results.work import judged
 
 # The directories above a CSV file from which that of its run is sought: as many as in

@@ -9,7 +9,8 @@ from typing import Any
 
 from harness.config.synthetic import is_length, rates_of_row
 from harness.menu.records import is_elsewhere
-from harness.results.schema import EvalRow, RunRow
+from harness.results.rows.eval import EvalRow
+from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.results.schema import KINDS
+from harness.results.kinds import KINDS
 
 
 def described() -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from harness.config.errors import RunError
+from harness.results.kinds import KINDS, kind_of
 from harness.results.locked_files import LockedFile, locked, read_whole, replace_file
 from harness.results.row import Row
-from harness.results.schema import KINDS, AnswerRow, LatencyPromptRow, kind_of
+from harness.results.rows.eval import AnswerRow
+from harness.results.rows.latency import LatencyPromptRow
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 

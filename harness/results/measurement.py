@@ -19,7 +19,8 @@ from harness.config.settings import ModelSettings, PromptSettings
 from harness.menu.records import ENGINES, METHODS, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
-from harness.results.schema import AnswerRow, RunRow
+from harness.results.rows.eval import AnswerRow
+from harness.results.schema import RunRow
 from harness.results.servers import ServerReport, server_reports
 from harness.results.weights import hub_commit
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.files import read_latency_prompts
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.work import judged

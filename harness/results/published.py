@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.config.model_names import canonical_name
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 
 @dataclass(frozen=True, kw_only=True)

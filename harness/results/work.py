@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from harness.results.schema import CompareRow, LatencyRow
+from harness.results.rows.compare import CompareRow
+from harness.results.rows.latency import LatencyRow
 
 AnyLatencyRow = TypeVar("AnyLatencyRow", bound=LatencyRow)
 

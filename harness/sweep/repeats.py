@@ -10,7 +10,8 @@ from harness.config.errors import SettingError
 from harness.menu.records import COMMANDS
 from harness.report.table import grouped
 from harness.results.files import append_rows
-from harness.results.schema import LatencyRow, RunRow
+from harness.results.rows.latency import LatencyRow
+from harness.results.schema import RunRow
 from harness.sweep.manifest import Manifest
 from harness.sweep.sweep_file import SweepFile
 

@@ -11,7 +11,7 @@ import torch
 from harness.engines import pass_times
 from harness.engines.pass_times import pass_ms, pass_widths
 from harness.report.costs import predicted_by_k
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from harness.engines.protocol import Arm, Question
 from harness.experiments.experts import ExpertsRead, experts_read
 from harness.models.experts import num_experts, watching_experts
 from harness.results.files import read_rows
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from in_process import Harness
 from tiny_checkpoints import make_tokenizer
 from wording import mentions

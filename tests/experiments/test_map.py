@@ -16,7 +16,7 @@ from harness.experiments.surface import Cell
 from harness.report.map import crossing, map_document, schedule_of
 from harness.report.table import Line, Table
 from harness.results.acceptance import Acceptance
-from harness.results.schema import MapRow
+from harness.results.rows.map import MapRow
 from harness.results.statistics.interval import Interval
 from in_process import Harness, only, results
 from wording import mentions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.results.files import read_rows
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from in_process import Harness, only
 from wording import mentions
 

@@ -12,7 +12,7 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from harness.report.caveats import caveats
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
 from wording import mentions

@@ -8,7 +8,7 @@ import pytest
 
 from harness.experiments.session import Session
 from harness.menu.commands.plan import PlanSettings
-from harness.results.schema import PlanRow
+from harness.results.rows.plan import PlanRow
 from some_settings import settings_of
 
 UNKNOWN = "no_such_column"

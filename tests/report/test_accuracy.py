@@ -11,7 +11,7 @@ from harness.report.accuracy import accuracy_table, eval_document
 from harness.report.runs import Run
 from harness.report.table import Table
 from harness.report.terminal import print_document
-from harness.results.schema import EvalRow
+from harness.results.rows.eval import EvalRow
 from wording import mentions
 
 ARM = {

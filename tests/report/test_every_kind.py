@@ -12,7 +12,8 @@ from harness.menu.records import commands
 from harness.report.command import build, write
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import write_rows
-from harness.results.schema import PlanRow, RunRow
+from harness.results.rows.plan import PlanRow
+from harness.results.schema import RunRow
 
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},

@@ -10,7 +10,7 @@ import pytest
 from harness.report.costs import Costs, held_back_in_words, main_limit
 from harness.report.latency import latency_document
 from harness.report.terminal import print_document
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from report_files import latency_run, prompt_rows
 from wording import mentions
 

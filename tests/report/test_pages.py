@@ -18,7 +18,7 @@ from harness.report.command import TITLE, Report, build
 from harness.report.pages import escape, html_page, markdown
 from harness.report.runs import group
 from harness.report.table import Table
-from harness.results.schema import MapRow
+from harness.results.rows.map import MapRow
 from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="harness[report] is not installed")

@@ -8,7 +8,7 @@ import pytest
 
 from harness.report.plan import layers_on, plan_document
 from harness.report.terminal import print_document
-from harness.results.schema import PlanRow
+from harness.results.rows.plan import PlanRow
 from wording import mentions
 
 GB = 10**9

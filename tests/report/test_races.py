@@ -12,7 +12,7 @@ from harness.report.races import races_table, rejections, verdict
 from harness.report.table import Line
 from harness.report.terminal import print_document
 from harness.results.acceptance import Rejection
-from harness.results.schema import CompareRow
+from harness.results.rows.compare import CompareRow
 
 ROW: dict[str, Any] = {
     "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,

@@ -17,7 +17,8 @@ from harness.report.recovery import (
 from harness.report.runs import Run
 from harness.report.table import Line, Table
 from harness.report.terminal import print_document
-from harness.results.schema import EvalRow, RecoveryRow
+from harness.results.rows.eval import EvalRow
+from harness.results.rows.recovery import RecoveryRow
 from wording import mentions
 
 RUN = {

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from harness.report.regression import compared_runs
 from harness.report.runs import every_run
 from harness.results.files import append_rows
-from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
+from harness.results.rows.eval import AnswerRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.power import chance_to_see
 from in_process import Harness
 from report_files import eval_run, latency_run, run_id

@@ -14,7 +14,7 @@ from harness.report.data import figures_of
 from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.predicted_curve import predicted_curve
 from harness.report.table import Line, Table
-from harness.results.schema import CompareRow
+from harness.results.rows.compare import CompareRow
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions
 

@@ -10,7 +10,9 @@ import pytest
 
 from harness.report.recovery import summarise
 from harness.report.sweep import exit_code, job_line, print_sweep
-from harness.results.schema import LatencyRow, PlanRow, RecoveryRow
+from harness.results.rows.latency import LatencyRow
+from harness.results.rows.plan import PlanRow
+from harness.results.rows.recovery import RecoveryRow
 from report_files import eval_run, latency_run
 from wording import mentions
 

@@ -9,7 +9,7 @@ import pytest
 from harness.report.names import Name
 from harness.report.pairs import MeasuredPair
 from harness.report.trees import trees_tables
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 NUM_PROMPTS = 10
 

@@ -16,7 +16,11 @@ from harness.menu.commands.plan import PlanSettings
 from harness.menu.commands.recovery import RecoverySettings
 from harness.report.names import told_apart
 from harness.results.measurement import further_settings
-from harness.results.schema import EvalRow, LatencyRow, PlanRow, RecoveryRow, RunRow
+from harness.results.rows.eval import EvalRow
+from harness.results.rows.latency import LatencyRow
+from harness.results.rows.plan import PlanRow
+from harness.results.rows.recovery import RecoveryRow
+from harness.results.schema import RunRow
 from report_files import latency_run
 from some_settings import settings_of
 

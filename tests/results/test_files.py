@@ -39,7 +39,8 @@ from harness.results.files import (
     read_rows,
 )
 from harness.results.locked_files import replace_file
-from harness.results.schema import AnswerRow, LatencyPromptRow, LatencyRow
+from harness.results.rows.eval import AnswerRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
@@ -483,7 +484,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         from pathlib import Path
         from harness.config.errors import RunError
         from harness.results.files import append_rows
-        from harness.results.schema import LatencyPromptRow
+        from harness.results.rows.latency import LatencyPromptRow
         path = Path({str(tmp_path)!r}) / "latency.csv"
         for number in range(1000):
             before = path.read_bytes() if path.exists() else b""

@@ -30,7 +30,7 @@ from harness.results.measurement import (
     measured_rows,
     measurement_digest,
 )
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.results.servers import server_report
 from harness.results.weights import weights_identity
 from some_settings import settings_of

@@ -10,7 +10,7 @@ import pytest
 
 from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.runs import ratio_over_runs
 from report_files import latency_run
 

@@ -9,7 +9,7 @@ from harness.results.published import (
     MULTIPLICATION_ACCURACY,
     published_for,
 )
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,13 @@ from harness.menu.commands.latency import LatencySettings
 from harness.menu.commands.plan import PlanSettings
 from harness.menu.commands.recovery import RecoverySettings
 from harness.results.columns import described
+from harness.results.kinds import KINDS, kind_of
 from harness.results.row import Row
-from harness.results.schema import (
-    KINDS,
-    EvalRow,
-    LatencyPromptRow,
-    LatencyRow,
-    PlanRow,
-    RecoveryRow,
-    RunRow,
-    kind_of,
-)
+from harness.results.rows.eval import EvalRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.rows.plan import PlanRow
+from harness.results.rows.recovery import RecoveryRow
+from harness.results.schema import RunRow
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]

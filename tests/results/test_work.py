@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.results.work import Work, judged, no_verdict, too_many_failures, why_no_verdict
 
 

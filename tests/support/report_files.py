@@ -9,7 +9,8 @@ from typing import Any
 
 from harness.results.files import append_rows
 from harness.results.row import Row
-from harness.results.schema import EvalRow, LatencyPromptRow, LatencyRow
+from harness.results.rows.eval import EvalRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 _SHARED: dict[str, Any] = {
     "model": "13B", "draft": "7B", "batch_size": 1, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "rule": "deepmind",

@@ -11,7 +11,7 @@ import pytest
 from harness.config.errors import SettingError
 from harness.results.files import read_rows
 from harness.results.locked_files import replace_file
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.sweep.manifest import Manifest
 from harness.sweep.repeats import pool, rounds
 from in_process import Harness, results

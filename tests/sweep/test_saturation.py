@@ -10,7 +10,7 @@ from harness.config.errors import SettingError
 from harness.menu.commands.latency import LatencySettings
 from harness.results.files import read_rows
 from harness.results.measurement import measurement_digest
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.sweep import saturation
 from harness.sweep.saturation import reached_before
 from in_process import Harness, results

@@ -21,7 +21,7 @@ import pytest
 
 from forked import run, start
 from harness.results.files import append_rows, read_rows
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from in_process import Harness
 from processes import end
 from sweep_pairs import FATAL_WIDTH, save_wicked

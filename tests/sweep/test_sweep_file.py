@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.results.files import append_rows, read_rows
-from harness.results.schema import LatencyRow
+from harness.results.rows.latency import LatencyRow
 from harness.sweep.sweep_file import SweepFile
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
 from harness.menu.command import Command
-from harness.results.schema import CompareRow
+from harness.results.rows.compare import CompareRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document

@@ -11,7 +11,7 @@ from harness.config.engines import Abilities
 from harness.config.settings import require, require_at_least, require_possible_path
 from harness.menu.command import Command
 from harness.menu.commands.latency import LatencySettings
-from harness.results.schema import DistillRow
+from harness.results.rows.distill import DistillRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document

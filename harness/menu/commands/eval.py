@@ -11,7 +11,7 @@ from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
-from harness.results.schema import AnswerRow, EvalRow
+from harness.results.rows.eval import AnswerRow, EvalRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document, Line

@@ -11,7 +11,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
 from harness.results.row import Row
-from harness.results.schema import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document, Line

@@ -10,7 +10,7 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.menu.command import Command
-from harness.results.schema import MapRow
+from harness.results.rows.map import MapRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document, Line

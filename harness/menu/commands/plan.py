@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
-from harness.results.schema import PlanRow
+from harness.results.rows.plan import PlanRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document

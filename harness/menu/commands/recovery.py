@@ -10,7 +10,7 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import Fault, require, require_at_least
 from harness.menu.command import Command
-from harness.results.schema import RecoveryRow
+from harness.results.rows.recovery import RecoveryRow
 
 if TYPE_CHECKING:
     from harness.report.table import Document, Line

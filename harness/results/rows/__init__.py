@@ -1,0 +1,1 @@
+"""The kinds of row, a file for each command."""

@@ -1,0 +1,51 @@
+"""The rows of `compare`: one per prompt that was typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.results.row import figure, setting
+from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRow(DecodedRow):
+    """`compare.csv`: one row per prompt that was typed."""
+
+    kind = "compare"
+    RESULTS = ("regular_ms_per_token",)
+    signature = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
+
+    seed: MaybeInt = setting("seed of the random numbers", "seed")
+    prompt_index: MaybeInt = figure("number of the prompt within the session, from 0")
+    prompt: MaybeText = figure("the prompt")
+    num_prompt_tokens: MaybeInt = figure("its tokens", "tokens")
+    speedup: MaybeFloat = figure("regular / speculative time per token")
+    num_compared: MaybeInt = figure(
+        "tokens at the beginning of both texts whose times the speed-up compares, where lengths"
+        " differ",
+        "tokens",
+    )
+    acceptance_histogram: list[int] | None = figure(
+        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    tokens_per_iteration: MaybeFloat = figure(
+        "tokens per iteration, also of those that proposed nothing", "tokens"
+    )
+    num_rejections: MaybeInt = figure("draft tokens that the target rejected")
+    identical: MaybeBool = figure("whether both texts are the same tokens")
+    parted_at: MaybeInt = figure("first token at which they differ")
+    logit_margin: MaybeFloat = figure("greedy: logit margin there")
+    regular_completion: MaybeText = figure("text of the regular arm")
+    regular_num_tokens: MaybeInt = figure("its tokens", "tokens")
+    regular_time_ms: MaybeFloat = figure("its time", "ms")
+    regular_ms_per_token: MaybeFloat = figure("its time per token", "ms")
+    regular_tokens_per_second: MaybeFloat = figure("its rate", "tokens/s")
+    regular_time_to_first_token_ms: MaybeFloat = figure("its time to the first token", "ms")
+    speculative_completion: MaybeText = figure("text of the speculative arm")
+    speculative_num_tokens: MaybeInt = figure("its tokens", "tokens")
+    speculative_time_ms: MaybeFloat = figure("its time", "ms")
+    speculative_ms_per_token: MaybeFloat = figure("its time per token", "ms")
+    speculative_tokens_per_second: MaybeFloat = figure("its rate", "tokens/s")
+    speculative_time_to_first_token_ms: MaybeFloat = figure("its time to the first token", "ms")
+    view: MaybeText = setting("how it was shown", "view")

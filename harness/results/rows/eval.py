@@ -1,0 +1,83 @@
+"""The rows of `eval`: accuracies, and the answers that they count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.results.row import Row, circumstance, figure, setting
+from harness.results.schema import DecodedRow, MaybeFloat, MaybeInt, MaybeText
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow(DecodedRow):
+    """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
+
+    kind = "eval"
+    RESULTS = ("accuracy",)
+    signature = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
+
+    seed: MaybeText = setting(
+        "seed of the questions and of sampling; `all` for several seeds merged"
+    )
+    arm: MaybeText = figure("`regular` or `speculative`")
+    num_prompts: MaybeInt = figure("questions answered")
+    smallest_batch: MaybeInt = figure(
+        "rows of the smallest batch of this run: the last of a seed may not be full"
+    )
+    accuracy: MaybeFloat = figure("proportion of correct answers")
+    wald_low: MaybeFloat = figure("lower end of Wald's 95 % interval")
+    wald_high: MaybeFloat = figure("upper end of Wald's 95 % interval")
+    wilson_low: MaybeFloat = figure("lower end of Wilson's 95 % interval")
+    wilson_high: MaybeFloat = figure("upper end of Wilson's 95 % interval")
+    num_correct: MaybeInt = figure("correct answers")
+    num_parsed: MaybeInt = figure("completions with an answer")
+    difference: MaybeFloat = figure(
+        "accuracy of this arm minus the regular arm's, on the same questions"
+    )
+    difference_low: MaybeFloat = figure("lower end of Newcombe's paired 95 % interval")
+    difference_high: MaybeFloat = figure("upper end of the same")
+    mcnemar_p_value: MaybeFloat = figure("exact two-sided p-value of McNemar's test")
+    identical_prompts: MaybeInt = figure("greedy completions equal to the regular arm's")
+    published_accuracy: MaybeFloat = figure("accuracy that others published for this model and arm")
+    ms_per_answer: MaybeFloat = figure(
+        "mean time per answer; an answer takes an equal share of its batch", "ms"
+    )
+    num_tokens: MaybeInt = figure("tokens generated over all questions", "tokens")
+    num_resumed: MaybeInt = figure("answers taken from earlier runs")
+    task: MaybeText = setting("name of the task", "task")
+    operands: MaybeText = setting("lowest and highest operand, `1-99`; empty for other tasks")
+    metric: MaybeText = figure(
+        "metric of lm-evaluation-harness that scored the answers and its filter,"
+        " `exact_match, strict-match`; empty for other tasks"
+    )
+    prompts_digest: MaybeText = circumstance("digest of the questions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRow(Row):
+    """`eval_prompts.csv` and the store of answers: one row per question and arm."""
+
+    kind = "eval_prompts"
+    signature = ("prompt_index", "expected", "correct", "outcomes")
+
+    prompt_index: int = figure("index of the question within its seed, from 0")
+    seed: int = figure("seed of the question")
+    arm: str = figure("`regular` or `speculative`")
+    a: MaybeInt = figure("first operand; empty for a question from a data set")
+    b: MaybeInt = figure("second operand, likewise")
+    source_row: MaybeInt = figure("row of the question in its data set, from 0")
+    expected: str = figure("correct answer")
+    completion: str = figure("generated text up to the end of the line, or to the next question")
+    answer: MaybeText = figure("answer read from it; empty where there is none")
+    correct: bool = figure("whether it is the expected one")
+    num_tokens: int = figure("generated tokens", "tokens")
+    time_ms: float = figure("time of the question's batch over the questions in it", "ms")
+    outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration, as JSON")
+    acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
+    answered_at: str = figure("when it was answered, UTC")
+    server_started: MaybeText = circumstance("when the server was started, as it says")
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Arm, seed and index of the question: once in every run."""
+        return self.arm, self.seed, self.prompt_index

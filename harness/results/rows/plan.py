@@ -1,0 +1,66 @@
+"""The rows of `plan`: one per pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.results.row import figure, setting
+from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, RunRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(RunRow):
+    """`plan.csv`: one row per pair."""
+
+    kind = "plan"
+    signature = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
+
+    prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
+    num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
+    free_bytes: MaybeInt = figure("free memory of the GPU that has least", "bytes")
+    reserve_bytes: MaybeInt = figure("kept free on each GPU", "bytes")
+    num_tokens: MaybeInt = figure(
+        "tokens of a row: prompt, new tokens and what is drafted beyond", "tokens"
+    )
+    num_parameters: MaybeInt = figure("parameters of the target")
+    draft_num_parameters: MaybeInt = figure("parameters of the draft")
+    model_bytes: MaybeInt = figure("weights of the target", "bytes")
+    draft_bytes: MaybeInt = figure("weights of the draft; 0 where it shares the target's", "bytes")
+    cache_bytes: MaybeInt = figure("KV cache of the target", "bytes")
+    draft_cache_bytes: MaybeInt = figure("KV cache of the draft", "bytes")
+    needed_bytes: MaybeInt = figure("weights and caches of both", "bytes")
+    rule_of_thumb_bytes: MaybeInt = figure(
+        "llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes"
+    )
+    draft_rule_of_thumb_bytes: MaybeInt = figure("the same for the draft", "bytes")
+    read_bytes: MaybeInt = figure(
+        "what one forward pass of the target must read; on each GPU with tensor_parallel", "bytes"
+    )
+    speculative_read_bytes: MaybeInt = figure(
+        "the same per token with the draft, all tokens accepted", "bytes"
+    )
+    verification_steps: MaybeFloat = figure(
+        "what a verification reads over what a step reads: above 1 where its tokens take different"
+        " experts"
+    )
+    highest_speedup: MaybeFloat = figure(
+        "speed-up if every draft token is accepted and verification takes as long as its reading"
+    )
+    break_even_tokens: MaybeFloat = figure(
+        "tokens per iteration from which on speculation pays", "tokens"
+    )
+    bandwidths: dict[str, float] | None = figure(
+        "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
+    )
+    lowest_ms_per_token: MaybeFloat = figure(
+        "least time per token at that bandwidth, if there is one", "ms"
+    )
+    lowest_speculative_ms_per_token: MaybeFloat = figure("the same with the draft", "ms")
+    devices_bytes: dict[str, dict[str, int]] | None = figure(
+        "free memory and its use by device, as JSON", "bytes"
+    )
+    device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
+    draft_device_map: dict[str, Any] | None = figure("modules of the draft to devices, as JSON")
+    instead: MaybeText = figure("changes that would make the pair fit, one per line")
+    note: MaybeText = figure("what else matters")
