@@ -8,6 +8,18 @@ from collections.abc import Iterable, Mapping
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+# What other tools call values of our settings.
+_OTHER_WORDS = {
+    **dict.fromkeys(("fp16", "half"), "float16"),
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "int8": "8bit",
+    **dict.fromkeys(("int4", "nf4"), "4bit"),
+    **dict.fromkeys(("hf", "transformers"), "huggingface"),
+    **dict.fromkeys(("llama.cpp", "openai", "sglang", "tgi"), "server"),
+    **dict.fromkeys(("ngram", "prompt_lookup"), "lookup"),
+    **dict.fromkeys(("cuda", "gpu"), "auto"),
+}
 # Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
@@ -74,10 +86,16 @@ def as_typed(value: object) -> str:
     return str(value)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the closest of `known`, or nothing where none is close."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {matches[0]}?)" if matches else ""
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """` (did you mean X?)` for what other tools call so, or for the closest of `known`; else nothing.
+
+    Args:
+        prefix: of the suggestion, but not of the words: `draft.`.
+    """
+    words = list(known)
+    meant = _OTHER_WORDS.get(word.lower())
+    matches = [meant] if meant in words else difflib.get_close_matches(word, words, 1, cutoff=0.5)
+    return f" (did you mean {prefix}{matches[0]}?)" if matches else ""
 
 
 def in_one_line(error: Exception) -> str:

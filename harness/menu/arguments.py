@@ -13,6 +13,7 @@ from harness.config.errors import SettingError, as_typed, nearest
 from harness.config.settings import require
 from harness.menu import names
 from harness.menu.overrides import in_quotes
+from harness.menu.records import ENGINES
 
 # Hydra's own options, and those of them that are followed by a value.
 _SWITCHES = "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
@@ -29,6 +30,14 @@ _PACKAGE = ("--package", "-p")
 _OPEN_GROUPS = ("hydra", "_global_", "command", "draft", "engine")
 # Settings that choose a preset, which null is not.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# What to type instead of leaving a setting out by `~`.
+_NEEDED = {
+    "model": "model=NAME names another",
+    "draft": "draft=none measures the target alone",
+    "engine": "engine=NAME names another",
+    "prompts": "prompts=NAME names others",
+    **dict.fromkeys(("results", "results.file"), "results.file=null collects no rows"),
+}
 # Settings of Hydra that name a place.
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # What Hydra reads as a number, a truth or a list, where a name is asked for.
@@ -36,7 +45,7 @@ _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 
 
 def check(arguments: Sequence[str], command: str, known: Collection[str]) -> None:
-    """Refuse options that do not exist, words without an equals sign, and groups set to null.
+    """Refuse options that do not exist, words without an equals sign, and groups left out or null.
 
     Args:
         known: every setting of the command.
@@ -59,7 +68,9 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
             if takes_value:
                 values = [value] if equals else following[:1]
                 _check_option(option, known, *values)
-        elif "=" not in argument and not argument.startswith("~"):
+        elif argument.startswith("~"):
+            _check_removal(argument)
+        elif "=" not in argument:
             _check_word(argument, following, known)
         else:
             _check_group(argument)
@@ -100,14 +111,31 @@ def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> 
     if word in known and following:
         value = " ".join(following).lstrip("= ").partition(" ")[0]
         raise SettingError(word, f"is typed with an equals sign and no spaces: {word}={value}")
-    if (names.CONF / "model" / f"{word}.yaml").is_file():
-        raise SettingError(word, f"is a value without its setting: model={word}")
+    values = {"model": names.presets("model"), "draft": names.drafts(), "engine": ENGINES.names()}
+    for group in ("decoding", "placement", "prompts"):
+        values[group] = names.presets(group)
+    for setting, presets in values.items():
+        if word in presets:
+            raise SettingError(word, f"is a value without its setting: {setting}={word}")
+
+
+def _check_removal(argument: str) -> None:
+    """Refuse `~draft` and the like, with what to type instead. Other settings get their defaults."""
+    name = argument.lstrip("~").partition("=")[0]
+    if name == "command":
+        _refuse_command()
+    if name in _NEEDED:
+        raise SettingError(argument, f"cannot be left out; {_NEEDED[name]}")
+
+
+def _refuse_command() -> None:
+    raise SettingError("command", "is the first word: python -m harness COMMAND")
 
 
 def _check_group(argument: str) -> None:
     group, _, value = argument.partition("=")
-    if group.lstrip("+~") == "command":
-        raise SettingError("command", "is the first word: python -m harness COMMAND")
+    if group.lstrip("+") == "command":
+        _refuse_command()
     if group.lstrip("+") in _DIRECTORIES:
         require(value != "null", group, "must name a directory", value)
     if group not in _GROUPS or not _NO_NAME.fullmatch(value):

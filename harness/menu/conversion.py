@@ -74,7 +74,7 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
         return SettingError(prefix + key, rule, config[key])
     if issubclass(kind, EngineSettings) and (owners := ENGINES.owners(key)):
         return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
-    suggestion = nearest(prefix + key, [prefix + name for name in _names_of(kind)])
+    suggestion = nearest(key, _names_of(kind), prefix)
     return SettingError(prefix + key, f"no such setting{suggestion}")
 
 

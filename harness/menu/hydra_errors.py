@@ -66,6 +66,10 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
     # "Could not override 'decoding.top_pp'."
     if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
         return _not_overridden(error, command, settings)
+    # "Could not delete from config. 'temprature' does not exist."
+    if "Could not delete" in text and "does not exist" in text:
+        known = conversion.setting_names(settings)
+        return _no_such_setting(text.split("'")[1], command, known)
     # "Error merging override draft.rates={a:1}"
     if text.startswith(_UNMERGED):
         key, _, value = text.removeprefix(_UNMERGED).partition("=")
@@ -96,6 +100,9 @@ def _no_such_preset(
         # Every model is a draft, so Hydra looked there.
         group = "draft"
         known = [*known, *names.drafts()]
+    if group in ("model", "draft"):
+        bases = [name for name in known if choice.startswith(name)]
+        known += [f"{name}_{suffix}" for name in bases for suffix in ("8bit", "4bit", "2GPUs")]
     is_directory = choice and os.path.exists(choice)
     hint = f" (did you mean ./{choice}?)" if is_directory else nearest(choice, known)
     listed = (
