@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
@@ -164,7 +164,7 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[.
     def generate(question: Question, **extra: Any) -> float:
         ids = torch.tensor(list(map(list, question.prompts)), device=device)
         mask = torch.ones_like(ids)
-        with without_plans():
+        with without_cudnn():
             return timed(
                 lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
             )

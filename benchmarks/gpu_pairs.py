@@ -22,7 +22,7 @@ from chain import link
 
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
@@ -140,7 +140,7 @@ def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
             text = torch.cat([drafted[:, :count], verdict.next_token.view(1, 1)], 1)
 
     def seconds(question: Question) -> float:
-        with without_plans():
+        with without_cudnn():
             return common.timed(lambda: decode(question), pair.devices)
 
     return seconds

@@ -1,15 +1,18 @@
-"""The algorithms: warping, sampling, verification and the two decoding loops.
+"""The algorithms: warping, sampling, verification and the decoding loops.
 
-Pure tensors and the protocols defined here; no model library is imported. Glossary, after Leviathan
+Pure tensors and the protocols defined here; no model library is imported. Words, after Leviathan
 et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318):
 
-target              the model whose output distribution counts drafter             proposes tokens;
-usually a small draft model K, num_draft_tokens tokens proposed in one iteration accepted token
-a proposed token that verification kept recovered token     drawn from normalise(max(0, target -
-draft)) in place of the first rejected token bonus token         drawn from the target after all
-proposed tokens were accepted iteration           one proposal, one forward pass of the target over
-K + 1 tokens, one verdict
+- target: the model whose output distribution counts.
+- drafter: proposes tokens; usually a small draft model.
+- K, num_draft_tokens: the tokens proposed in one iteration.
+- accepted token: a proposed token that verification kept.
+- recovered token: drawn from normalise(max(0, target - draft)) in place of the first rejected one.
+- bonus token: drawn from the target after all proposed tokens were accepted.
+- iteration: one proposal, one forward pass of the target over K + 1 tokens, one verdict. The loops
+  call it a turn, and a step of regular decoding as well.
+- stream: the random numbers of a row.
 
-Shapes: B rows of a batch, V vocabulary, K draft tokens, n tokens of one call, L captured layers, D
-hidden size.
+Shapes: B rows of a batch, V vocabulary, K draft tokens, N nodes of a tree, n tokens of one call,
+L captured layers, S slots of a cache, D hidden size.
 """

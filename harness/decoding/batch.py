@@ -25,10 +25,10 @@ class Request:
         prompts: token ids of B prompts, none empty.
         uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
             target's device; (max_new_tokens + 1) (K + 1) where each iteration needs numbers of its
-            own, see `uniforms_of_iteration`. Of trees K is the most nodes.
+            own, see `Rows.turn_uniforms`. With trees K is the most nodes.
         warp: how logits become probabilities.
-        max_new_tokens: a row ends when it has this many tokens.
-        stop_tokens: a row also ends after the first of these; none to generate exactly max_new_tokens.
+        max_new_tokens: a row ends when it has this many tokens, if not before.
+        stop_tokens: a row ends after the first of these.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -78,12 +78,12 @@ def itself(numbers: Tensor) -> Tensor:
 
 
 class Progress(NamedTuple):
-    """How far each row is when a turn begins. The numbers may still be on their way from the
-    device.
+    """How far each row is when a turn begins. The numbers may be `transfer.Arriving`.
 
     Attributes:
-        num_generated, num_iterations: of each row until now.
-        next_tokens: the last token of each row, which the target has not read yet.
+        num_generated: how many tokens each row has.
+        num_iterations: how many turns it has had.
+        next_tokens: its last token, which the target reads in this turn.
     """
 
     num_generated: Sequence[int]
@@ -91,12 +91,20 @@ class Progress(NamedTuple):
     next_tokens: Sequence[int]
 
 
+class TurnUniforms(NamedTuple):
+    """The random numbers of a turn, in the order of `randomness.Purpose`."""
+
+    draft: Tensor  # [B, K]
+    accept: Tensor  # [B, K]
+    target: Tensor  # [B, K + 1]
+
+
 @dataclass
 class Row:
     """One sequence of a batch, from its first token on.
 
     Attributes:
-        number: as in `Iteration.rows`.
+        number: rows are numbered in the order in which they joined, from 0.
         last_token: decided, but not read by the target yet.
         ended: whether the row has had its last record.
     """
@@ -119,14 +127,14 @@ class Row:
 
 @dataclass
 class Rows:
-    """The rows of a batch: those that go on, and those that have ended since the target's rows were
-    selected last.
+    """The rows of a batch: those that go on, and those that have ended since the last `select`.
 
     Attributes:
         warp: of the rows; the loop's drafter may share it.
         agree: applied to all that is drafted and decided, see `Agree`.
-        uniforms: [B, P, len(Purpose)]; those of a shorter request are filled up with zeros that are
-            never used.
+        members: the rows, in the order of the target's.
+        uniforms: [B, P, len(Purpose)], of each row's positions; those of a shorter request are
+            filled up with zeros that are never used.
         num_joined: how many rows ever joined.
         vocabulary_size: of the target's logits.
     """
@@ -185,7 +193,9 @@ class Rows:
         )
 
     def check_exists(self, token: int, position: int) -> None:
-        """Raise a NonFiniteError for a token beyond the vocabulary, which `inverse_cdf` draws from nan."""
+        """Raise a NonFiniteError for a token beyond the vocabulary, which `inverse_cdf` draws from
+        nan.
+        """
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position)
 
@@ -214,6 +224,51 @@ class Rows:
             self.uniforms = self.uniforms[to_device(positions, self.uniforms.device)]
             self._set_warps()
 
+    def draft_limits(self, num_draft_tokens: int, progress: Progress) -> list[int]:
+        """Return how many tokens to draft for each row: no more than it may still take.
+
+        So the cache never holds more than prompt and `max_new_tokens`.
+        """
+        # Numbers are still on the device only while the loop works ahead, far from each row's end.
+        if isinstance(progress.num_generated, Arriving):
+            return [num_draft_tokens] * len(self.members)
+        # The last token of a row is the next token of a verdict, so one fewer needs to be drafted
+        # than is missing. Each row has its own limit, however many tokens the others need: an
+        # answer must not depend on its batch.
+        return [
+            min(num_draft_tokens, row.request.max_new_tokens - num_generated - 1)
+            for row, num_generated in zip(self.members, progress.num_generated, strict=True)
+        ]
+
+    def turn_uniforms(
+        self, progress: Progress, count: int, num_per_iteration: int = 0
+    ) -> TurnUniforms:
+        """Return the random numbers of a turn that drafts up to `count` tokens for each row.
+
+        Args:
+            num_per_iteration: 0: a position keeps its numbers until its token is decided. Otherwise
+                drafting and accepting take numbers that no other iteration takes, of which each
+                iteration has this many: for rules by which a rejection depends on later tokens
+                (block verification, trees). A position that is drafted again must then not meet the
+                numbers by which it was rejected, see `randomness`.
+
+        With max_new_tokens=64 and 4 numbers per iteration a row's stream has 65 entries by
+        position, then a block of 4 for each iteration.
+        """
+        by_position = self.uniforms_from(progress.num_generated, count + 1)
+        own = by_position[:, :count]
+        if num_per_iteration:
+            starts: list[int] = []
+            for row, iteration in zip(self.members, progress.num_iterations, strict=True):
+                num_positions = row.request.max_new_tokens + 1
+                starts.append(num_positions + iteration * num_per_iteration)
+            own = self.uniforms_from(starts, count)
+        return TurnUniforms(
+            draft=own[..., Purpose.DRAFT],
+            accept=own[..., Purpose.ACCEPT],
+            target=by_position[..., Purpose.TARGET],
+        )
+
     def uniforms_from(self, positions: Sequence[int], count: int) -> Tensor:
         """Return `count` uniforms per row, starting at each row's own position: [B, count,
         len(Purpose)].
@@ -229,22 +284,6 @@ class Rows:
         index = index.clamp(max=uniforms.shape[1] - 1)
         rows = torch.arange(len(positions), device=device).unsqueeze(1)
         return uniforms[rows, index]
-
-    def uniforms_of_iteration(
-        self, num_iterations: Sequence[int], count: int, num_per_iteration: int
-    ) -> Tensor:
-        """Return `count` uniforms per row that no other iteration takes: [B, count, len(Purpose)].
-
-        For rules by which a rejection depends on later tokens (block verification, trees): a position
-        that is drafted again must not meet the numbers by which it was rejected, see `randomness`.
-        With max_new_tokens=64 and 4 numbers per iteration a row's stream has 65 entries by position,
-        then a block of 4 for each iteration.
-        """
-        starts: list[int] = []
-        for row, iteration in zip(self.members, num_iterations, strict=True):
-            num_positions = row.request.max_new_tokens + 1
-            starts.append(num_positions + iteration * num_per_iteration)
-        return self.uniforms_from(starts, count)
 
     def _append_uniforms(self, joining: list[Tensor]) -> None:
         streams = [self.uniforms, *joining] if self.members else joining

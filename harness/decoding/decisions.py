@@ -1,6 +1,8 @@
-"""Decisions after a forward pass of the target, which a runner can prepare with the pass.
+"""Decisions after a forward pass of the target: which token follows, or which draft tokens stay.
 
-Decisions compare by value, and none of them synchronises with the device.
+A loop hands a decision to `Runner.decide` with its inputs, and a prepared runner captures pass and
+decision as one call. So that it finds that call again, decisions compare by value and can be
+hashed; none of them synchronises with the device.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Decision(Protocol):
         ...
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """Return inputs that a call with these logits could have."""
+        """Return inputs that a call with these logits could have, to capture it with."""
         ...
 
 
@@ -51,13 +53,14 @@ class Draw(Decision):
 class Figures(NamedTuple, Generic[Number]):
     """All that the host must know of a verdict, packed so that one copy brings it there.
 
-    Each number is of one row, or the column [B] of all rows on the device.
+    Number is int for the figures of one row on the host, or Tensor for those of all rows [B] on the
+    device.
     """
 
     num_accepted: Number
     next_token: Number
     num_finite: Number  # draft tokens before the first whose probability under the target is nan
-    num_finite_drafted: Number  # and under the drafter
+    num_finite_drafted: Number  # the same, under the drafter
     draft_tokens: list[Number]
 
     @staticmethod

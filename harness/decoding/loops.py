@@ -74,15 +74,17 @@ def speculative(
         draft_length = Constant(draft_length)
     works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
     most = draft_length.most
+    # The turn that is read decides up to K + 1 tokens, and the one queued behind it drafts K more.
     num_tokens_ahead = 2 * most + 1 if works_ahead else None
-    steps = Speculation(target, drafter, rows, lenience, verification, redraw, most)
+    num_per_iteration = most if redraw else 0
+    steps = Speculation(target, drafter, rows, lenience, verification)
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
     def draft_and_verify(progress: Progress) -> AnyTurn:
-        limits = steps.limits(draft_length.choose(len(rows.members)), progress)
+        limits = rows.draft_limits(draft_length.choose(len(rows.members)), progress)
         if not max(limits):
             return undrafted_turn(target, rows, limits, progress)
-        uniforms = steps.uniforms(limits, progress)
+        uniforms = rows.turn_uniforms(progress, max(limits), num_per_iteration)
         proposal = steps.propose(limits, uniforms.draft)
         return steps.verify(proposal, uniforms, limits, progress)
 

@@ -40,11 +40,20 @@ class Runner(Protocol):
         ...
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Add rows with these prompts behind the others; the step is theirs. Call `keep` first."""
+        """Add rows with these prompts behind the others -> the step of the new rows alone. Call
+        `keep` first after an extension.
+        """
         ...
 
-    def extend(self, tokens: Tensor) -> Step:
-        """Append tokens [B, n] to every row."""
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        """Append tokens [B, n] to every row.
+
+        Args:
+            tree: None where the tokens continue the text. For a `TreeRunner` also a shape: the
+                tokens are then the last ones of the root and the N nodes of a tree for each row. A
+                whole tree has N + 1 tokens; one that grows is appended in parts, each with the
+                shape of all that is appended by then.
+        """
         ...
 
     def keep(self, counts: Sequence[int]) -> None:
@@ -62,17 +71,22 @@ class Runner(Protocol):
         ...
 
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        """Extend by tokens [B, n], draw K tokens per row and extend by all but the last.
-
-        See `randomness.draw`.
+        """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
+        them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
         """
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
     def decide(
-        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+        self,
+        tokens: Tensor,
+        decision: Callable[..., tuple[Tensor, ...]],
+        *inputs: Tensor,
+        tree: TreeShape | None = None,
     ) -> tuple[Step, tuple[Tensor, ...]]:
-        """Extend by tokens [B, n], and decide from the logits and the inputs; see `decisions`."""
-        step = self.extend(tokens)
+        """Extend as `extend` does -> the step, and what a decision (see `decisions`) makes of its
+        logits and of the inputs.
+        """
+        step = self.extend(tokens, tree)
         return step, decision(step.logits, *inputs)
 
     def close(self) -> None:
@@ -82,28 +96,9 @@ class Runner(Protocol):
 class TreeRunner(Runner, Protocol):
     """A runner that can also be extended by trees, and keep a path of each."""
 
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        """Append tokens [B, n] to every row: the last ones of a tree's root and N nodes.
-
-        n is N + 1 for a whole tree. A tree that grows is appended in parts, each with the shape of all
-        that is appended by then.
-        """
-        ...
-
-    def decide_tree(
-        self,
-        tokens: Tensor,
-        shape: TreeShape,
-        decision: Callable[..., tuple[Tensor, ...]],
-        *inputs: Tensor,
-    ) -> tuple[Step, tuple[Tensor, ...]]:
-        """Extend by a tree, and decide from the logits and the inputs."""
-        step = self.extend_tree(tokens, shape)
-        return step, decision(step.logits, *inputs)
-
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        """Keep of row b the first counts[b] of paths [B, n], numbers of its tree's tokens from 0, the
-        root.
+        """Keep of row b the first counts[b] of paths [B, n], numbers of its tree's tokens from 0,
+        the root.
         """
         ...
 
@@ -154,11 +149,11 @@ class Drafter(Protocol):
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         """Learn that row b keeps the first num_accepted[b] proposed tokens, and next_tokens[b]
-        follows.
+        follows. There is no call after the last iteration.
 
-        `step` is the target's, over the token before the proposal and then the longest offer: its
-        first num_accepted[b] + 1 entries in row b count. There is no call after the last iteration.
-        Both lists may be `transfer.Arriving`.
+        `step` is the target's, over the token before the proposal and then the longest offer. Of
+        row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
+        ignored. Both lists may be `transfer.Arriving`.
         """
         ...
 
@@ -168,12 +163,15 @@ class Drafter(Protocol):
 
 
 class FollowingDrafter(Drafter, Protocol):
-    """A drafter that follows a text although another one proposes some of its tokens."""
+    """A drafter that can be part of a hybrid: in some rows another drafter's tokens are proposed
+    instead of its own, and it goes on from the text that this leaves.
+    """
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """Learn that tokens [B, n] are proposed: in the rows `replaced` another drafter's.
+        """Learn that tokens [B, n] are proposed, which are another drafter's in the rows where
+        `replaced` is true.
 
-        Where all rows are, `propose` need not have been called. `observe` follows.
+        Called after `propose`, or instead of it where all rows are replaced. `observe` follows.
         """
         ...
 
@@ -184,8 +182,9 @@ class TreeDrafter(Drafter, Protocol):
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         """Propose trees of at most `depth` levels, of which row b can use the first limits[b].
 
-        They are drawn with the random numbers `uniforms` [B, N] and depend on no limit; N is the
-        most nodes of a tree.
+        They are drawn with the random numbers `uniforms` [B, N], where N is the most nodes of a
+        tree. They depend on no limit, because an answer must not depend on its batch: limits only
+        keep the drafter's own positions within its context.
         """
         ...
 
@@ -222,18 +221,18 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The tokens that one turn of a loop decided. All lists are parallel to `rows`, which had not
-    ended.
+    """The tokens that one turn of a loop decided, in the rows that had not ended before it. All
+    lists are parallel to `rows`.
 
     Attributes:
-        rows: positions in the batch that was started.
+        rows: their numbers, in the order in which rows joined the batch, from 0.
         tokens: the tokens each row gained, at least one, cut after a stop token or at the length
             limit.
         origins: where each of `tokens` comes from.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.
-        branches: what became of the children of each node on a kept path; empty for chains.
+        branches: for trees, what became of the children of each node on a kept path; else empty.
     """
 
     rows: list[int]

@@ -1,6 +1,7 @@
 """Verification by coin: how fast would a pair be if its draft agreed this often?
 
-The output follows no model.
+Takes the place of `verify` where `decoding.synthetic_acceptance` is set. The output follows no
+model.
 """
 
 from __future__ import annotations
@@ -27,5 +28,5 @@ class AcceptByCoin:
         num_draft_tokens = uniforms.shape[1]
         for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
             accepted[:, place] = uniforms[:, place] < rate
-        decided = accepted_prefix(accepted, offer)
-        return Verdict(*decided, offer.target_probability, offer.draft_probability)
+        num_accepted, next_token = accepted_prefix(accepted, offer)
+        return Verdict(num_accepted, next_token, offer.target_probability, offer.draft_probability)

@@ -1,7 +1,7 @@
 """Verification of trees: which path of draft tokens is kept, and the token that follows it.
 
-Each rule is a pure function. On a tree without branches `verify_rounds` is `verify.verify`, bit for
-bit, and `verify_traversal` is `rules.verify_block`.
+Each rule is a pure function of a `TreeOffer`. On a tree without branches `verify_rounds` is
+`verify.verify`, bit for bit, and `verify_traversal` is `rules.verify_block`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.trees import PlacedShape
 
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -25,38 +24,31 @@ class TreeOffer:
     Attributes:
         logits: [B, N + 1, V] of the target, after the root and after each node.
         target_probabilities: the same, warped, float32.
-        draft_tokens: [B, N].
-        shape: of the trees.
-        draft_probabilities: see `trees.TreeProposal`.
+        draft_tokens: [B, N], of nodes 1 to N.
         accept_uniforms: [B, N] in [0, 1), one for the test of each node.
         next_uniforms: [B, at least depth + 1] in [0, 1), one for each position the next token may
             have.
-        offered: [B, N], the nodes that count; the others are deeper than their row may go.
-        certain: see `trees.TreeProposal`.
+        offered: [B, N] bool, the nodes that count; the others are deeper than their row may go.
+        parents, depths, ancestors, places: as in `trees.PlacedShape`.
+        draft_probabilities, certain: as in `trees.TreeProposal`.
     """
 
     logits: Tensor
     target_probabilities: Tensor
     draft_tokens: Tensor
-    shape: PlacedShape
-    draft_probabilities: Tensor | None
     accept_uniforms: Tensor
     next_uniforms: Tensor
     offered: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    places: Tensor
+    draft_probabilities: Tensor | None = None
     certain: Tensor | None = None
 
-    def is_certain(self, node: int) -> Tensor | None:
-        """Return whether a node of each row [B] is certain; None where none is."""
-        return None if self.certain is None else self.certain[:, node - 1]
-
-    def distributions_after(self, node: int) -> tuple[Tensor, Tensor | None]:
-        """Return the target's distribution [B, V] after a node, and the draft's unless it is
-        deterministic.
-        """
-        target = self.target_probabilities[:, node]
-        if self.draft_probabilities is None:
-            return target, None
-        return target, self.draft_probabilities[:, node]
+    def children_of(self, node: Tensor) -> Tensor:
+        """Return which nodes [B, N] are offered children of a node [B] of their row."""
+        return (self.parents == node.unsqueeze(1)) & self.offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,79 +69,98 @@ class TreeVerdict:
 TreeRule = Callable[[TreeOffer], TreeVerdict]
 
 
-@dataclass
 class _Remaining:
-    """The rest of the distributions after a node, for each of B rows, while its children are tested.
+    """Holds what is left of the distributions after each node, while its children are tested.
 
     Attributes:
-        target: [B, V], not normalised: the probabilities are target / target_mass.
-        draft: likewise, without the children that were tested; None for a deterministic drafter.
+        target: [B, N + 1, V], after the root and after each node. Not normalised: the probabilities
+            are target / target_mass.
+        target_mass: [B, N + 1].
+        draft, draft_mass: likewise, without the children that were rejected; draft is None where
+            the trees are deterministic.
     """
 
-    target: Tensor
-    target_mass: Tensor
-    draft: Tensor | None
-    draft_mass: Tensor
+    def __init__(self, offer: TreeOffer) -> None:
+        draft = offer.draft_probabilities
+        self._offer = offer
+        self._rows = torch.arange(len(offer.parents), device=offer.parents.device)
+        self.target = offer.target_probabilities.clone()
+        self.target_mass = torch.ones_like(self.target[:, :, 0])
+        self.draft = None if draft is None else draft.clone()
+        self.draft_mass = self.target_mass.clone()
 
-    @classmethod
-    def after(cls, target: Tensor, draft: Tensor | None) -> _Remaining:
-        """Begin with the distributions [B, V] after a node."""
-        ones = torch.ones_like(target[:, 0])
-        return cls(target, ones, draft, ones)
-
-    def test(self, tokens: Tensor, certain: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return probabilities [B] of tokens [B] under the target and under the drafter.
-
-        Where a token is certain [B], the drafter's is 1.
+    def test(self, node: int) -> tuple[Tensor, Tensor]:
+        """Return the probabilities [B] of a node's token after its parent, under the target and
+        under the drafter: 1 where the node is certain, or the trees are deterministic.
         """
-        index = tokens.unsqueeze(1)
-        target = self.target.gather(1, index).squeeze(1) / self.target_mass
+        rows = self._rows
+        parent = self._offer.parents[:, node - 1]
+        token = self._offer.draft_tokens[:, node - 1]
+        target = self.target[rows, parent, token] / self.target_mass[rows, parent]
         if self.draft is None:
             return target, torch.ones_like(target)
-        draft = self.draft.gather(1, index).squeeze(1) / self.draft_mass
-        return target, draft if certain is None else draft.masked_fill(certain, 1.0)
+        draft = self.draft[rows, parent, token] / self.draft_mass[rows, parent]
+        certain = self._offer.certain
+        return target, draft if certain is None else draft.masked_fill(certain[:, node - 1], 1.0)
 
-    def reject(
-        self,
-        tokens: Tensor,
-        rejected: Tensor,
-        scale: Tensor | None = None,
-        certain: Tensor | None = None,
-    ) -> Tensor:
-        """Take tokens [B] out, in the rows that rejected them.
+    def reject(self, node: int, rejected: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Take a node's token out of what is left after its parent, where rejected [B] says so.
 
         Returns the mass [B] of max(0, scale target - draft), which is what remains of the target.
         A mass of zero means that the two agree up to rounding: the target then stays as it is.
         """
-        target = self.target / self.target_mass.unsqueeze(1)
+        rows = self._rows
+        parent = self._offer.parents[:, node - 1]
+        target = self.target[rows, parent]
+        target_mass = self.target_mass[rows, parent]
+        scaled = target / target_mass.unsqueeze(1)
         if scale is not None:
-            target = target * scale.unsqueeze(1)
-        index = tokens.unsqueeze(1)
-        if self.draft is None:
-            residual = target.scatter(1, index, 0.0)
-        else:
-            residual = (target - self.draft / self.draft_mass.unsqueeze(1)).clamp(min=0)
-            if certain is not None:
-                without = target.scatter(1, index, 0.0)
-                residual = torch.where(certain.unsqueeze(1), without, residual)
+            scaled = scaled * scale.unsqueeze(1)
+        residual = self._residual(node, scaled)
         mass = residual.sum(1)
         changes = rejected & (mass > 0)
-        self.target = torch.where(changes.unsqueeze(1), residual, self.target)
-        self.target_mass = torch.where(changes, mass, self.target_mass)
-        if self.draft is not None:
-            left = self.draft.scatter(1, index, 0.0)
-            self.draft = torch.where(rejected.unsqueeze(1), left, self.draft)
-            left_mass = self.draft.sum(1).clamp(min=_TINY)
-            self.draft_mass = torch.where(rejected, left_mass, self.draft_mass)
+        self.target[rows, parent] = torch.where(changes.unsqueeze(1), residual, target)
+        self.target_mass[rows, parent] = torch.where(changes, mass, target_mass)
+        self._remove_from_draft(node, rejected)
         return mass
+
+    def _residual(self, node: int, target: Tensor) -> Tensor:
+        """Return max(0, target - draft) [B, V] after a node's parent, for this target [B, V].
+
+        A drafter that is deterministic, or certain of the node, gives it all of its probability.
+        """
+        token = self._offer.draft_tokens[:, node - 1].unsqueeze(1)
+        if self.draft is None:
+            return target.scatter(1, token, 0.0)
+        parent = self._offer.parents[:, node - 1]
+        mass = self.draft_mass[self._rows, parent].unsqueeze(1)
+        residual = (target - self.draft[self._rows, parent] / mass).clamp(min=0)
+        if self._offer.certain is None:
+            return residual
+        is_certain = self._offer.certain[:, node - 1].unsqueeze(1)
+        return torch.where(is_certain, target.scatter(1, token, 0.0), residual)
+
+    def _remove_from_draft(self, node: int, rejected: Tensor) -> None:
+        if self.draft is None:
+            return
+        rows = self._rows
+        parent = self._offer.parents[:, node - 1]
+        token = self._offer.draft_tokens[:, node - 1].unsqueeze(1)
+        draft = self.draft[rows, parent]
+        left = torch.where(rejected.unsqueeze(1), draft.scatter(1, token, 0.0), draft)
+        left_mass = left.sum(1).clamp(min=_TINY)
+        self.draft[rows, parent] = left
+        self.draft_mass[rows, parent] = torch.where(
+            rejected, left_mass, self.draft_mass[rows, parent]
+        )
 
 
 def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     """Test the children of a node one after the other, and go on with the first that is accepted.
 
     Child x is accepted with probability min(1, target(x) / draft(x)). A rejection leaves
-    normalise(max(0, target - draft)) of the target, and the draft without x, as it was drawn without
-    replacement (SpecInfer, Miao et al. 2023, arXiv:2305.09781; Sequoia, Chen et al. 2024,
+    normalise(max(0, target - draft)) of the target, and the draft without x, as it was drawn
+    without replacement (SpecInfer, Miao et al. 2023, arXiv:2305.09781; Sequoia, Chen et al. 2024,
     arXiv:2402.12374). A deterministic tree has draft(x) = 1 for each child in turn, so greedy
     decoding follows the path of the target's own tokens.
 
@@ -159,121 +170,62 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     round begins with a target that is left and a draft that is independent of it, and the rounds
     are those of drawn children.
     """
-    rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
-    parents = offer.shape.parents
-    node = torch.zeros_like(rows)
-    remaining = _Remaining.after(*offer.distributions_after(0))
-    # A node comes after its parent and after its elder siblings.
-    for number, tokens in enumerate(offer.draft_tokens.unbind(1), start=1):
-        is_child = (parents[:, number - 1] == node) & offer.offered[:, number - 1]
-        certain = offer.is_certain(number)
-        target_probability, draft_probability = remaining.test(tokens, certain)
+    rows = torch.arange(len(offer.parents), device=offer.parents.device)
+    remaining = _Remaining(offer)
+    last_node = torch.zeros_like(rows)
+    # A node's number is above its parent's, and above those of the siblings tested before it.
+    for node in range(1, offer.parents.shape[1] + 1):
+        is_child = offer.children_of(last_node)[:, node - 1]
+        target_probability, draft_probability = remaining.test(node)
         # A token that the drafter cannot draw any more fills the tree up, and is never accepted.
         is_tested = is_child & (draft_probability > 0)
-        passes = offer.accept_uniforms[:, number - 1] * draft_probability < target_probability
-        accepted = is_tested & passes
-        remaining.reject(tokens, is_tested & ~passes, certain=certain)
-        new = _Remaining.after(*offer.distributions_after(number))
-        remaining = _where(accepted, new, remaining)
-        node = torch.where(accepted, number, node)
-    depth = offer.shape.depths[rows, node]
-    next_token = inverse_cdf(remaining.target, offer.next_uniforms[rows, depth])
-    return TreeVerdict(node, depth, next_token)
-
-
-def _where(condition: Tensor, new: _Remaining, old: _Remaining) -> _Remaining:
-    column = condition.unsqueeze(1)
-    draft = None
-    if new.draft is not None and old.draft is not None:
-        draft = torch.where(column, new.draft, old.draft)
-    return _Remaining(
-        torch.where(column, new.target, old.target),
-        torch.where(condition, new.target_mass, old.target_mass),
-        draft,
-        torch.where(condition, new.draft_mass, old.draft_mass),
-    )
+        passes = offer.accept_uniforms[:, node - 1] * draft_probability < target_probability
+        remaining.reject(node, is_tested & ~passes)
+        last_node = torch.where(is_tested & passes, node, last_node)
+    return _verdict(offer, last_node, remaining)
 
 
 def verify_traversal(offer: TreeOffer) -> TreeVerdict:
     """Traversal verification, Weng et al. 2025 (arXiv:2505.12398): from the leaves to the root.
 
-    The chance that a node is reached by its path is passed down as in block verification: with a = 1
-    at the root, a child x has min(1, a target(x) / draft(x)). A leaf is accepted with its a, and the
-    whole path with it. A rejected child leaves normalise(max(0, a target - draft)) of its parent's
-    target, the draft without x, and s / (s + 1 - a) of the parent's a, where s is the mass of that
-    residual; the parent is then tested like a leaf when no child is left.
+    The chance a that a node is reached by its path is passed down as in block verification: the
+    root has a = 1, and a child x has min(1, a target(x) / draft(x)). A leaf is accepted with its a,
+    and the whole path with it. A rejected child leaves normalise(max(0, a target - draft)) of its
+    parent's target, the draft without x, and s / (s + 1 - a) of the parent's a, where s is the mass
+    of that residual; the parent is then tested like a leaf when no child is left.
     """
-    # What a child's rejection leaves of its parent depends on nothing below the child. So all nodes
-    # can be looked at in the order of their numbers, and the first that passes be found afterwards.
-    rows = torch.arange(len(offer.draft_tokens), device=offer.draft_tokens.device)
-    branches = _Branches(offer, rows)
-    for number in range(1, offer.draft_tokens.shape[1] + 1):
-        branches.test(number)
-    passes = branches.is_tested & (branches.reach[:, 1:] > offer.accept_uniforms)
-    ends_here = nn.functional.pad(passes, (1, 0), value=True)  # the root passes always
-    places = offer.shape.places
-    last_node = torch.where(ends_here, places, places.shape[1]).argmin(1)
-    depth = offer.shape.depths[rows, last_node]
-    weights = branches.target[rows, last_node]
+    # What a child's rejection leaves of its parent depends on nothing below the child. So the nodes
+    # can be rejected in the order of their numbers, and the first that passes be found afterwards.
+    rows = torch.arange(len(offer.parents), device=offer.parents.device)
+    remaining = _Remaining(offer)
+    reach = torch.ones_like(remaining.target_mass)  # the a of the root and of each node
+    # Whether a node and its ancestors are offered, and can be drawn. The root is.
+    is_tested = nn.functional.pad(offer.offered, (1, 0), value=True)
+    for node in range(1, offer.parents.shape[1] + 1):
+        parent = offer.parents[:, node - 1]
+        target_probability, draft_probability = remaining.test(node)
+        tested = is_tested[rows, parent] & is_tested[:, node] & (draft_probability > 0)
+        is_tested[:, node] = tested
+        parent_reach = reach[rows, parent]
+        ratio = target_probability / draft_probability.clamp(min=_TINY)
+        reach[:, node] = (parent_reach * ratio).clamp(max=1)
+        mass = remaining.reject(node, tested, scale=parent_reach)
+        # A node that is reached for certain stays so, even where no mass is left.
+        lowered = mass / (mass + 1 - parent_reach).clamp(min=_TINY)
+        reach[rows, parent] = torch.where(tested & (parent_reach < 1), lowered, parent_reach)
+    # The root passes always.
+    passes = is_tested & (reach > nn.functional.pad(offer.accept_uniforms, (1, 0), value=-1.0))
+    last_node = torch.where(passes, offer.places, offer.places.shape[1]).argmin(1)
+    return _verdict(offer, last_node, remaining)
+
+
+def _verdict(offer: TreeOffer, last_node: Tensor, remaining: _Remaining) -> TreeVerdict:
+    """Keep the path to a node [B], and draw the next token from what is left after that node."""
+    rows = torch.arange(len(last_node), device=last_node.device)
+    depth = offer.depths[rows, last_node]
+    weights = remaining.target[rows, last_node]
     next_token = inverse_cdf(weights, offer.next_uniforms[rows, depth])
     return TreeVerdict(last_node, depth, next_token)
-
-
-class _Branches:
-    """What is left of the distributions after each node of B trees, while children are tested.
-
-    Attributes:
-        target: [B, N + 1, V], not normalised.
-        reach: [B, N + 1], the a of the root and of each node.
-        is_tested: [B, N], whether a node and its ancestors are offered, and can be drawn.
-    """
-
-    def __init__(self, offer: TreeOffer, rows: Tensor) -> None:
-        draft = offer.draft_probabilities
-        self._offer = offer
-        self._rows = rows
-        self.target = offer.target_probabilities.clone()
-        self._draft = None if draft is None else draft.clone()
-        self.reach = torch.ones_like(self.target[:, :, 0])
-        self._target_mass = self.reach.clone()
-        self._draft_mass = self.reach.clone()
-        self.is_tested = offer.offered.clone()
-
-    def test(self, number: int) -> None:
-        """Compute how a node is reached, and reject it in what is left after its parent."""
-        rows = self._rows
-        tokens = self._offer.draft_tokens[:, number - 1]
-        parent = self._offer.shape.parents[:, number - 1]
-        remaining = self._after(parent)
-        certain = self._offer.is_certain(number)
-        target_probability, draft_probability = remaining.test(tokens, certain)
-        above = (parent - 1).clamp(min=0)
-        is_offered_above = (parent == 0) | self.is_tested[rows, above]
-        is_tested = is_offered_above & self.is_tested[:, number - 1] & (draft_probability > 0)
-        self.is_tested[:, number - 1] = is_tested
-        reach = self.reach[rows, parent]
-        ratio = target_probability / draft_probability.clamp(min=_TINY)
-        self.reach[:, number] = (reach * ratio).clamp(max=1)
-        mass = remaining.reject(tokens, is_tested, reach, certain)
-        # A node that is reached for certain stays so, even where no mass is left.
-        lowered = mass / (mass + 1 - reach).clamp(min=_TINY)
-        self.reach[rows, parent] = torch.where(is_tested & (reach < 1), lowered, reach)
-        self._replace(parent, remaining)
-
-    def _after(self, node: Tensor) -> _Remaining:
-        """Return what is left after a node [B] of each row."""
-        rows = self._rows
-        draft = None if self._draft is None else self._draft[rows, node]
-        target_mass = self._target_mass[rows, node]
-        return _Remaining(self.target[rows, node], target_mass, draft, self._draft_mass[rows, node])
-
-    def _replace(self, node: Tensor, remaining: _Remaining) -> None:
-        rows = self._rows
-        self.target[rows, node] = remaining.target
-        self._target_mass[rows, node] = remaining.target_mass
-        self._draft_mass[rows, node] = remaining.draft_mass
-        if self._draft is not None and remaining.draft is not None:
-            self._draft[rows, node] = remaining.draft
 
 
 def verify_eagle(offer: TreeOffer) -> TreeVerdict:
@@ -286,10 +238,9 @@ def verify_eagle(offer: TreeOffer) -> TreeVerdict:
     """
     verdict = verify_rounds(offer)
     rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
-    has_children = ((offer.shape.parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
+    has_children = offer.children_of(verdict.last_node).any(1)
     is_greedy = (offer.target_probabilities.amax(-1) == 1).all(1)
     plain = offer.logits[rows, verdict.last_node].float().softmax(-1)
     bonus = inverse_cdf(plain, offer.next_uniforms[rows, verdict.num_accepted])
-    keeps = has_children | is_greedy
-    next_token = torch.where(keeps, verdict.next_token, bonus)
+    next_token = torch.where(has_children | is_greedy, verdict.next_token, bonus)
     return TreeVerdict(verdict.last_node, verdict.num_accepted, next_token)

@@ -1,7 +1,15 @@
 """Trees of draft tokens: several continuations of a row, verified in one forward pass.
 
-The root of a tree is the row's last token, which the target has not read yet. A node attends to the
-text before the root, to its ancestors and to itself; its position is the root's plus its depth.
+The root of a tree, node 0, is the row's last token, which the target has not read yet. Nodes 1 to N
+are draft tokens. A node attends to the text before the root, to its ancestors and to itself; its
+position is the root's plus its depth. This tree has N = 3 nodes:
+
+    0 ─┬─ 1 ─── 3       parents  (0, 0, 1)      of nodes 1, 2 and 3
+       └─ 2             depths   [0, 1, 1, 2]   of nodes 0 to 3
+                        places   [3, 1, 2, 0]   in the order 3 1 2 0, children before their parent
+
+Node 3 attends to the nodes 0, 1 and 3. A drafter proposes trees (`TreeProposal`), the target's
+runner reads them in one pass, and a rule of `tree_rules` keeps one path from the root.
 """
 
 from __future__ import annotations
@@ -35,13 +43,14 @@ class Branch(NamedTuple):
 
 
 class PlacedShape(NamedTuple):
-    """The shapes of B trees of N nodes each, on a device.
+    """The shapes of B trees of N nodes each, as tensors. The module's docstring has an example.
 
     Attributes:
-        parents: [B, N], of each node.
-        depths: [B, N + 1], of the root and of each node.
-        ancestors: [B, N + 1, N + 1] bool, which of them each of them attends to.
-        places: [B, N + 1], in an order where children come before their parent, elder ones first.
+        parents: [B, N], of nodes 1 to N.
+        depths: [B, N + 1], of nodes 0 to N, at most the row's limit.
+        ancestors: [B, N + 1, N + 1] bool: [b, i, j] is whether node i attends to node j.
+        places: [B, N + 1], of nodes 0 to N in an order in which children come before their parent,
+            and siblings in the order of their numbers.
     """
 
     parents: Tensor
@@ -77,31 +86,13 @@ class TreeShape:
 
     @cached_property
     def depths(self) -> NDArray[np.int64]:
-        """The depth of the root and of each node, [B, N + 1], at most the row's limit."""
-        depths = np.stack([_depths(parents) for parents in self.parents])
-        return depths if self.limits is None else np.minimum(depths, self._limit_column)
-
-    @property
-    def _limit_column(self) -> NDArray[np.int64]:
-        return np.array(self.limits).reshape(-1, 1)
-
-    def offered_on(self, device: torch.device) -> Tensor:
-        """Return which nodes [B, N] are within their row's limit, on a device."""
-        return torch.from_numpy(self._is_offered).to(device)
+        """The depths [B, N + 1] of the root and of each node, at most the row's limit."""
+        return np.minimum(self._levels, self._deepest)
 
     @property
     def num_offered(self) -> list[int]:
         """How many nodes of each row are within its limit."""
         return [int(count) for count in self._is_offered.sum(1)]
-
-    @cached_property
-    def _is_offered(self) -> NDArray[np.bool_]:
-        depths = np.stack([_depths(parents) for parents in self.parents])[:, 1:]
-        return depths <= (depths if self.limits is None else self._limit_column)
-
-    def depths_on(self, device: torch.device) -> Tensor:
-        """Return `depths` on a device."""
-        return torch.from_numpy(self.depths).to(device)
 
     def on(self, device: torch.device) -> PlacedShape:
         """Return the shapes on a device."""
@@ -113,17 +104,44 @@ class TreeShape:
             torch.from_numpy(places).to(device),
         )
 
+    def depths_on(self, device: torch.device) -> Tensor:
+        """Return `depths` on a device."""
+        return torch.from_numpy(self.depths).to(device)
+
     def ancestors_on(self, device: torch.device) -> Tensor:
-        """Return which root and nodes each of them attends to, [B, N + 1, N + 1] bool."""
+        """Return which nodes each node attends to, [B, N + 1, N + 1] bool, on a device."""
         ancestors = np.stack([_ancestors(parents) for parents in self.parents])
         return torch.from_numpy(ancestors).to(device)
 
+    def offered_on(self, device: torch.device) -> Tensor:
+        """Return which nodes [B, N] are within their row's limit, on a device."""
+        return torch.from_numpy(self._is_offered).to(device)
+
+    @cached_property
+    def _levels(self) -> NDArray[np.int64]:
+        """The depths [B, N + 1], whatever the limits."""
+        return np.stack([_depths(parents) for parents in self.parents])
+
+    @cached_property
+    def _deepest(self) -> NDArray[np.int64]:
+        """The deepest level [B, 1] that each row may use."""
+        limits = [self.num_nodes] * len(self.parents) if self.limits is None else self.limits
+        return np.array(limits).reshape(-1, 1)
+
+    @property
+    def _is_offered(self) -> NDArray[np.bool_]:
+        return self._levels[:, 1:] <= self._deepest
+
     def branches(self, row: int, path: Sequence[int]) -> list[Branch]:
-        """Return what became of the children of the root and of each node on a row's path."""
+        """Return what became of the children of the root and of each node on a row's path.
+
+        If the path of the tree above is [1], that is [Branch(2, 0), Branch(1, None)]: the first of
+        two children was accepted, and its only child rejected.
+        """
         parents = self.parents[row]
         branches: list[Branch] = []
         for level, node in enumerate([0, *path]):
-            if self.limits is not None and level >= self.limits[row]:
+            if level >= self._deepest[row]:
                 break
             children = [child for child, parent in enumerate(parents, start=1) if parent == node]
             if children:
@@ -151,17 +169,17 @@ def _ancestors(parents: Parents) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=4096)
 def _places(parents: Parents) -> NDArray[np.int64]:
-    """Return the place of the root and of each node when a tree is walked from its leaves up."""
+    """Return the places of the root and of each node when a tree is walked from its leaves up."""
+    # A node and all below it take consecutive places, and the node the last of them.
     sizes = [1] * (len(parents) + 1)
     for node in range(len(parents), 0, -1):
         sizes[parents[node - 1]] += sizes[node]
-    # The first place of each node's branch, then the next one that is free below it.
-    first = [0] * len(sizes)
-    free = [0] * len(sizes)
+    first_places = [0] * len(sizes)
+    next_free = [0] * len(sizes)  # below each node
     for node, parent in enumerate(parents, start=1):
-        first[node] = free[node] = free[parent]
-        free[parent] += sizes[node]
-    return np.array(first) + np.array(sizes) - 1
+        first_places[node] = next_free[node] = next_free[parent]
+        next_free[parent] += sizes[node]
+    return np.array(first_places) + np.array(sizes) - 1
 
 
 def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:
@@ -169,14 +187,14 @@ def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         parent: [B, V], the distribution from which the children are drawn without replacement.
-        siblings: [B, n], the children that were drawn before.
-        uniforms: [B].
+        siblings: [B, n], the tokens of the children that were drawn before.
+        uniforms: [B] in [0, 1).
     """
     return existing_index(parent.scatter(1, siblings, 0.0), uniforms)
 
 
 def chain_of(num_nodes: int) -> Parents:
-    """Return the parents of a tree of width 1."""
+    """Return the parents of a tree in which every node has one child: (0, 1, 2, ...)."""
     return tuple(range(num_nodes))
 
 
@@ -190,8 +208,9 @@ class TreeProposal:
         probabilities: [B, N + 1, V] float32, the distributions from which the children of the root
             and of each node were drawn, in the order of their numbers and without replacement. None
             if nothing was drawn: the trees are functions of the texts.
-        certain: [B, N] bool, nodes that were not drawn from these distributions but follow from the
-            text. They come before their siblings, which are drawn without them. None: no node.
+        certain: [B, N] bool, the nodes that were not drawn from these distributions, but follow
+            from the text (as in hybrid drafts). They come before their siblings, which are drawn
+            without them. None: no node.
     """
 
     tokens: Tensor

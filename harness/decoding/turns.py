@@ -1,6 +1,12 @@
 """How a loop takes its turns: one after the other or ahead of the host, while rows leave and join.
 
-A turn is queued on the device first, and read by the host later.
+A turn is queued on the device first, and read by the host later. A loop of `loops` or
+`tree_speculation` says how to queue a turn and how to settle it (roll the caches back, let the
+drafter learn); `decode_batch` repeats that. Ahead of the host, the order of calls is
+
+    queue turn 1    settle turn 1    queue turn 2    read turn 1    settle turn 2    ...
+
+where turn 1 is settled, and turn 2 begins, with numbers that are still on the device.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from harness.decoding.verify import Verdict
 
 
 class RowFigures(Protocol):
-    """The figures of one row, whatever was verified."""
+    """The figures of one row, whether chains or trees were verified."""
 
     @property
     def num_accepted(self) -> int: ...
@@ -36,14 +42,14 @@ AnyFigures = TypeVar("AnyFigures", bound=RowFigures)
 
 @dataclass(frozen=True)
 class Turn(Generic[AnyFigures]):
-    """An iteration that is queued on the device, and what was decided, which the host may not have
-    read.
+    """An iteration that is queued on the device. Its decisions may not have reached the host yet.
 
     Attributes:
-        step: the forward pass of the target.
-        limits, lengths: how many draft tokens each row was asked for, and offered.
-        next_tokens: [B], which follow the accepted ones.
-        read_figures: waits for the figures of each row, in a transfer that has begun.
+        step: the outputs of the target's forward pass.
+        limits: how many tokens the drafter was asked for, for each row.
+        lengths: how many each row was then offered.
+        next_tokens: [B] on the device, those that follow the accepted ones.
+        read_figures: waits for the figures of each row, whose copy to the host has begun.
         verdict: None in regular decoding.
     """
 
@@ -64,10 +70,10 @@ class Turn(Generic[AnyFigures]):
         return [figures.num_accepted for figures in self.figures]
 
     def arriving(self, vocabulary_size: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return `num_accepted` and `next_tokens` without waiting, for a device that goes on with
-        them.
+        """Return `num_accepted` and `next_tokens` without waiting for them.
 
-        A token that does not exist is replaced by one that does: no model survives to be fed it.
+        A token beyond the vocabulary (drawn from nan) is replaced by the last one: a GPU fails on
+        an index that does not exist, before the host could say which model gave nan.
         """
         largest = vocabulary_size - 1
         next_tokens = Arriving(
@@ -94,9 +100,8 @@ class ChainTurn(Turn[Figures[int]]):
     """A turn in which chains of draft tokens were verified, or none."""
 
     def read(self, rows: Rows) -> Iteration:
-        """See `Turn.read`.
-
-        Rows that had ended when the turn was queued, which the host did not know, get none.
+        """Wait for the device, and give the rows their tokens; none to a row that had ended before
+        the turn, which the host did not know when it queued the turn.
         """
         places = rows.going_on()
         self._check_finite(rows, places)
@@ -126,7 +131,7 @@ class ChainTurn(Turn[Figures[int]]):
         )
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
-        """The verdict over the rows at these places."""
+        """Return the verdict over the rows at these places of the batch."""
         if self.verdict is None or len(places) == len(self.lengths):
             return self.verdict
         width = max(self.lengths[place] for place in places)
@@ -135,7 +140,7 @@ class ChainTurn(Turn[Figures[int]]):
 
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
         """Raise a NonFiniteError for the first token of a row whose logits were nan."""
-        # A rule need not look at the target's probability of a token to accept it.
+        # A rule may accept a token whatever the target's probability of it is (`AcceptByCoin`).
         width = max(self.lengths)
         for place in places:
             row = rows.members[place]
@@ -198,9 +203,10 @@ class Turns:
     """Takes the turns of a loop.
 
     Args:
-        queue: queues a turn behind the given progress of the rows.
-        settle: rolls back and learns, given a turn with its `num_accepted` and `next_tokens`, both
-            of which may be `transfer.Arriving`.
+        queue: queues the turn that begins at this progress of the rows.
+        settle: rolls the caches back to what a turn kept, and lets the drafter learn; gets the
+            turn, its `num_accepted` and its `next_tokens`, both of which may be
+            `transfer.Arriving`.
         num_tokens_ahead: queue each turn before the host reads the one before it, while no row can
             reach its length within this many tokens. None: never.
     """
@@ -232,6 +238,7 @@ class Turns:
         return record
 
     def _queue_behind(self, turn: AnyTurn) -> AnyTurn:
+        """Settle a turn that the host has not read, and queue the next one."""
         num_accepted, next_tokens = turn.arriving(self._rows.vocabulary_size)
         self._settle(turn, num_accepted, next_tokens)
         before = self._rows.progress
@@ -254,8 +261,8 @@ def decode_batch(
 ) -> Records:
     """Take turns until all rows have ended; after each record rows may leave, and others join.
 
-    A turn that is queued is for the rows as they were. So rows leave and join behind it; its
-    record has nothing of rows that have ended.
+    A turn that is queued already is for the rows of that moment. So rows leave and join after it,
+    and its record leaves out the rows that have ended meanwhile.
     """
     joining: list[Request] = [request]
     while rows.members or joining:
@@ -274,7 +281,7 @@ def decode_batch(
             joining += change.joining
         staying = rows.going_on()
         if drafter and first_step and staying:
-            # Only now, because a reader waits for the first tokens.
+            # After the record, because a reader waits for the first tokens.
             begin = drafter.start if is_first else drafter.add
             begin(prompts, [token for [token] in record.tokens], first_step)
         if not staying:

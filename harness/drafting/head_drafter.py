@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
@@ -196,7 +196,7 @@ class HeadDrafter(Drafter):
         num_ahead = self.num_ahead(number)
         num_read = most(self._unread.num_read)
         self.cache.num_slots = num_read + unread.features.shape[1] + num_ahead
-        with without_plans():
+        with without_cudnn():
             return call(unread, *inputs)
 
     def most_unread(self, number: int) -> int:
@@ -245,7 +245,7 @@ class HeadDrafter(Drafter):
         """Read all features now. The last one of each row is read again with those that follow."""
         unread = self._unread.all()
         self.cache.num_slots = most(self._unread.num_read) + unread.features.shape[1]
-        with without_plans():
+        with without_cudnn():
             self.read(unread)
         self._unread.count_as_read(max(1, self.num_reread))
 

@@ -210,4 +210,4 @@ class _ModelPredictor(Predictor):
 
     def _read(self, tokens: Tensor) -> Tensor:
         shape = TreeShape(tuple(tree.parents for tree in self._trees), self._limits)
-        return self._runner.extend_tree(tokens, shape).logits
+        return self._runner.extend(tokens, shape).logits

@@ -22,14 +22,15 @@ from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.unread import Unread
 from harness.runners.checks import refusing, require_close
-from harness.runners.compiled import CompilationError, TensorCall, prepared_sizes
 from harness.runners.graphs import (
     FixedCall,
     GraphRecorder,
+    TensorCall,
     filled_up,
     first_rows,
     least_fitting,
 )
+from harness.runners.prepared_calls import CompilationError, prepared_sizes
 from harness.runners.regions import compile_call
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up

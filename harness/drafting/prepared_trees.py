@@ -22,7 +22,7 @@ from harness.drafting.head_trees import HeadTrees
 from harness.drafting.prepared_head import PreparedHead
 from harness.drafting.tree_growth import Draws, Grown, Growth
 from harness.runners.checks import require_close
-from harness.runners.compiled import TensorCall
+from harness.runners.graphs import TensorCall
 from harness.runners.slots import UnsupportedModelError
 
 # The share of nodes that a prepared tree must have in common with the eager one. Rounding may

@@ -142,9 +142,8 @@ class TreeBonusFromWrongPosition:
     def __call__(self, offer: TreeOffer) -> TreeVerdict:
         verdict = self.rule(offer)
         rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
-        parents = offer.shape.parents
-        is_leaf = ~((parents == verdict.last_node.unsqueeze(1)) & offer.offered).any(1)
-        parent = parents[rows, (verdict.last_node - 1).clamp(min=0)]
+        is_leaf = ~offer.children_of(verdict.last_node).any(1)
+        parent = offer.parents[rows, (verdict.last_node - 1).clamp(min=0)]
         early = offer.target_probabilities[rows, parent]
         wrong = inverse_cdf(early, offer.next_uniforms[rows, verdict.num_accepted])
         is_wrong = is_leaf & (verdict.last_node > 0)
@@ -159,25 +158,19 @@ class RollbackOffByOne(WrappedRunner):
         super().__init__(runner)
         self._num_extended = 0
 
-    def extend(self, tokens: Tensor) -> Step:
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
         self._num_extended += tokens.shape[1]
-        return super().extend(tokens)
+        return super().extend(tokens, tree)
 
     def decide(
-        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
-    ) -> tuple[Step, tuple[Tensor, ...]]:
-        self._num_extended += tokens.shape[1]
-        return super().decide(tokens, decision, *inputs)
-
-    def decide_tree(
         self,
         tokens: Tensor,
-        shape: TreeShape,
         decision: Callable[..., tuple[Tensor, ...]],
         *inputs: Tensor,
+        tree: TreeShape | None = None,
     ) -> tuple[Step, tuple[Tensor, ...]]:
         self._num_extended += tokens.shape[1]
-        return super().decide_tree(tokens, shape, decision, *inputs)
+        return super().decide(tokens, decision, *inputs, tree=tree)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         super().keep_path(paths, self._too_many(counts))

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.settings import DecodingSettings, require
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
@@ -175,7 +175,7 @@ class HuggingFaceArm(Arm):
 
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
-            with ExitStack() as undo, without_plans():
+            with ExitStack() as undo, without_cudnn():
                 undo.callback(recorder.watch(target))
                 for model, its_own in configs.items():
                     undo.callback(setattr, model, "generation_config", model.generation_config)

@@ -113,10 +113,7 @@ class LocalArm(Arm):
         if self.phases is None:
             return target
         layers = eight_bit_layers(self.pair.target.model)
-        watched = self.phases.watch("forward", target, "decide", layers)
-        if self._most_nodes:
-            watched = self.phases.watch("forward", watched, "decide_tree", layers)
-        return watched
+        return self.phases.watch("forward", target, "decide", layers)
 
     def _drafter(self, warp: BatchWarp) -> Any:
         """A new drafter; with stopwatches, the time in `propose` is the phase `drafting`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Drafter, Runner
-from harness.decoding.tree_speculation import TreeJudge
+from harness.decoding.tree_decision import TreeJudge
 from harness.decoding.warp import AnyWarp
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead

@@ -30,9 +30,10 @@ from harness.menu.method import MakeDrafter
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
-from harness.runners.compiled import CompilationError, PreparedRunner
+from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import GraphRecorder
+from harness.runners.prepared_calls import CompilationError
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner

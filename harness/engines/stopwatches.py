@@ -47,16 +47,16 @@ class Phases:
         Args:
             phase: `forward` or `drafting`.
             watched: the object.
-            method: its name; it is called with positional arguments alone.
+            method: its name.
             layers: their time within the method counts for `share`.
         """
         call = getattr(watched, method)
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             with _marking(layers) as marks:
                 synchronize(self._devices)
                 started = time.perf_counter()
-                result = call(*arguments)
+                result = call(*arguments, **named)
                 synchronize(self._devices)
                 self.seconds[phase] += time.perf_counter() - started
             self.calls[phase] += 1

@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 from harness.runners.slots import UnsupportedModelError
 
-# For messages between the ranks; None where there are none.
+# torch's channel for messages between the ranks; None where the run has one process.
 _group: dist.ProcessGroup | None = None
 
 
 def set_group(group: dist.ProcessGroup) -> None:
-    """Let messages between the ranks go by this group."""
+    """Send messages between the ranks by this group."""
     global _group
     _group = group
 
@@ -40,20 +40,21 @@ def of_every_rank(value: Any) -> list[Any]:
 
 @contextmanager
 def agreeing() -> Iterator[None]:
-    """Let every rank refuse a model that one of them refuses within this block, for its reason.
+    """Let every rank raise UnsupportedModelError if one of them does within this block.
 
-    Blocks may be nested. A rank that refuses leaves the outer ones as well, and the others do so at
-    the end of the block that they are in.
+    Every rank must enter it. At its end the ranks exchange what they raised, and all raise the
+    first refusal. Blocks may be nested: a refusal that was exchanged once passes through the outer
+    blocks of every rank, without another exchange.
     """
-    own: UnsupportedModelError | None = None
+    own_refusal: UnsupportedModelError | None = None
     try:
         yield
     except UnsupportedModelError as error:
         if error.is_agreed:
             raise
-        own = error
-    refusals = of_every_rank(own)
+        own_refusal = error
+    refusals = of_every_rank(own_refusal)
     for rank, refusal in enumerate(refusals):
         if refusal is not None:
             where = "" if None not in refusals else f" on rank {rank}"
-            raise type(refusal)(f"{refusal}{where}", is_agreed=True) from own
+            raise type(refusal)(f"{refusal}{where}", is_agreed=True) from own_refusal

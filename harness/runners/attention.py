@@ -25,8 +25,9 @@ PACKED = "sdpa_packed"
 def pack_heads(model: PreTrainedModel) -> int:
     """Make a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys.
 
-    Returns the heads per key, 1 if they share none. With other masks, and without one, the model
-    computes what it did before.
+    Returns the heads per key, 1 if they share none. With masks of n queries, and without one, the
+    model computes what it did before. With 8 heads on 2 keys and 5 tokens, attention gets 20
+    queries for each of 2 heads instead of 5 queries for each of 8.
     """
     shares: set[Any] = {
         getattr(module, "num_key_value_groups", None) for module in model.modules()
@@ -58,18 +59,21 @@ def packed_attention(
     """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D] -> [B, n, heads,
     D].
     """
-    (num_rows, num_heads, num_queries, size), num_key_heads = query.shape, key.shape[1]
-    packed = num_heads // num_key_heads * num_queries
+    num_rows, num_heads, num_queries, size = query.shape
+    num_key_heads = key.shape[1]
+    num_packed = num_heads // num_key_heads * num_queries
     # Without a mask several queries are a prompt's, each of which sees those before it.
-    as_before = num_queries > 1 if attention_mask is None else attention_mask.shape[-2] != packed
-    if as_before or any(options.get(name) is not None for name in ("position_bias", "softcap")):
+    is_single = attention_mask is None and num_queries == 1
+    has_packed_mask = attention_mask is not None and attention_mask.shape[-2] == num_packed
+    has_bias = any(options.get(name) is not None for name in ("position_bias", "softcap"))
+    if has_bias or not (is_single or has_packed_mask):
         if attention_mask is not None:
-            # Packed queries of each head see the same slots.
+            # Of a mask for packed queries, those of one head: all heads see the same slots.
             attention_mask = attention_mask[:, :, :num_queries]
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
-    query = query.reshape(num_rows, num_key_heads, packed, size)
+    query = query.reshape(num_rows, num_key_heads, num_packed, size)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling
     )

@@ -41,8 +41,8 @@ class Options(TypedDict, total=False):
 
 
 class CacheRunner(TreeRunner):
-    """A `TreeRunner` over a decoder-only transformers model, in evaluation mode, whose only state is
-    its KV cache.
+    """A `TreeRunner` over a decoder-only transformers model, in evaluation mode, whose only state
+    is its KV cache.
     """
 
     def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:

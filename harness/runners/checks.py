@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner
 from harness.runners.agreement import agreeing
 from harness.runners.base import Options, captured, capturing
@@ -107,32 +107,38 @@ def compare_with_plain(
     if first.hidden is not None and second.hidden is not None:
         actual.append(torch.cat([first.hidden, second.hidden], dim=1))
     rows = [
-        _plain_outputs(model, options, prompt, fed, kept)
+        _expected(model, options, prompt, fed, kept)
         for prompt, fed, kept in zip(prompts, _FED, _KEPT, strict=False)
     ]
     expected = [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
     require_close(actual, expected, model, "differ from the model's own")
 
 
-@torch.inference_mode()
-def _plain_outputs(
+def _expected(
     model: PreTrainedModel, options: Options, prompt: list[int], fed: list[int], num_kept: int
 ) -> list[Tensor]:
     """Return outputs [1, 4, ...] after each of three tokens, and after one behind those kept."""
-    device = options.get("device") or model.device
-    sequence = [*prompt, *fed]
     if num_kept == len(fed):
-        sequence.append(_LAST)
+        return plain_outputs(model, options, [*prompt, *fed, _LAST], _NUM_FED)
+    # None is kept, so the last token follows the prompt. It is also the first of those fed.
+    outputs = plain_outputs(model, options, [*prompt, *fed], len(fed))
+    return [torch.cat([output, output[:, :1]], dim=1) for output in outputs]
+
+
+@torch.inference_mode()
+def plain_outputs(
+    model: PreTrainedModel, options: Options, sequence: list[int], count: int
+) -> list[Tensor]:
+    """Return outputs [1, count, ...] after the last `count` tokens of a sequence, from one pass
+    without a cache: the logits, and the states of the captured layers if there are any.
+    """
     arguments: dict[str, Any] = capturing(options)
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        arguments["logits_to_keep"] = _NUM_FED
-    tokens = torch.tensor([sequence], device=device)
-    with without_plans():
+        arguments["logits_to_keep"] = count
+    tokens = torch.tensor([sequence], device=options.get("device") or model.device)
+    with without_cudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
-    # Without a token kept, the last one is the first of those fed.
-    places = [place - len(sequence) for place in range(len(prompt), len(sequence))]
-    places += places[:1] if num_kept == 0 else []
-    return [output[:, places] for output in outputs]
+    return [output[:, -count:] for output in outputs]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import TreeShape
@@ -45,16 +45,21 @@ class EagerRunner(CacheRunner):
         compare_with_plain(self, self._model, self._options, num_rows=rows, num_before=span)
 
     @torch.inference_mode()
-    def extend(self, tokens: Tensor) -> Step:
-        starts = [length + self._num_extended for length in self._lengths]
-        outputs = self._forward(tokens, starts)
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        if tree is None:
+            starts = [length + self._num_extended for length in self._lengths]
+            outputs = self._forward(tokens, starts)
+        else:
+            self._require_whole_trees(tokens, tree)
+            outputs = self._read_trees(tokens, tree)
         self._num_extended += tokens.shape[1]
         return Step(*outputs)
 
-    @torch.inference_mode()
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        """Raise UnsupportedModelError for a model that makes its own masks or positions."""
-        self._require_whole_trees(tokens, shape)
+    def _read_trees(self, tokens: Tensor, shape: TreeShape) -> tuple[Tensor, ...]:
+        """Read the last tokens [B, n] of trees after the cache.
+
+        Raises UnsupportedModelError for a model that makes its own masks or positions.
+        """
         num_tokens = tokens.shape[1]
         num_before = self._cache.get_seq_length()
         num_slots = num_before + num_tokens
@@ -71,8 +76,8 @@ class EagerRunner(CacheRunner):
             first_slots=num_padding,
         )
         positions = lengths + part.own_depths
-        with without_plans():
-            outputs = run_model(
+        with without_cudnn():
+            return run_model(
                 self._model,
                 self._options,
                 tokens,
@@ -80,8 +85,6 @@ class EagerRunner(CacheRunner):
                 attention_mask=masks,
                 position_ids=positions,
             )
-        self._num_extended += tokens.shape[1]
-        return Step(*outputs)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         num_padding, tokens = left_padded(prompts, self._device)
@@ -144,7 +147,7 @@ class EagerRunner(CacheRunner):
             arguments["attention_mask"] = (slots >= first_slots).long()
             if "position_ids" in self._parameters:
                 arguments["position_ids"] = (slots[num_slots:] - first_slots).clamp(min=0)
-        with without_plans():
+        with without_cudnn():
             return run_model(self._model, self._options, tokens, self._cache, **arguments)
 
     def _gather_right(self, ends: Sequence[int]) -> None:

@@ -15,6 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+TensorCall = Callable[..., tuple[Tensor, ...]]
+# A call on tensors that it holds already.
 Call = Callable[[], tuple[Tensor, ...]]
 
 # Calls before a capture, after which kernels are loaded, workspaces allocated, and autotuning is
@@ -105,7 +107,7 @@ class FixedCall:
 
     def __init__(
         self,
-        call: Callable[..., tuple[Tensor, ...]],
+        call: TensorCall,
         inputs: tuple[Tensor, ...],
         recorder: GraphRecorder | None = None,
         compiler: Callable[[Call], Call] | None = None,

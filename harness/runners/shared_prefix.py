@@ -45,8 +45,8 @@ class SharedPrefixRunner(WrappedRunner):
 
 
 def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all prompts begin with. A prompt's last token does not count: the logits after
-    it are needed.
+    """Return how many tokens all prompts begin with. No prompt's last token counts, because the
+    logits after it are needed.
     """
     shortest = min(map(len, prompts))
     # What the first and the last in alphabetical order share, all of them share.
@@ -59,5 +59,7 @@ def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def sharing(runner: Runner) -> Runner:
-    """Wrap a runner, unless ends of different lengths would be read again in every pass."""
+    """Return a runner that reads common beginnings once; the same runner if it has a recurrent
+    state, over which ends of different lengths would be read again in every pass.
+    """
     return runner if isinstance(runner, SnapshotRunner) else SharedPrefixRunner(runner)

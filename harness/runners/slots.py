@@ -47,7 +47,8 @@ class Slots:
         buffers: in turn the keys and the values of each layer, [B, heads, S, D] each. A head's
             slots are next to each other, as attention reads them: from main memory that takes half
             the time.
-        num_seen: the number of slots of each row, from the first, that attention reads; None for all.
+        num_seen: the number of slots of each row, from the first, that attention reads; None for
+        all.
     """
 
     buffers: list[Tensor]
@@ -106,8 +107,8 @@ class Slots:
             buffer[own_rows, heads, places.to(buffer.device).unsqueeze(1)] = taken
 
 
-# Where the n new tokens of each row go: the first of the slots that are the same in all rows, or
-# indices of rows, heads and slots, by device and number of heads.
+# Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
+# Otherwise indices of rows, heads and slots, for each device and number of heads among the layers.
 _Places = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -163,11 +164,12 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class TreePart(NamedTuple):
-    """The last n tokens of a tree's root and nodes for each row, as a forward pass reads them.
+    """The last n of the M tokens of a tree (root and nodes) for each row, as a forward pass reads
+    them. A prepared pass fills M up.
 
     Attributes:
         num_before: how many of the tree's tokens were read before; a number or [].
-        depths: [B, M], of the root and all nodes; there may be fewer of them than M.
+        depths: [B, M], of all tokens of the tree.
         own_depths: [B, n], of the tokens that are read.
         visible: [B, n, M] bool, which tokens of the tree each of these attends to.
     """
@@ -218,16 +220,16 @@ class SlotForward:
 
         Args:
             starts: a number where it is the same for all rows, which is faster.
-            num_real: [], the number of the n tokens that count. The others fill the shape up and take
-                the position of the last one that counts, so that no position is outside of the
+            num_real: [], the number of the n tokens that count. The others fill the shape up and
+                take the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
             tree: the tokens are of a tree for each row. None: of a text.
             arguments: more of them for the model.
         """
         num_tokens = tokens.shape[1]
         device = tokens.device
-        # A single query sees all slots that attention reads, unless rows differ, and kernels are
-        # faster without a mask.
+        # Kernels are faster without a mask. A single token needs none where all rows are equally
+        # long: it sees all slots that attention reads.
         needs_masks = self._needs_masks or num_tokens > 1
         places: _Places
         if isinstance(starts, int):
@@ -254,27 +256,24 @@ class SlotForward:
     def _masks(
         self, written: Tensor, slots: Slots, tree: TreePart | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """Make additive masks [1 or B, 1, n, S] for queries in slots [1 or B, n], one for each type
-        of layer.
+        """Make the masks of `_additive_masks` for tokens in slots written [1 or B, n].
 
-        Where heads are packed, there are n queries for each head that shares its keys.
+        Where heads are packed (`attention`), each token is as many queries as heads share a key.
         """
         dtype = slots.buffers[0].dtype
         if tree is not None:
             return tree_masks(tree, written, slots.width, self._windows, dtype, self._heads_per_key)
-        queries = written.repeat(1, self._heads_per_key)[:, None, :, None]
-        index = torch.arange(slots.width, device=written.device)
-        masks = {}
-        for name, window in self._windows.items():
-            seen = index <= queries
-            if window is not None:
-                seen = seen & (index > queries - window)
-            masks[name] = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
-        return masks.pop("") if "" in masks else masks
+        # A token's slot is its position, so slots are compared as positions.
+        queries = written.repeat(1, self._heads_per_key).unsqueeze(2)
+        keys = torch.arange(slots.width, device=written.device)
+        return _additive_masks(keys <= queries, keys, queries, self._windows, dtype)
 
 
 def _positions(written: Tensor, num_real: Tensor | None, tree: TreePart | None) -> Tensor:
-    """Return the positions [1 or B, n] of tokens in slots written [1 or B, n], see `SlotForward`."""
+    """Return the positions [1 or B, n] of tokens in slots written [1 or B, n].
+
+    `SlotForward` explains the arguments.
+    """
     if tree is not None:
         roots = written[:, :1] - tree.num_before
         return roots + tree.own_depths
@@ -293,15 +292,14 @@ def tree_masks(
     heads_per_key: int = 1,
     first_slots: Tensor | int = 0,
 ) -> Tensor | dict[str, Tensor]:
-    """Make additive masks [B, 1, heads_per_key * n, S] for tokens of a tree, one for each type of
-    layer.
+    """Make the masks of `_additive_masks` for tokens of a tree.
 
     Args:
         written: [1 or B, n], their slots; those of the tree's other tokens are before them.
         width: S.
-        windows: of each type of layer, see `attention_windows`. They count positions.
-        heads_per_key: how many heads with the same keys count as more queries.
-        first_slots: [B, 1] of each row's text; those before it are padding.
+        windows: of each type of layer, see `attention_windows`.
+        heads_per_key: how many queries each token is, one for each head that shares a key.
+        first_slots: [B, 1], where each row's text begins; the slots before are padding.
     """
     num_rows, num_new, num_tokens = tree.visible.shape
     slots = torch.arange(width, device=written.device)
@@ -314,15 +312,31 @@ def tree_masks(
     seen = torch.where(is_of_tree.unsqueeze(1), visible, is_text.unsqueeze(1))
     # A token that fills a shape up must see a slot, and sees its own: others would give nan.
     seen = seen | (slots == written.unsqueeze(2))
-    keys = torch.where(is_of_tree, roots + tree.depths.gather(1, numbers), slots)
-    queries = (roots + tree.own_depths).unsqueeze(2)
-    masks = {}
+    keys = torch.where(is_of_tree, roots + tree.depths.gather(1, numbers), slots).unsqueeze(1)
+    queries = (roots + tree.own_depths).unsqueeze(2).repeat(1, heads_per_key, 1)
+    seen = seen.repeat(1, heads_per_key, 1)
+    return _additive_masks(seen, keys, queries, windows, dtype)
+
+
+def _additive_masks(
+    seen: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    windows: dict[str, int | None],
+    dtype: torch.dtype,
+) -> Tensor | dict[str, Tensor]:
+    """Make masks [1 or B, 1, n, S] that are added to scores: one for each type of layer, or a
+    single one where all layers share it.
+
+    Args:
+        seen: [1 or B, n, S] bool, what queries would see without windows.
+        keys, queries: their positions, which windows count; [1 or B, 1 or n, 1 or S].
+        windows: of each type of layer, see `attention_windows`.
+    """
+    masks: dict[str, Tensor] = {}
     for name, window in windows.items():
-        visible = seen
-        if window is not None:
-            visible = seen & (keys.unsqueeze(1) > queries - window)
-        visible = visible.repeat(1, heads_per_key, 1).unsqueeze(1)
-        masks[name] = torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)
+        visible = seen if window is None else seen & (keys > queries - window)
+        masks[name] = torch.where(visible.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
     return masks.pop("") if "" in masks else masks
 
 

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import padded, to_device
+from harness.decoding.trees import TreeShape
 from harness.runners.base import (
     Options,
     RollbackError,
@@ -33,7 +34,7 @@ from harness.runners.base import (
     require_tokens,
     stacked,
 )
-from harness.runners.checks import filler, is_precise, longest_span, refusing
+from harness.runners.checks import filler, is_precise, longest_span, plain_outputs, refusing
 from harness.runners.slots import UnsupportedModelError
 
 # Names in transformers: of what a model hands on from one call to the next, and of attention's part
@@ -213,7 +214,8 @@ class SnapshotRunner(Runner):
         return step
 
     @torch.inference_mode()
-    def extend(self, tokens: Tensor) -> Step:
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        assert tree is None  # a state cannot branch, and settings refuse trees over it
         num_new = tokens.shape[1]
         if not self._takes_back and num_new > 1:
             return _joined([self.extend(column) for column in tokens.split(1, dim=1)])
@@ -308,19 +310,15 @@ class SnapshotRunner(Runner):
         those before.
         """
         tolerance, rounding = _TOLERANCE if is_precise(self._model) else _COARSE_TOLERANCE
-        expected = self._without_state([*before, *new])[-len(new) :]
-        influence = (expected - self._without_state(new)).norm()
-        error = (actual - expected).norm()
+        expected, *_ = plain_outputs(self._model, self._options, [*before, *new], len(new))
+        without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
+        influence = (expected - without_before).norm()
+        error = (actual - expected[0]).norm()
         if error > tolerance * influence and error > rounding * expected.norm():
             share = float(error / influence)
             raise UnsupportedModelError(
                 f"gets the influence of earlier tokens wrong by {share:.0%}"
             )
-
-    def _without_state(self, tokens: list[int]) -> Tensor:
-        """Return the logits [n, V] after each token, all read at once."""
-        output = self._model(input_ids=torch.tensor([tokens], device=self._device), use_cache=False)
-        return output.logits[0, :, : self._options.get("vocabulary_size")]
 
     def _forward(
         self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False
@@ -340,7 +338,7 @@ class SnapshotRunner(Runner):
             arguments["position_ids"] = (positions - padding).clamp(min=0)
         if only_last and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        with without_plans():
+        with without_cudnn():
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATES:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from harness.decoding.kernels import without_plans
+from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
-from harness.decoding.transfer import added, most, to_device
+from harness.decoding.transfer import added, most, padded, to_device
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
@@ -46,8 +46,11 @@ class StaticRunner(CacheRunner):
     def __init__(
         self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]
     ) -> None:
-        """`num_slots` are allocated for each row where its prompt needs no more, and are enough for
-        as many tokens.
+        """Wrap a model.
+
+        Args:
+            num_slots: the tokens for which each row gets slots at once, prompt included. A longer
+                row gets more when it needs them.
         """
         super().__init__(model, **options)
         device_map = getattr(model, "hf_device_map", {})
@@ -69,19 +72,17 @@ class StaticRunner(CacheRunner):
         self._slots = _NONE
 
     @torch.inference_mode()
-    def extend(self, tokens: Tensor) -> Step:
-        return Step(*self._extend(tokens))
-
-    @torch.inference_mode()
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        self._require_whole_trees(tokens, shape)
-        part = TreePart.of(shape, tokens.shape[1], self._device)
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        if tree is None:
+            return Step(*self._extend(tokens))
+        self._require_whole_trees(tokens, tree)
+        part = TreePart.of(tree, tokens.shape[1], self._device)
         return Step(*self._extend(tokens, tree=part))
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         def extend(new_tokens: Tensor) -> Tensor:
-            # Each token is drawn after the last one; logits after the others take as long again.
+            # Each token is drawn after the last one: logits after the others are not needed.
             outputs = self._extend(new_tokens, **self._only_last)
             return outputs[0]
 
@@ -97,21 +98,23 @@ class StaticRunner(CacheRunner):
         num_seen = longest + num_tokens
         has_mask = num_tokens > 1 or not are_equal
         if has_mask:
-            # The mask hides the rest. A GPU's kernel copies a mask of another width, in every
-            # layer.
+            # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
+            # slots that this adds.
             num_seen = _to_multiple(num_seen, _MASK_ALIGNMENT)
         slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
-        with without_plans():
+        with without_cudnn():
             outputs = self._forward(slots, tokens, starts, **arguments)
         self._num_extended += num_tokens
         return outputs
 
     @torch.inference_mode()
     def check(self, num_slots: int | None = None) -> None:
-        """Compare the outputs with the model's own: see `compare_with_plain`. Starts a new batch.
+        """Compare the outputs with the model's own, also behind its longest window, chunk or block
+        of attention. Starts a new batch.
 
-        `num_slots` are the most of a row: of windows that no row exceeds, nothing is read. None:
-        any number.
+        Args:
+            num_slots: the most tokens of a row; windows that no row exceeds are not tested. None:
+                rows of any length.
 
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
         its masks.
@@ -129,15 +132,11 @@ class StaticRunner(CacheRunner):
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         lengths = list(map(len, prompts))
-        longest = max(lengths)
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        padded = []
-        for prompt in prompts:
-            padding = [prompt[-1]] * (longest - len(prompt))
-            padded.append([*prompt, *padding])
-        tokens = to_device(padded, self._device)
+        tokens = to_device(padded(prompts, max(lengths)), self._device)
 
+        # Logits are computed after the last token of any prompt alone: [B, these places, V].
         last_places = [length - 1 for length in lengths]
         arguments: dict[str, Any] = {}
         if "logits_to_keep" in self._parameters:
@@ -145,7 +144,7 @@ class StaticRunner(CacheRunner):
             # On the CPU, as hidden states may be on another GPU.
             arguments["logits_to_keep"] = torch.tensor(computed_places)
             last_places = [computed_places.index(place) for place in last_places]
-        with without_plans():
+        with without_cudnn():
             logits, *hidden = run_model(
                 self._model, self._options, tokens, self._cache, **arguments
             )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_plans
 from harness.decoding.trees import TreeShape
-from harness.runners.base import CacheRunner, Options, captured, capturing
-from harness.runners.checks import filler, longest_span, refusing, require_close
+from harness.runners.base import CacheRunner, Options
+from harness.runners.checks import filler, longest_span, plain_outputs, refusing, require_close
 from harness.runners.slots import UnsupportedModelError
 
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
@@ -53,7 +50,7 @@ def check_trees(
     following = torch.full((count, 1), _FOLLOWING, device=device)
     with refusing(UnsupportedModelError, "fails with masks of trees"):
         runner.start(prompts)
-        in_tree = runner.extend_tree(tokens, TreeShape([_PARENTS] * count)).logits
+        in_tree = runner.extend(tokens, TreeShape([_PARENTS] * count)).logits
         runner.keep_path(order, [len(_SECOND_BRANCH)] * count)
         behind = runner.extend(following).logits
     for row, prompt in enumerate(prompts):
@@ -64,23 +61,10 @@ def check_trees(
 
 def _expected(model: PreTrainedModel, options: Options, prompt: list[int]) -> Tensor:
     """Return logits [6, V] after the root, each node, and the token behind the second branch."""
-    first = _after_last(model, options, [*prompt, *_FIRST_BRANCH], len(_FIRST_BRANCH))
-    kept = [*_SECOND_BRANCH, _FOLLOWING]
-    second = _after_last(model, options, [*prompt, *kept], len(kept))
-    after_root, after_21, after_23, after_24 = first
-    _, after_22, after_following = second
+    first = [*prompt, *_FIRST_BRANCH]
+    second = [*prompt, *_SECOND_BRANCH, _FOLLOWING]
+    first_logits, *_ = plain_outputs(model, options, first, len(_FIRST_BRANCH))
+    second_logits, *_ = plain_outputs(model, options, second, len(_SECOND_BRANCH) + 1)
+    after_root, after_21, after_23, after_24 = first_logits[0]
+    _, after_22, after_following = second_logits[0]
     return torch.stack([after_root, after_21, after_22, after_23, after_24, after_following])
-
-
-@torch.inference_mode()
-def _after_last(
-    model: PreTrainedModel, options: Options, sequence: list[int], count: int
-) -> Tensor:
-    """Return logits [count, V] after the last tokens of a sequence, from a plain pass."""
-    device = options.get("device") or model.device
-    arguments: dict[str, Any] = capturing(options)
-    tokens = torch.tensor([sequence], device=device)
-    with without_plans():
-        output = model(input_ids=tokens, use_cache=False, **arguments)
-    logits, *_ = captured(options, output)
-    return logits[0, -count:]

@@ -17,16 +17,14 @@ from harness.decoding.trees import TreeShape
 from harness.runners.graphs import filled_up
 from harness.runners.slots import SlotForward, Slots, TreePart
 
-# Tensors that `inputs` returns.
-NUM_INPUTS = 6
-
 
 class TreeDemand(NamedTuple):
     """The passes over trees that a runner is prepared for.
 
     Attributes:
         widths: the numbers of tokens that a pass reads, ascending; none for no trees.
-        most_tokens: of a tree with its root and the tokens before it.
+        most_tokens: the most tokens of a tree, its root included. A draft's tree begins with all
+            tokens that the draft has not read, so it may be one more.
         decisions: what may be decided after a pass over a whole tree of that size.
     """
 
@@ -36,14 +34,18 @@ class TreeDemand(NamedTuple):
 
 
 class TreePass:
-    """A pass over parts of trees, whose inputs are those that `inputs` returns."""
+    """A forward pass over parts of trees. Its inputs are what `inputs` returns."""
 
     def __init__(self, forward: SlotForward, slots: Slots) -> None:
         self._forward = forward
         self._slots = slots
 
     def __call__(self, tokens: Tensor, starts: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
-        """Read tokens [B, n] into the slots from starts [B] on; returns what `run_model` does."""
+        """Read tokens [B, n] into the slots from starts [B] on; `part` has the fields of a
+        `TreePart`.
+
+        Returns what `base.run_model` does.
+        """
         return self._forward(self._slots, tokens, starts, tree=TreePart(*part))
 
 
@@ -53,8 +55,8 @@ def inputs(
     """Return the inputs of a `TreePass` over `width` tokens of trees of `most_tokens`.
 
     Args:
-        tokens: [B, n], the last ones of each tree.
-        starts: [B or more], where they go.
+        tokens: [B, n], the last ones of each tree; n is at most `width`.
+        starts: [B or more], the slots of the first of them; more rows fill a batch up.
     """
     num_rows = len(starts)
     part = TreePart.of(shape, tokens.shape[1], tokens.device)

@@ -24,8 +24,8 @@ class WrappedRunner(TreeRunner):
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         return self._runner.add(prompts)
 
-    def extend(self, tokens: Tensor) -> Step:
-        return self._runner.extend(tokens)
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        return self._runner.extend(tokens, tree)
 
     def keep(self, counts: Sequence[int]) -> None:
         self._runner.keep(counts)
@@ -37,21 +37,13 @@ class WrappedRunner(TreeRunner):
         return self._runner.draw(tokens, uniforms, warp)
 
     def decide(
-        self, tokens: Tensor, decision: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
-    ) -> tuple[Step, tuple[Tensor, ...]]:
-        return self._runner.decide(tokens, decision, *inputs)
-
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        return self._runner.extend_tree(tokens, shape)
-
-    def decide_tree(
         self,
         tokens: Tensor,
-        shape: TreeShape,
         decision: Callable[..., tuple[Tensor, ...]],
         *inputs: Tensor,
+        tree: TreeShape | None = None,
     ) -> tuple[Step, tuple[Tensor, ...]]:
-        return self._runner.decide_tree(tokens, shape, decision, *inputs)
+        return self._runner.decide(tokens, decision, *inputs, tree=tree)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         self._runner.keep_path(paths, counts)

@@ -1,6 +1,7 @@
-"""The training loop.
+"""The training loop of `distill`: a head or a draft model learns from texts that its target wrote.
 
-Everything in a step follows from its number, so a run that was killed goes on as it would have.
+All that is random in a step follows from the seed and the step's number, so a run that was killed
+goes on from its checkpoint as it would have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from harness.drafting.blocks import Head
 from harness.drafting.training_batch import TrainingBatch
 from harness.training.losses import loss_of, training_batch
 
@@ -24,7 +26,8 @@ class DamagedStateError(RuntimeError):
     """A file from which training cannot go on."""
 
 
-# Host memory for batches: each kept batch saves the target a pass in every later epoch.
+# Host memory for the target's outputs over batches: a batch that is kept is not read again by the
+# target in later epochs.
 KEPT_BYTES = 2 << 30
 
 # Steps and epochs draw from generators whose seeds are this far apart for neighbouring seeds.
@@ -33,7 +36,12 @@ _SEED_DISTANCE = 1_000_003
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A prompt with the target's answer. The target's distributions over the answer are learned."""
+    """A prompt with the target's answer. The target's distributions over the answer are learned.
+
+    Attributes:
+        tokens: of the prompt and the answer.
+        prompt_length: how many of them are the prompt's.
+    """
 
     tokens: Sequence[int]
     prompt_length: int
@@ -41,7 +49,18 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class Course:
-    """How a draft is trained; see `DistillSettings`."""
+    """How a draft is trained.
+
+    Attributes:
+        epochs: how often each text is learned.
+        batch_size: texts of a step.
+        learning_rate: the highest; see `rate`.
+        chain: how many tokens ahead a head is trained to draft.
+        seed: of the orders, and of all that a step draws.
+
+    Texts are put into batches once. Each epoch takes all batches in an order of its own: with 10
+    texts and batches of 4 an epoch has 3 steps, and step 4 is the second of the second epoch.
+    """
 
     epochs: int
     batch_size: int
@@ -50,33 +69,35 @@ class Course:
     seed: int
 
     def num_batches(self, num_texts: int) -> int:
-        """Batches of an epoch."""
+        """Return the batches of an epoch."""
         return math.ceil(num_texts / self.batch_size)
 
     def num_steps(self, num_texts: int) -> int:
-        """Batches of all epochs."""
+        """Return the steps of all epochs, one for each batch."""
         return self.epochs * self.num_batches(num_texts)
 
     def batch(self, texts: Sequence[TrainingText], number: int) -> list[TrainingText]:
-        """The texts of a batch, the same in every epoch."""
+        """Return the texts of the batch with this number, the same in every epoch."""
         order = self._order(len(texts), stream=0)
         first = number * self.batch_size
         return [texts[index] for index in order[first : first + self.batch_size]]
 
     def number(self, num_texts: int, step: int) -> int:
-        """The number of the batch for a step; each epoch has its own order."""
+        """Return the number of the batch that a step takes."""
         num_batches = self.num_batches(num_texts)
         epoch, place = divmod(step, num_batches)
         return self._order(num_batches, stream=epoch + 1)[place]
 
     def rate(self, step: int, num_steps: int) -> float:
-        """A learning rate that rises over 3 % of the steps and falls to a tenth as a cosine."""
+        """Return the learning rate of a step: it rises over the first 3 % of the steps, and falls
+        to a tenth as a cosine.
+        """
         warm_up = max(1, num_steps * 3 // 100)
         cosine = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
         return self.learning_rate * min((step + 1) / warm_up, cosine)
 
     def step_seed(self, step: int) -> int:
-        """The seed for the random numbers of a step."""
+        """Return the seed for the random numbers of a step."""
         return self.seed * _SEED_DISTANCE + step
 
     def _order(self, size: int, stream: int) -> list[int]:
@@ -86,7 +107,14 @@ class Course:
 
 @dataclass
 class _Batches:
-    """The batches of a course; the first ones are kept in host memory while there is room."""
+    """The batches of a course, with what the target computes over them.
+
+    Attributes:
+        layers: the target's, whose hidden states are learned from.
+        vocabulary_size: the target's distributions are cut to it.
+        room: bytes of host memory that are left for batches to keep.
+        kept: batches on the host, by number.
+    """
 
     target: PreTrainedModel
     texts: Sequence[TrainingText]
@@ -126,14 +154,14 @@ def train(
         checkpoint: file for the state, written every `save_every` steps. If it exists, training
             goes on from it.
         vocabulary_size: number of tokens that both models share.
-        advance: called with the loss after each step, and of each step that the checkpoint has.
+        advance: called with the loss of each step, first of those that the checkpoint has.
 
     Raises:
         DamagedStateError: a checkpoint from which training cannot go on.
     """
     embedding: Any = target.get_input_embeddings()
     device: torch.device = embedding.weight.device
-    layers = module.config.layers if hasattr(module, "drafter") else ()
+    layers = module.config.layers if isinstance(module, Head) else ()
     cast(module.train().requires_grad_(True), torch.float32)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
@@ -175,7 +203,9 @@ def _save(
 def _restore(
     checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> list[float]:
-    """Load a saved state if there is one, and return the losses of its steps. Raises DamagedStateError."""
+    """Load a saved state if there is one, and return the losses of its steps. Raises
+    DamagedStateError.
+    """
     if not checkpoint.exists():
         return []
     try:
@@ -190,14 +220,16 @@ def _restore(
 
 
 def cast(module: nn.Module, *dtypes: torch.dtype) -> None:
-    """Convert the parameters, through each format in turn; buffers stay as they are."""
+    """Convert the parameters to a format, or to several in turn: bfloat16 and then float32 are the
+    rounded numbers in float32. Buffers stay as they are.
+    """
     for parameter in module.parameters():
         for dtype in dtypes:
             parameter.data = parameter.data.to(dtype)
 
 
 def save_whole(state: object, path: Path) -> None:
-    """`torch.save` that neither a kill nor a full disk can leave half done.
+    """Save as `torch.save` does, whole or not at all, whatever kills or full disks do.
 
     Raises:
         OSError: when the file cannot be written; an old one is then unharmed.
@@ -219,12 +251,16 @@ def save_whole(state: object, path: Path) -> None:
 
 
 def _padded(texts: Sequence[TrainingText], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens [B, n], and whether the target's distribution after each is learned [B, n]."""
+    """Return tokens [B, n], and whether the target's distribution after each is learned [B, n].
+
+    A prompt of 3 tokens with an answer of 2 learns what follows its tokens 2 and 3, counted from 0:
+    the answer's two tokens.
+    """
     width = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), width, dtype=torch.long)
-    counts = torch.zeros(len(texts), width, dtype=torch.bool)
+    is_learned = torch.zeros(len(texts), width, dtype=torch.bool)
     for row, text in enumerate(texts):
         length = len(text.tokens)
         tokens[row, :length] = torch.tensor(text.tokens)
-        counts[row, text.prompt_length - 1 : length - 1] = True
-    return tokens.to(device), counts.to(device)
+        is_learned[row, text.prompt_length - 1 : length - 1] = True
+    return tokens.to(device), is_learned.to(device)

@@ -29,12 +29,13 @@ ANCHORS = 8
 def training_batch(
     target: PreTrainedModel, tokens: Tensor, is_learned: Tensor, layers: tuple[int, ...], size: int
 ) -> TrainingBatch:
-    """Run the target on texts; its distributions are cut to the first `size` tokens.
+    """Run the target on texts.
 
     Args:
         tokens: [B, n], padded on the right.
-        is_learned: [B, n], see `TrainingBatch`.
+        is_learned: [B, n], whether the target's distribution after a token is to be learned.
         layers: the target's layers whose hidden states a head reads.
+        size: its distributions are cut to this number of tokens, which both models share.
     """
     outputs = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
     logits = outputs[0]
@@ -44,10 +45,10 @@ def training_batch(
 
 
 def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
-    """Return the loss of a head or a draft model.
+    """Return the function from batches to losses that trains a head or a draft model.
 
     Args:
-        num_steps: number of tokens that a chain is trained to draft.
+        num_steps: how many tokens ahead a head or a parallel draft model is trained to draft.
     """
     if isinstance(module, Head):
         return _head_loss(module, target, num_steps)
@@ -74,8 +75,10 @@ def next_token_loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
 def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks: int) -> Tensor:
     """Return the loss of a parallel draft model, in one pass over texts and masks.
 
-    Masks follow some tokens of each row, its anchors, chosen again for each batch. They see the
-    text up to their anchor and the masks between, as when they draft.
+    Masks follow some tokens of each row, its anchors, drawn again for each batch. They see the text
+    up to their anchor and the masks between, as when they draft. With the text a b c d e, the
+    anchor b and two masks, the first mask takes the position of c and learns what follows c, and
+    the second that of d; both see a and b, and the second also sees the first.
     """
     num_rows, length = batch.tokens.shape
     device = batch.tokens.device
@@ -112,7 +115,7 @@ def _draw_anchors(batch: TrainingBatch, num_masks: int) -> Tensor:
 
 
 def _seen(text_positions: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
-    """Which of n tokens and m masks each of them sees [B, n + m, n + m].
+    """Return which of n tokens and m masks each of them sees, [B, n + m, n + m] bool.
 
     Args:
         text_positions: [B, n].
@@ -134,7 +137,7 @@ def _seen(text_positions: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """An attention mask [B, 1, n, n] that is added to scores."""
+    """Return an attention mask [B, 1, n, n] that is added to scores."""
     unseen = torch.finfo(dtype).min
     zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return zeros.masked_fill(~seen, unseen).unsqueeze(1)

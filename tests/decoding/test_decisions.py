@@ -44,9 +44,9 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     widths: list[int] = []
     original = Runner.decide
 
-    def decide(self: Runner, tokens: Tensor, *rest: Any) -> Any:
+    def decide(self: Runner, tokens: Tensor, *rest: Any, **named: Any) -> Any:
         widths.append(tokens.shape[1])
-        return original(self, tokens, *rest)
+        return original(self, tokens, *rest, **named)
 
     monkeypatch.setattr(Runner, "decide", decide)
     return widths

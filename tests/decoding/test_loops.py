@@ -15,6 +15,7 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Proposal, Step
 from harness.decoding.rules import verify_block, verify_typical
 from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.trees import TreeShape
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
@@ -220,9 +221,9 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     widths: list[int] = []
     original = MarkovRunner.extend
 
-    def extend(self: MarkovRunner, tokens: Tensor) -> Step:
+    def extend(self: MarkovRunner, tokens: Tensor, tree: TreeShape | None = None) -> Step:
         widths.append(tokens.shape[1])
-        return original(self, tokens)
+        return original(self, tokens, tree)
 
     def never(offer: Offer) -> Verdict:
         raise AssertionError("nothing to verify")

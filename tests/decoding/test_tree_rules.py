@@ -83,11 +83,11 @@ class Trees:
             chain[tokens].log(),
             self.target[tokens],
             tokens[:, 1:],
-            shape,
-            None if deterministic else self._drafted(draft, tokens),
             self._uniforms(len(parents)),
             self._uniforms(len(parents) + 1),
             shape.depths[:, 1:] <= limits,
+            *shape,
+            None if deterministic else self._drafted(draft, tokens),
             torch.arange(len(parents)).expand(NUM_DRAWS, -1) == 0 if has_certain else None,
         )
 
@@ -117,7 +117,7 @@ class Trees:
         """Chi-square over the first two tokens; the target draws the second one after a verdict that gives one."""
         verdict = rule(self.offer)
         rows = torch.arange(NUM_DRAWS)
-        on_path = self.offer.shape.ancestors[rows, verdict.last_node][:, 1:]
+        on_path = self.offer.ancestors[rows, verdict.last_node][:, 1:]
         order = on_path.int().sort(dim=1, descending=True, stable=True).indices
         path = self.offer.draft_tokens.gather(1, order)
         first = torch.where(verdict.num_accepted > 0, path[:, 0], verdict.next_token)
@@ -168,7 +168,8 @@ def test_a_draft_that_is_not_renormalised_after_a_rejection_is_caught(
     reject = tree_rules._Remaining.reject
 
     def without_draft(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
-        before = remaining.draft, remaining.draft_mass
+        assert remaining.draft is not None
+        before = remaining.draft.clone(), remaining.draft_mass.clone()
         mass = reject(remaining, *args, **more)
         remaining.draft, remaining.draft_mass = before
         return mass
@@ -192,7 +193,7 @@ def test_duplicate_siblings_count_once(rule: TreeRule, monkeypatch: pytest.Monke
     assert trees.p_value(rule) > FALSE_ALARM_RATE
 
     def nothing_taken_out(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
-        return remaining.target.sum(1)
+        return torch.ones(NUM_DRAWS)
 
     monkeypatch.setattr(tree_rules._Remaining, "reject", nothing_taken_out)
     assert trees.p_value(rule) < FALSE_ALARM_RATE
@@ -216,7 +217,16 @@ def chain_offers(num_rows: int, deterministic: bool) -> tuple[Offer, TreeOffer]:
     if drafted is not None:
         drafted = torch.cat([drafted, torch.zeros_like(drafted[:, :1])], dim=1)
     offered = torch.arange(4) < lengths.unsqueeze(1)
-    tree = TreeOffer(target.log(), target, tokens, shape, drafted, accept, following, offered)
+    tree = TreeOffer(
+        target.log(),
+        target,
+        tokens,
+        accept,
+        following,
+        offered,
+        *shape,
+        draft_probabilities=drafted,
+    )
     return offer, tree
 
 
@@ -250,9 +260,7 @@ def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
     shape = TreeShape([parents]).on(tokens.device)
     offered = torch.ones(1, 6, dtype=torch.bool)
     numbers = torch.full((1, 7), 0.99)
-    offer = TreeOffer(
-        target.log(), target, tokens[:, 1:], shape, None, numbers[:, 1:], numbers, offered
-    )
+    offer = TreeOffer(target.log(), target, tokens[:, 1:], numbers[:, 1:], numbers, offered, *shape)
     for rule in (*LOSSLESS, verify_eagle):
         verdict = rule(offer)
         assert (int(verdict.last_node), int(verdict.num_accepted)) == (6, 3)

@@ -95,8 +95,10 @@ class KeepsSibling(MarkovRunner):
 class WrongPositions(MarkovRunner):
     """Numbers the nodes of a tree as if they were a text."""
 
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        return super().extend_tree(tokens, TreeShape([chain_of(shape.num_nodes)] * len(tokens)))
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        if tree is not None:
+            tree = TreeShape([chain_of(tree.num_nodes)] * len(tokens))
+        return super().extend(tokens, tree)
 
 
 @pytest.mark.parametrize("make", [KeepsSibling, WrongPositions])

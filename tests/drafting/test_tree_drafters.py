@@ -362,8 +362,9 @@ def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts(name: str) -> None:
 class Sure(StaticRunner):
     """Its likeliest tokens have nearly all of the probability."""
 
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        return Step(50 * super().extend_tree(tokens, shape).logits)
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        step = super().extend(tokens, tree)
+        return step if tree is None else Step(50 * step.logits)
 
 
 class Counting(StaticRunner):
@@ -373,9 +374,10 @@ class Counting(StaticRunner):
         self.widths: list[int] = []
         return super().start(prompts)
 
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        self.widths.append(tokens.shape[1])
-        return super().extend_tree(tokens, shape)
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        if tree is not None:
+            self.widths.append(tokens.shape[1])
+        return super().extend(tokens, tree)
 
 
 def test_a_draft_model_reads_each_node_once() -> None:

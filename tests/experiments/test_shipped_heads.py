@@ -6,7 +6,8 @@ import pytest
 
 from harness.drafting.prepared_head import PreparedHead
 from harness.menu.names import PACKAGE
-from harness.runners.compiled import CompilationError, PreparedRunner
+from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import CompilationError
 from in_process import Harness, results
 from wording import mentions
 

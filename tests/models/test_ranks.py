@@ -18,6 +18,7 @@ from harness.config.settings import ModelSettings, PlacementSettings
 from harness.decoding.batch import itself
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Step
+from harness.decoding.trees import TreeShape
 from harness.drafting.model import ModelDrafter
 from harness.models.ranks import check_agreement, of_rank_0, sum_over_ranks
 from harness.runners.eager import EagerRunner
@@ -66,8 +67,8 @@ class Rounding(EagerRunner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         return self._rounded(super().start(prompts))
 
-    def extend(self, tokens: Tensor) -> Step:
-        return self._rounded(super().extend(tokens))
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        return self._rounded(super().extend(tokens, tree))
 
     def _rounded(self, step: Step) -> Step:
         return Step(step.logits + torch.randn(step.logits.shape, generator=self._noise))

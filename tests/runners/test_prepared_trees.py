@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from architectures import PROMPTS, close, random_model, random_pair
 from chains import GREEDY
 from harness.decoding.batch import Request
-from harness.decoding.protocols import TreeRunner
+from harness.decoding.protocols import Runner, TreeRunner
 from harness.decoding.randomness import uniforms
+from harness.decoding.tree_decision import TreeJudge
 from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversal
-from harness.decoding.tree_speculation import TreeJudge, speculative_trees
+from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import Warp
 from harness.drafting.model_trees import ModelTreeDrafter
@@ -45,20 +47,20 @@ def test_prepared_passes_over_trees_agree_with_eager_ones(name: str) -> None:
     plain = StaticRunner(model)
     for each in (runner, plain):
         each.start(PROMPTS)
-    expected = plain.extend_tree(TOKENS, TreeShape(SHAPES)).logits
-    assert close(runner.extend_tree(TOKENS, TreeShape(SHAPES)).logits, expected)
+    expected = plain.extend(TOKENS, TreeShape(SHAPES)).logits
+    assert close(runner.extend(TOKENS, TreeShape(SHAPES)).logits, expected)
     runner.keep([0, 0, 0])
     parts = []
     for first, end in [(0, 1), (1, 4), (4, 7)]:
         shape = TreeShape([parents[: end - 1] for parents in SHAPES])
-        parts.append(runner.extend_tree(TOKENS[:, first:end], shape).logits)
+        parts.append(runner.extend(TOKENS[:, first:end], shape).logits)
     assert close(torch.cat(parts, dim=1), expected)
     path = torch.tensor([[0, 2, 5], [0, 1, 3], [0, 3, 5]])
     steps = []
     for each in (runner, plain):
         each.keep_path(path, [3, 2, 1])
         each.select([0, 2])
-        steps.append(each.extend_tree(TOKENS[:2], TreeShape(SHAPES[:2])).logits)
+        steps.append(each.extend(TOKENS[:2], TreeShape(SHAPES[:2])).logits)
     assert close(*steps)
 
 
@@ -86,18 +88,19 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.read = 0
         self.decided: set[int] = set()
-        read, decide = StaticRunner.extend_tree, TreeRunner.decide_tree
+        original_extend, original_decide = StaticRunner.extend, Runner.decide
 
-        def extend_tree(runner: StaticRunner, *inputs: Any) -> Any:
-            self.read += 1
-            return read(runner, *inputs)
+        def extend(runner: StaticRunner, tokens: Tensor, tree: TreeShape | None = None) -> Any:
+            self.read += tree is not None
+            return original_extend(runner, tokens, tree)
 
-        def decide_tree(runner: TreeRunner, tokens: Any, *inputs: Any) -> Any:
-            self.decided.add(tokens.shape[1])
-            return decide(runner, tokens, *inputs)
+        def decide(runner: Runner, tokens: Tensor, *inputs: Any, tree: Any = None) -> Any:
+            if tree is not None:
+                self.decided.add(tokens.shape[1])
+            return original_decide(runner, tokens, *inputs, tree=tree)
 
-        monkeypatch.setattr(StaticRunner, "extend_tree", extend_tree)
-        monkeypatch.setattr(TreeRunner, "decide_tree", decide_tree)
+        monkeypatch.setattr(StaticRunner, "extend", extend)
+        monkeypatch.setattr(Runner, "decide", decide)
 
 
 @pytest.mark.parametrize("rule", [verify_rounds, verify_traversal])
@@ -149,7 +152,7 @@ def test_trees_are_captured_and_decided_on_a_gpu(gpus: Any) -> None:
         shape = TreeShape(SHAPES)
         inputs = judge.examples(torch.empty(3, BUDGET + 1, 97, device=device))
         inputs = (tokens[:, 1:], *inputs[1:4], *shape.on(tokens.device))
-        step, figures = runner.decide_tree(tokens, shape, judge, *inputs)
+        step, figures = runner.decide(tokens, judge, *inputs, tree=shape)
         outputs.append((step.logits.cpu(), figures[0].tolist()))
     assert close(outputs[0][0], outputs[1][0])
     assert outputs[0][1] == outputs[1][1]

@@ -35,8 +35,9 @@ from harness.models.ranks import (
 )
 from harness.runners.agreement import of_every_rank
 from harness.runners.checks import refusing
-from harness.runners.compiled import CompilationError, PreparedRunner
+from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import CompilationError
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus

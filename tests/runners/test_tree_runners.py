@@ -51,7 +51,7 @@ def test_trees_agree_with_plain_passes(make: Callable[..., CacheRunner], name: s
     runner = make(model)
     runner.start(PROMPTS)
     tokens = tree_tokens()
-    logits = runner.extend_tree(tokens, TreeShape(SHAPES)).logits
+    logits = runner.extend(tokens, TreeShape(SHAPES)).logits
     texts = [list(prompt) for prompt in PROMPTS]
     for row, (text, parents) in enumerate(zip(texts, SHAPES, strict=True)):
         for node in range(7):
@@ -74,17 +74,17 @@ def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str
     model, tokens = random_model(name), tree_tokens()
     runner = make(model)
     runner.start(PROMPTS)
-    whole = runner.extend_tree(tokens, TreeShape(SHAPES)).logits
+    whole = runner.extend(tokens, TreeShape(SHAPES)).logits
     runner.keep([0, 0, 0])
     parts = [
-        runner.extend_tree(
+        runner.extend(
             tokens[:, first:end], TreeShape([parents[: end - 1] for parents in SHAPES])
         ).logits
         for first, end in [(0, 1), (1, 4), (4, 7)]
     ]
     assert close(torch.cat(parts, dim=1), whole)
     with pytest.raises(ValueError, match="before a tree"):
-        runner.extend_tree(tokens, TreeShape(SHAPES))
+        runner.extend(tokens, TreeShape(SHAPES))
 
 
 @pytest.mark.parametrize("fault", ["positions", "sibling's keys"])
@@ -96,7 +96,7 @@ def test_planted_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     if fault == "positions":
         wrong = torch.arange(7).expand(3, 7)
         monkeypatch.setattr(TreeShape, "depths_on", lambda shape, device: wrong)
-    logits = runner.extend_tree(tokens, TreeShape(SHAPES)).logits
+    logits = runner.extend(tokens, TreeShape(SHAPES)).logits
     path = tokens[0, [0, 2, 5]].tolist()
     expected = logits_without_cache(model, [*PROMPTS[0], *path])[-1]
     if fault == "positions":
@@ -116,7 +116,7 @@ def test_a_tree_of_width_1_is_bit_equal_to_a_chain() -> None:
         runner.start(PROMPTS)
         tokens = tree_tokens()
         shape = TreeShape([chain_of(6)] * 3)
-        steps.append(runner.extend_tree(tokens, shape) if as_tree else runner.extend(tokens))
+        steps.append(runner.extend(tokens, shape) if as_tree else runner.extend(tokens))
     assert torch.equal(steps[0].logits, steps[1].logits)
 
 
@@ -124,4 +124,4 @@ def test_a_model_without_explicit_positions_is_refused() -> None:
     runner = EagerRunner(random_model("bloom"))
     runner.start(PROMPTS)
     with pytest.raises(UnsupportedModelError, match="positions"):
-        runner.extend_tree(tree_tokens(), TreeShape(SHAPES))
+        runner.extend(tree_tokens(), TreeShape(SHAPES))

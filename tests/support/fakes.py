@@ -35,19 +35,18 @@ class MarkovRunner(TreeRunner):
         width = max(map(len, prompts))
         return Step(self._logits[torch.tensor([row[-1] for row in self.rows])], self._hidden(width))
 
-    def extend(self, tokens: Tensor) -> Step:
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        """The hidden states of a tree have each node's own position."""
         self.num_calls += 1
+        first = [len(row) for row in self.rows]
         for row, new in zip(self.rows, tokens.tolist(), strict=True):
             row += new
         self._num_extended += tokens.shape[1]
-        return Step(self._logits[tokens], self._hidden(tokens.shape[1]))
-
-    def extend_tree(self, tokens: Tensor, shape: TreeShape) -> Step:
-        """Its hidden states have each node's own position."""
-        first = [len(row) for row in self.rows]
-        step = self.extend(tokens)
-        positions = torch.from_numpy(shape.depths) + torch.tensor(first).unsqueeze(1)
-        return Step(step.logits, torch.stack([positions, tokens], dim=-1).unsqueeze(2))
+        logits = self._logits[tokens]
+        if tree is None:
+            return Step(logits, self._hidden(tokens.shape[1]))
+        positions = torch.from_numpy(tree.depths) + torch.tensor(first).unsqueeze(1)
+        return Step(logits, torch.stack([positions, tokens], dim=-1).unsqueeze(2))
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         for row, path in zip(self.rows, paths.tolist(), strict=True):

@@ -1,0 +1,317 @@
+"""The calls that a prepared runner replays, and how they are made: compiled, captured, compared.
+
+A *pass* reads tokens of one shape into the slots. A *call* is a pass, a pass with the decision
+after it, the draws of a draft with a pass before each, or the reading of a new batch's prompts. Of
+2 rows and K = 3 a target that is captured has these calls, each for 2 rows and for 1:
+
+    text, 1 token       text, 1 token, Draw        regular decoding
+    text, 4 tokens      text, 4 tokens, Judge      verifying 3 draft tokens
+    prompts, 32 tokens                             for 2 rows alone
+
+Fewer rows or tokens are filled up to the next shape that is prepared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.decoding.decisions import Decision
+from harness.decoding.randomness import draw
+from harness.decoding.warp import AnyWarp, Warp
+from harness.runners import prompt_passes, tree_passes
+from harness.runners.checks import refusing, require_close
+from harness.runners.graphs import FixedCall, GraphRecorder, TensorCall, least_fitting
+from harness.runners.prompt_passes import PromptPass
+from harness.runners.regions import compile_call
+from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
+from harness.runners.tree_passes import TreeDemand, TreePass
+
+
+class CompilationError(UnsupportedModelError):
+    """A model that cannot be compiled; it may still be possible to capture it."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is prepared, as in `PreparedRunner.prepare`; numbers are ascending."""
+
+    batch_size: int = 0
+    widths: Sequence[int] = ()
+    num_drawn: Sequence[int] = ()
+    warp: AnyWarp = field(default_factory=Warp)
+    decisions: Mapping[int, Sequence[Decision]] = field(default_factory=dict)
+    longest_prompt: int = 0
+    trees: TreeDemand = field(default_factory=TreeDemand)
+
+
+class CallName(NamedTuple):
+    """Names a call by its shape.
+
+    Attributes:
+        kind: `text` and `tree` extend every row, and decide where there is a decision; `draw`
+            extends by a text and draws; `prompts` begins a batch.
+        num_tokens: of each row.
+        num_drawn: K of a `draw`.
+    """
+
+    kind: Literal["text", "tree", "draw", "prompts"]
+    num_rows: int
+    num_tokens: int
+    num_drawn: int = 0
+    decision: Decision | None = None
+
+
+class CallMaker:
+    """Compiles calls of a model, and records them as CUDA graphs (on a CPU it gives them buffers
+    alone). Each result is compared with the call that it was made of.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, *, compiled: bool, captured: bool
+    ) -> None:
+        self.device = device
+        self.compiles = compiled
+        self.captures = captured
+        self._model = model
+        self._recorder: GraphRecorder | None = None
+        if captured and device.type == "cuda":
+            self._recorder = GraphRecorder(device)
+
+    def compiled(self, call: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
+        """Compile a call over inputs of this shape, if calls are compiled.
+
+        Raises CompilationError.
+        """
+        if not self.compiles:
+            return call
+        compiler = functools.partial(compile_call, model=self._model)
+        # Twice, because a rank begins no pass before all ranks have compiled it.
+        with refusing(CompilationError, "cannot be compiled"):
+            compiled = FixedCall(call, inputs, compiler=compiler)
+        with refusing(CompilationError, "cannot be compiled"):
+            difference = "compiled differ from the eager ones"
+            require_close(compiled(*inputs), call(*inputs), self._model, difference)
+        return compiled
+
+    def captured(self, call: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
+        """Record a call over inputs of this shape, if calls are captured.
+
+        The first two inputs are tokens and whole numbers, each of which may be one more. Raises
+        UnsupportedModelError.
+        """
+        if not self.captures:
+            return call
+        with refusing(UnsupportedModelError, "cannot be captured"):
+            captured = FixedCall(call, inputs, self._recorder)
+        # Other inputs than the recorded ones: a graph that does nothing still has the outputs of
+        # its warm-up.
+        captured.clear()
+        tokens, numbers, *others = inputs
+        inputs = (tokens + 1, numbers + 1, *others)
+        difference = "captured differ from those before"
+        require_close(captured(*inputs), call(*inputs), self._model, difference)
+        return captured
+
+
+@dataclass
+class PreparedCalls:
+    """Finds the call for a batch. The calls hold slots and model, but not their runner, so that
+    they are freed with it. Without arguments there are no calls.
+
+    Attributes:
+        slots: what all calls read and write.
+        sizes: the numbers of rows that are prepared, ascending.
+        buckets: the numbers of tokens of a prompt that are prepared, ascending.
+        counts: the numbers from 0 to the widest text, each [] on the device.
+        calls: by their names.
+    """
+
+    slots: Slots = field(default_factory=lambda: Slots([]))
+    demand: Demand = field(default_factory=Demand)
+    sizes: Sequence[int] = ()
+    buckets: Sequence[int] = ()
+    counts: Sequence[Tensor] = ()
+    calls: dict[CallName, TensorCall] = field(default_factory=dict)
+
+    def num_rows(self, num_rows: int) -> int:
+        """Return the prepared number of rows for a batch that has room in the slots."""
+        size = least_fitting(self.sizes, num_rows)
+        assert size is not None
+        return size
+
+    def text(self, num_rows: int, num_tokens: int) -> CallName | None:
+        """Name the smallest pass that tokens of a text can be filled up to; None without one."""
+        width = least_fitting(self.demand.widths, num_tokens)
+        return None if width is None else CallName("text", self.num_rows(num_rows), width)
+
+    def tree(self, num_rows: int, num_tokens: int, num_nodes: int) -> CallName | None:
+        """Name the smallest pass that tokens of trees can be filled up to; None without one."""
+        trees = self.demand.trees
+        width = least_fitting(trees.widths, num_tokens)
+        if width is None or num_nodes >= trees.most_tokens:
+            return None
+        return CallName("tree", self.num_rows(num_rows), width)
+
+    def prompts(self, longest: int) -> CallName | None:
+        """Name the call that reads prompts of up to this many tokens; None without one."""
+        bucket = least_fitting(self.buckets, longest)
+        return None if bucket is None else CallName("prompts", self.slots.num_rows, bucket)
+
+
+def prepare_calls(
+    forward: SlotForward, slots: Slots, demand: Demand, maker: CallMaker, *, takes_places: bool
+) -> PreparedCalls:
+    """Make all calls that a demand asks for.
+
+    Args:
+        forward: the model.
+        slots: of as many rows as the demand.
+        takes_places: whether the model computes the logits of chosen tokens alone.
+    """
+    making = _Making(forward, slots, demand, maker)
+    making.make_passes()
+    with refusing(UnsupportedModelError, "cannot be captured"):
+        making.make_calls()
+        if demand.longest_prompt:
+            making.make_prompt_calls(takes_places)
+    return making.prepared
+
+
+class _Making:
+    """The steps of `prepare_calls`, which explains the arguments.
+
+    Attributes:
+        prepared: the calls that are made by now.
+    """
+
+    def __init__(
+        self, forward: SlotForward, slots: Slots, demand: Demand, maker: CallMaker
+    ) -> None:
+        self._forward = forward
+        self._maker = maker
+        self._passes: dict[CallName, TensorCall] = {}
+        self.prepared = PreparedCalls(
+            slots,
+            demand,
+            sizes=prepared_sizes(demand.batch_size, are_compiled=maker.compiles),
+            counts=torch.arange(max(demand.widths) + 1, device=maker.device).unbind(),
+        )
+
+    def make_passes(self) -> None:
+        """Compile the passes of all shapes, where they are to be compiled."""
+        demand = self.prepared.demand
+        for size in self.prepared.sizes:
+            slots = self.prepared.slots.first_rows(size)
+            for width in demand.widths:
+                text_pass = functools.partial(self._forward, slots)
+                self._make_pass(CallName("text", size, width), text_pass)
+            for width in demand.trees.widths:
+                tree_pass = TreePass(self._forward, slots)
+                self._make_pass(CallName("tree", size, width), tree_pass)
+
+    def _make_pass(self, name: CallName, forward: TensorCall) -> None:
+        self._passes[name] = self._maker.compiled(forward, self._example(name))
+
+    def make_calls(self) -> None:
+        """Make the calls that consist of passes: themselves, with decisions, and with draws.
+
+        The largest are made first: the others then find memory in the pool of their graphs.
+        """
+        for name in reversed(self._passes):
+            example = self._example(name)
+            forward = self._passes[name]
+            self._make(name, forward, example)
+            for decision in self._decisions_after(name):
+                call = functools.partial(_extend_and_decide, forward, decision, len(example))
+                logits = forward(*example)[0]
+                inputs = (*example, *decision.examples(logits))
+                self._make(name._replace(decision=decision), call, inputs)
+            if name.kind == "text":
+                self._make_draws(name, example)
+
+    def _make_draws(self, name: CallName, example: tuple[Tensor, ...]) -> None:
+        tokens, starts, _ = example
+        demand = self.prepared.demand
+        for number in reversed(demand.num_drawn):
+            call = functools.partial(_draw, self._passes, self.prepared.counts, demand.warp)
+            uniforms = torch.full((name.num_rows, number), 0.5, device=self._maker.device)
+            drawing = CallName("draw", name.num_rows, name.num_tokens, number)
+            self._make(drawing, call, (tokens, starts, uniforms))
+
+    def make_prompt_calls(self, takes_places: bool) -> None:
+        """Make the calls that begin a batch."""
+        slots = self.prepared.slots
+        size = slots.num_rows
+        longest = self.prepared.demand.longest_prompt
+        call = PromptPass(self._forward, slots, takes_places=takes_places)
+        buckets = prompt_passes.buckets(longest, size, slots.num_slots)
+        for bucket in reversed(buckets):
+            example = prompt_passes.example(size, bucket, self._maker.device)
+            self._make(CallName("prompts", size, bucket), call, example)
+        self.prepared.buckets = buckets
+
+    def _make(self, name: CallName, call: TensorCall, inputs: tuple[Tensor, ...]) -> None:
+        self.prepared.calls[name] = self._maker.captured(call, inputs)
+
+    def _decisions_after(self, name: CallName) -> Sequence[Decision]:
+        demand = self.prepared.demand
+        if name.kind == "text":
+            return demand.decisions.get(name.num_tokens, ())
+        return demand.trees.decisions if name.num_tokens == demand.trees.most_tokens else ()
+
+    def _example(self, name: CallName) -> tuple[Tensor, ...]:
+        """Return inputs of a pass that is only compared."""
+        size, width = name.num_rows, name.num_tokens
+        device = self._maker.device
+        if name.kind == "tree":
+            most_tokens = self.prepared.demand.trees.most_tokens
+            return tree_passes.example(size, width, most_tokens, device)
+        tokens = torch.arange(size * width, device=device).view(size, width) % 16
+        starts = torch.zeros(size, dtype=torch.long, device=device)
+        return tokens, starts, torch.full((), width, device=device)
+
+
+def _extend_and_decide(
+    forward: TensorCall, decision: Decision, num_of_pass: int, *inputs: Tensor
+) -> tuple[Tensor, ...]:
+    """Run a pass over the first inputs, and the decision over the others -> the outputs of both."""
+    outputs = forward(*inputs[:num_of_pass])
+    logits = outputs[0]
+    return *outputs, *decision(logits, *inputs[num_of_pass:])
+
+
+def _draw(
+    passes: Mapping[CallName, TensorCall],
+    counts: Sequence[Tensor],
+    warp: AnyWarp,
+    tokens: Tensor,
+    starts: Tensor,
+    uniforms: Tensor,
+) -> tuple[Tensor, ...]:
+    """Draw with uniforms [B, K] after tokens [B, n] from starts [B] on, by passes over texts."""
+    ends = starts.clone()
+
+    def extend(tokens: Tensor) -> Tensor:
+        num_rows, width = tokens.shape
+        logits = passes[CallName("text", num_rows, width)](tokens, ends, counts[width])[0]
+        ends.add_(width)
+        return logits
+
+    return draw(extend, tokens, uniforms, warp)
+
+
+def prepared_sizes(batch_size: int, *, are_compiled: bool) -> list[int]:
+    """Return the numbers of rows that calls are prepared for, ascending.
+
+    A batch shrinks as its rows end. A capture is cheap, so each halving gets one; a compilation is
+    not.
+    """
+    num_halvings = 0 if are_compiled else batch_size.bit_length() - 1
+    return sorted(batch_size >> halving for halving in range(num_halvings + 1))
