@@ -38,12 +38,16 @@ _PACE_WINDOW = 7
 
 
 class DraftLength(Protocol):
-    """Chooses the number of draft tokens, from finished iterations alone."""
+    """Chooses the number of draft tokens, from finished iterations alone.
+
+    Attributes:
+        most: the largest number that it chooses.
+    """
 
     most: int
 
     def choose(self, num_rows: int) -> int:
-        """Return K of the iteration that begins now, 0 to `most`."""
+        """Return K of the iteration that begins now with this many rows, 0 to `most`."""
         ...
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
@@ -136,7 +140,7 @@ class Adaptive(DraftLength):
 class _AcceptanceByPlace:
     """Estimates how often the draft token at each place is accepted, if those before it are.
 
-    A token that is not offered is not accepted.
+    A token that was asked for, but not offered, counts as rejected.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,6 @@
-"""The two decoding loops, as generators of records. Printing, timing and files consume the records.
+"""Regular and speculative decoding, as generators of records (`Iteration`): one for the first
+tokens, then one for each turn. Arms of engines read them; a reader may send a `batch.Change` after
+a record, to end rows or let others join.
 
 A loop says how one turn is queued and what follows its verdict. `turns` repeats that while rows
 leave and join, and lets a device work ahead of the host.
@@ -27,10 +29,9 @@ def autoregressive(
     """Regular decoding: one token per row and forward pass.
 
     Args:
-        ahead: queue each step before the host reads the tokens of the one before it. A row that
-            these end is left out of the step that is queued already. It changes no token of a row,
-            only when each record is yielded.
-        agree: for several processes that decode together, see `batch.Agree`.
+        ahead: queue each step on the device before the host reads the tokens of the one before it.
+            That changes no token, only when each record is yielded.
+        agree: for several processes that decode together: rank 0's copy of a tensor.
     """
     rows = Rows(BatchWarp(), agree)
 
@@ -61,12 +62,13 @@ def speculative(
 
     Args:
         num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
-        verification: takes what `verify` takes; it is not called where no row is offered a token.
+        lenience, verification: the rule of acceptance, with the arguments of `verify`. It is not
+            called where no row is offered a token.
         redraw: propose and accept with new random numbers in every iteration, for a rule whose
             decision depends on the tokens that it discards; see `decoding.randomness`.
-        warp: the drafter's, if rows with other settings may join.
-        ahead, agree: as in `autoregressive`, if K is a number and the drafter need not read the
-            verdict first; no row may reach its length within the two iterations.
+        warp: the drafter's own, if rows with other settings may join: it then follows the batch.
+        ahead, agree: as in `autoregressive`. Nothing is queued ahead where K is chosen or the
+            drafter reads verdicts on the host, nor where a row may reach its length meanwhile.
     """
     rows = Rows(warp or BatchWarp(), agree)
     draft_length = num_draft_tokens

@@ -25,7 +25,9 @@ _BLOCK = 512
 
 
 class Purpose(IntEnum):
-    """The decision at a position that a uniform is for: the last index of `uniforms`."""
+    """The decision at a position for which a random number is used; indexes the last dimension of
+    `uniforms`.
+    """
 
     DRAFT = 0  # draw the proposed token
     ACCEPT = 1  # accept or reject it
@@ -101,9 +103,9 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw as `inverse_cdf`, but always an index that exists: a GPU survives no other.
+    """Draw as `inverse_cdf`, but weights that are nan give V - 1, an index that exists.
 
-    Weights that are nan give V - 1.
+    A model that is fed the index V makes a GPU fail; with V - 1 the host can still report the nan.
     """
     return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
 

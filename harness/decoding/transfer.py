@@ -24,7 +24,7 @@ def to_device(
         return numbers.tensor.to(device)
     first = numbers[0] if numbers else None
     if isinstance(first, int | float) and all(number == first for number in numbers):
-        # Less than a copy costs.
+        # Filling costs less than a copy.
         return torch.full((len(numbers),), first, dtype=dtype, device=device)
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
@@ -51,10 +51,10 @@ def to_host(tensor: Tensor) -> Callable[[], list[Any]]:
 
 
 class Arriving(Sequence[int]):
-    """Whole numbers that a device has decided. Reading waits until all have arrived, `to_device`
-    does not.
+    """Whole numbers that a device has decided. Reading one on the host waits until all have
+    arrived; `to_device`, `added`, `at_most` and `most` do not wait.
 
-    Code that knows nothing of this class is right, and code that reads no number is fast.
+    It is a sequence like any other, so code that does not know it is correct, and only waits.
 
     Attributes:
         tensor: [n] on the device.
@@ -78,7 +78,7 @@ class Arriving(Sequence[int]):
 
 
 def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
-    """Return sums [n], without waiting for numbers that arrive."""
+    """Return sums [n], without waiting for numbers that are `Arriving`."""
     if more == 0:
         return numbers
     terms = [more] * len(numbers) if isinstance(more, int) else more
@@ -91,7 +91,7 @@ def added(numbers: Sequence[int], more: Sequence[int] | int) -> Sequence[int]:
 
 
 def at_most(numbers: Sequence[int], largest: int) -> Sequence[int]:
-    """Cut numbers [n] to at most `largest`, without waiting for numbers that arrive."""
+    """Cut numbers [n] to at most `largest`, without waiting for numbers that are `Arriving`."""
     if isinstance(numbers, Arriving):
         tensor = numbers.tensor.clamp(max=largest)
         return Arriving(tensor, lambda: at_most(list(numbers), largest), min(numbers.most, largest))
@@ -109,7 +109,7 @@ def first_columns(tensor: Tensor, count: int) -> Tensor:
 
 
 def most(numbers: Sequence[int]) -> int:
-    """Return the largest number; an upper bound of numbers that arrive."""
+    """Return the largest number; of numbers that are `Arriving` an upper bound."""
     return numbers.most if isinstance(numbers, Arriving) else max(numbers)
 
 
@@ -117,7 +117,8 @@ def decided_tokens(
     proposed: Tensor, num_accepted: Sequence[int], next_tokens: Sequence[int]
 ) -> Tensor:
     """Return what a verdict decided: of row b the first num_accepted[b] tokens of proposed [B, K],
-    then the next token; whatever follows these does not count.
+    then the next token. What follows these fills the rows up: proposed (7, 8) with one accepted and
+    the next token 9 gives (7, 9, 0) if another row has accepted two.
     """
     device = proposed.device
     following = to_device(next_tokens, device).unsqueeze(1)

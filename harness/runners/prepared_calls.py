@@ -65,7 +65,7 @@ class CallName(NamedTuple):
     num_rows: int
     num_tokens: int
     num_drawn: int = 0
-    decision: Decision | None = None
+    decision: TensorCall | None = None
 
 
 class CallMaker:
