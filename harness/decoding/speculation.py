@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.decoding.batch import Progress, Rows, TurnUniforms
 from harness.decoding.decisions import Figures, Judge
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.decoding.transfer import first_columns, to_device, to_host
+from harness.decoding.transfer import to_device, to_host
 from harness.decoding.turns import ChainTurn, undrafted_turn
 from harness.decoding.verify import Offer, Verdict
 
@@ -49,8 +49,8 @@ class Speculation:
         width = max(lengths)
         probabilities = proposal.probabilities
         if probabilities is not None:
-            probabilities = first_columns(probabilities, width)
-        return Proposal(rows.agree(first_columns(proposal.tokens, width)), probabilities, lengths)
+            probabilities = probabilities[:, :width]
+        return Proposal(rows.agree(proposal.tokens[:, :width]), probabilities, lengths)
 
     def verify(
         self,
@@ -70,8 +70,8 @@ class Speculation:
             return undrafted_turn(self.target, rows, limits, progress)
         inputs = [
             proposal.tokens,
-            first_columns(uniforms.accept, width),
-            first_columns(uniforms.target, width + 1),
+            uniforms.accept[:, :width],
+            uniforms.target[:, : width + 1],
         ]
         if proposal.probabilities is not None:
             inputs.append(proposal.probabilities)

@@ -103,11 +103,6 @@ def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:
     return [[*row, *[0] * (width - len(row))] for row in rows]
 
 
-def first_columns(tensor: Tensor, count: int) -> Tensor:
-    """Return the first `count` of [B, n, ...] along n; the tensor itself where that is all."""
-    return tensor if tensor.shape[1] == count else tensor[:, :count]
-
-
 def most(numbers: Sequence[int]) -> int:
     """Return the largest number; of numbers that are `Arriving` an upper bound."""
     return numbers.most if isinstance(numbers, Arriving) else max(numbers)

@@ -36,7 +36,7 @@ class TreeFigures(NamedTuple):
     is_rejection: bool  # whether the last kept node had children, which were rejected
     draft_has_nan: bool  # whether the drafter's probability of a node was not a number
     nodes: list[int]  # all N nodes, sorted by `_node_order`
-    tokens: list[int]  # the draft tokens of `nodes`
+    draft_tokens: list[int]  # those of `nodes`
 
 
 # The numbers of `TreeFigures` before its lists.
@@ -49,7 +49,7 @@ class PackedFigures:
 
     Attributes:
         tensor: [B, 4 + 2 N], whole numbers: a column for each number of `TreeFigures`, then its
-            `nodes`, then its `tokens`.
+            `nodes`, then its `draft_tokens`.
     """
 
     tensor: Tensor
@@ -79,7 +79,7 @@ class PackedFigures:
                 is_rejection=bool(is_rejection),
                 draft_has_nan=bool(draft_has_nan),
                 nodes=nodes_and_tokens[:num_nodes],
-                tokens=nodes_and_tokens[num_nodes:],
+                draft_tokens=nodes_and_tokens[num_nodes:],
             )
             rows.append(figures)
         return rows

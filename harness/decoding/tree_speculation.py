@@ -15,15 +15,8 @@ from torch import Tensor
 
 from harness.decoding.adaptive import Constant, DraftLength
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, TurnUniforms, itself
-from harness.decoding.protocols import (
-    Iteration,
-    NonFiniteError,
-    Origin,
-    Step,
-    TreeDrafter,
-    TreeRunner,
-)
-from harness.decoding.transfer import first_columns, to_device
+from harness.decoding.protocols import NonFiniteError, Step, TreeDrafter, TreeRunner
+from harness.decoding.transfer import to_device
 from harness.decoding.tree_decision import PackedFigures, TreeFigures, TreeJudge, judge_inputs
 from harness.decoding.tree_rules import TreeRule
 from harness.decoding.trees import Branch, TreeProposal, TreeShape
@@ -54,39 +47,24 @@ class TreeTurn(Turn[TreeFigures]):
         row_index = torch.arange(len(index), device=hidden.device).unsqueeze(1)
         return Step(self.step.logits, hidden[row_index, index])
 
-    def read(self, rows: Rows) -> Iteration:
-        """Wait for the device, and give the rows their tokens."""
-        proposed: list[list[int]] = []
-        origins: list[list[Origin]] = []
-        taken: list[list[int]] = []
-        branches: list[list[Branch]] = []
-        for index, row in enumerate(rows.members):
-            figures = self.figures[index]
-            num_accepted = figures.num_accepted
+    def _check_finite(self, rows: Rows, places: list[int]) -> None:
+        for place in places:
+            position = rows.members[place].num_generated
+            figures = self.figures[place]
             if figures.draft_has_nan:
-                raise NonFiniteError("draft", row.num_generated)
-            rows.check_exists(figures.next_token, row.num_generated + num_accepted)
-            tokens = row.take([*figures.tokens[:num_accepted], figures.next_token])
-            last_origin = self._last_origin(index)
-            origins.append([*[Origin.DRAFT] * num_accepted, last_origin][: len(tokens)])
-            proposed.append(figures.tokens[: self.lengths[index]])
-            taken.append(tokens)
-            branches.append(self.shape.branches(index, figures.nodes[:num_accepted]))
-        return Iteration(
-            rows=rows.numbers,
-            tokens=taken,
-            origins=origins,
-            proposed=proposed,
-            num_accepted=self.num_accepted,
-            verdict=self.verdict,
-            branches=branches,
-        )
+                raise NonFiniteError("draft", position)
+            rows.check_exists(figures.next_token, position + figures.num_accepted)
 
-    def _last_origin(self, index: int) -> Origin:
-        """Return where the token after the kept path of a row comes from."""
-        if not self.lengths[index]:
-            return Origin.TARGET
-        return Origin.RECOVERED if self.figures[index].is_rejection else Origin.BONUS
+    def _is_rejection(self, place: int) -> bool:
+        return self.figures[place].is_rejection
+
+    def _branches(self, places: list[int]) -> list[list[Branch]]:
+        branches: list[list[Branch]] = []
+        for place in places:
+            figures = self.figures[place]
+            path = figures.nodes[: figures.num_accepted]
+            branches.append(self.shape.branches(place, path))
+        return branches
 
 
 @torch.inference_mode()
@@ -159,7 +137,7 @@ def _verify(
     shape = proposal.shape
     assert shape.limits is not None  # `draft_and_verify` gives them
     tokens = proposal.tokens
-    accept_uniforms = first_columns(uniforms.accept, shape.num_nodes)
+    accept_uniforms = uniforms.accept[:, : shape.num_nodes]
     inputs = judge_inputs(proposal, accept_uniforms, uniforms.target)
     judge = TreeJudge(rows.warp.current, rule, is_deterministic=proposal.probabilities is None)
     root = to_device(progress.next_tokens, tokens.device).unsqueeze(1)

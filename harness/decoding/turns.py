@@ -24,6 +24,7 @@ from harness.decoding.decisions import Draw, Figures
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Runner, Step
 from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, added, to_device, to_host
+from harness.decoding.trees import Branch
 from harness.decoding.verify import Verdict
 
 
@@ -35,6 +36,9 @@ class RowFigures(Protocol):
 
     @property
     def next_token(self) -> int: ...
+
+    @property
+    def draft_tokens(self) -> list[int]: ...
 
 
 AnyFigures = TypeVar("AnyFigures", bound=RowFigures)
@@ -88,18 +92,6 @@ class Turn(Generic[AnyFigures]):
         return num_accepted, next_tokens
 
     def read(self, rows: Rows) -> Iteration:
-        """Wait for the device, and give the rows their tokens."""
-        raise NotImplementedError
-
-
-# A turn of a chain or of trees.
-AnyTurn = Turn[Any]
-
-
-class ChainTurn(Turn[Figures[int]]):
-    """A turn in which chains of draft tokens were verified, or none."""
-
-    def read(self, rows: Rows) -> Iteration:
         """Wait for the device, and give the rows their tokens; none to a row that had ended before
         the turn, which the host did not know when it queued the turn.
         """
@@ -112,23 +104,28 @@ class ChainTurn(Turn[Figures[int]]):
         for place in places:
             row = rows.members[place]
             figures = self.figures[place]
-            length = self.lengths[place]
             accepted = figures.draft_tokens[: figures.num_accepted]
             tokens = row.take([*accepted, figures.next_token])
             from_draft = [Origin.DRAFT] * len(accepted)
             numbers.append(row.number)
             taken.append(tokens)
-            origins.append([*from_draft, _last_origin(len(accepted), length)][: len(tokens)])
-            proposed.append(figures.draft_tokens[:length])
-        num_accepted = [self.figures[place].num_accepted for place in places]
+            origins.append([*from_draft, self._last_origin(place)][: len(tokens)])
+            proposed.append(figures.draft_tokens[: self.lengths[place]])
         return Iteration(
             rows=numbers,
             tokens=taken,
             origins=origins,
             proposed=proposed,
-            num_accepted=num_accepted,
+            num_accepted=[self.figures[place].num_accepted for place in places],
             verdict=self._verdict_of(places),
+            branches=self._branches(places),
         )
+
+    def _last_origin(self, place: int) -> Origin:
+        """Return where the token that follows the accepted ones of a row comes from."""
+        if not self.lengths[place]:
+            return Origin.TARGET
+        return Origin.RECOVERED if self._is_rejection(place) else Origin.BONUS
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
         """Return the verdict over the rows at these places of the batch."""
@@ -140,6 +137,25 @@ class ChainTurn(Turn[Figures[int]]):
 
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
         """Raise a NonFiniteError for the first token of a row whose logits were nan."""
+        raise NotImplementedError
+
+    def _is_rejection(self, place: int) -> bool:
+        """Return whether a draft token of a row was rejected."""
+        raise NotImplementedError
+
+    def _branches(self, places: list[int]) -> list[list[Branch]]:
+        """Return `Iteration.branches`."""
+        return []
+
+
+# A turn of a chain or of trees.
+AnyTurn = Turn[Any]
+
+
+class ChainTurn(Turn[Figures[int]]):
+    """A turn in which chains of draft tokens were verified, or none."""
+
+    def _check_finite(self, rows: Rows, places: list[int]) -> None:
         # A rule may accept a token whatever the target's probability of it is (`AcceptByCoin`).
         width = max(self.lengths)
         for place in places:
@@ -151,6 +167,9 @@ class ChainTurn(Turn[Figures[int]]):
             if figures.num_finite_drafted < width:
                 raise NonFiniteError("draft", position + figures.num_finite_drafted)
             rows.check_exists(figures.next_token, position + figures.num_accepted)
+
+    def _is_rejection(self, place: int) -> bool:
+        return self.figures[place].num_accepted < self.lengths[place]
 
 
 def regular_turn(target: Runner, rows: Rows, progress: Progress) -> ChainTurn:
@@ -190,13 +209,6 @@ def undrafted_turn(
             num_accepted=none, next_token=drawn, target_probability=empty, draft_probability=empty
         ),
     )
-
-
-def _last_origin(num_accepted: int, num_offered: int) -> Origin:
-    """Return where the token that follows the accepted ones comes from."""
-    if num_accepted < num_offered:
-        return Origin.RECOVERED
-    return Origin.BONUS if num_offered else Origin.TARGET
 
 
 class Turns:

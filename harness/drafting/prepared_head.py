@@ -27,7 +27,6 @@ from harness.runners.graphs import (
     GraphRecorder,
     TensorCall,
     filled_up,
-    first_rows,
     least_fitting,
 )
 from harness.runners.prepared_calls import CompilationError, prepared_sizes
@@ -132,7 +131,7 @@ class PreparedHead:
             for tensor, prepared_shape in zip((*unread, *inputs), self._inputs[shape], strict=True)
         ]
         outputs = self._calls[shape](*filled)
-        return tuple(first_rows(output, num_rows) for output in outputs)
+        return tuple(output[:num_rows] for output in outputs)
 
     def close(self) -> None:
         """Give back memory. The prepared calls refer to this object: without them it is freed at

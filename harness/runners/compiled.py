@@ -1,9 +1,10 @@
 """The fast runner: forward passes compiled, captured as CUDA graphs, or both, before decoding
 begins.
 
-`PreparedCalls` makes the calls; the runner fills its inputs up to one of them and cuts the outputs.
-What fits no call runs eagerly over the same cache. Compiling fuses the many small kernels of norms
-and rotary embeddings; capturing removes the host's work for the rest.
+`prepared_calls` makes the calls. In decoding the runner looks for one that its inputs can be filled
+up to, calls it, and cuts the outputs to the batch. What fits no call runs eagerly over the same
+cache. Compiling fuses the many small kernels of norms and rotary embeddings; capturing removes the
+host's work for the rest.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from transformers import PreTrainedModel
 from harness.decoding.decisions import Decision
 from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
-from harness.decoding.transfer import Arriving, added, first_columns
+from harness.decoding.transfer import Arriving, added
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, Warp, current_warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain
-from harness.runners.graphs import GraphRecorder, TensorCall, filled_up, first_rows, least_fitting
+from harness.runners.graphs import GraphRecorder, TensorCall, filled_up, least_fitting
 from harness.runners.prepared_calls import (
     CallMaker,
     CallName,
@@ -165,9 +166,7 @@ class PreparedRunner(StaticRunner):
             return super().extend(tokens, tree)
         outputs = self._prepared.calls[name](*self._pass_inputs(name, tokens, tree))
         self._num_extended += num_tokens
-        return Step(
-            *(first_columns(first_rows(output, num_rows), num_tokens) for output in outputs)
-        )
+        return Step(*(output[:num_rows, :num_tokens] for output in outputs))
 
     @torch.inference_mode()
     def decide(
@@ -183,12 +182,12 @@ class PreparedRunner(StaticRunner):
         if name is not None and name.num_tokens == width:
             call = self._prepared.calls.get(name._replace(decision=decision))
         if name is None or call is None:
-            # By a prepared pass, if there is one.
+            # Still by a prepared pass, if one fits.
             return super().decide(tokens, decision, *inputs, tree=tree)
         filled = [filled_up(tensor, name.num_rows) for tensor in inputs]
         outputs = call(*self._pass_inputs(name, tokens, tree), *filled)
         self._num_extended += width
-        outputs = tuple(first_rows(output, num_rows) for output in outputs)
+        outputs = tuple(output[:num_rows] for output in outputs)
         num_of_step = 2 if self._options.get("hidden_layers") else 1
         return Step(*outputs[:num_of_step]), outputs[num_of_step:]
 
@@ -204,7 +203,8 @@ class PreparedRunner(StaticRunner):
             or current_warp(warp) != demand.warp
             or not self._runs_prepared(num_tokens + number - 1)
         ):
-            return Runner.draw(self, tokens, uniforms, warp)  # by prepared passes
+            # One pass after the other, by prepared passes if they fit.
+            return Runner.draw(self, tokens, uniforms, warp)
         size = self._prepared.num_rows(num_rows)
         call = self._prepared.calls[CallName("draw", size, num_tokens, number)]
         drawn, probabilities = call(
@@ -221,8 +221,8 @@ class PreparedRunner(StaticRunner):
         if not isinstance(counts, Arriving) or self._slots is not self._prepared.slots:
             super().keep(counts)
             return
-        # Prepared shapes take starts from the device. Of an earlier verdict the host has read the
-        # lengths by now.
+        # Prepared calls take the new lengths on the device, so nothing waits for these counts. The
+        # lengths before them may be `Arriving` as well, but the host has read those by now.
         self._lengths = added(counts, list(self._lengths))
         self._num_extended = 0
 

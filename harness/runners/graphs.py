@@ -154,8 +154,3 @@ def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
     for count in reversed(missing):
         padding += [0, count]
     return torch.nn.functional.pad(tensor, padding)
-
-
-def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return the first rows; the tensor itself where that is all."""
-    return tensor if tensor.shape[0] == count else tensor[:count]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.decoding.transfer import padded, to_device
 from harness.runners.base import right_aligned
-from harness.runners.graphs import filled_up, first_rows
+from harness.runners.graphs import filled_up
 from harness.runners.slots import SlotForward, Slots
 
 _SHORTEST = 32
@@ -79,6 +79,6 @@ def inputs(
 
 def outputs(results: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
     """Return the tensors of a `Step` for the first rows, whose prompts have these lengths."""
-    logits, *states = (first_rows(result, len(lengths)) for result in results)
+    logits, *states = (result[: len(lengths)] for result in results)
     longest = max(lengths)
     return [logits, *(right_aligned(one[:, :longest], lengths) for one in states)]

@@ -11,15 +11,13 @@ again in every pass, padded on the right, where padding has no influence on what
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
@@ -32,15 +30,13 @@ from harness.runners.base import (
     capturing,
     left_padded,
     require_tokens,
-    stacked,
 )
 from harness.runners.checks import filler, is_precise, longest_span, plain_outputs, refusing
+from harness.runners.recurrent_state import RecurrentState
 from harness.runners.slots import UnsupportedModelError
 
-# Names in transformers: of what a model hands on from one call to the next, and of attention's part
-# of it.
+# Names in transformers of what a model hands on from one call to the next.
 _STATES = ("past_key_values", "cache_params", "state")
-_KEYS = ("keys", "values")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
@@ -49,74 +45,6 @@ _MOST_UNREAD = 16
 # rounding in the logits themselves: in float32, and in all coarser types.
 _TOLERANCE = (0.01, 2e-6)
 _COARSE_TOLERANCE = (0.1, 0.02)
-
-
-@dataclass(frozen=True)
-class RecurrentState:
-    """The state of a model after `num_read` tokens of each row, padding included, by its names in
-    transformers.
-    """
-
-    values: dict[str, Any]
-    num_read: int = 0
-
-    def copied(self) -> RecurrentState:
-        """Copy the state, but not its keys and values: models replace those, and never write into
-        them.
-        """
-
-        def copied(name: str, tensor: Tensor) -> Tensor:
-            return tensor if name in _KEYS else tensor.clone()
-
-        return RecurrentState(map_tensors(copied, self.values), self.num_read)
-
-    def select(self, rows: Tensor) -> RecurrentState:
-        """Return the state of these rows alone."""
-
-        def selected(name: str, tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, rows.to(tensor.device))
-
-        return RecurrentState(map_tensors(selected, self.values), self.num_read)
-
-    def stacked_on(self, below: RecurrentState) -> RecurrentState:
-        """Join the rows of two states. Keys and values of the one that has read less get padding on
-        their left.
-        """
-
-        def joined(name: str, *tensors: Tensor) -> Tensor:
-            return stacked(*tensors) if name in _KEYS else torch.cat(tensors)
-
-        num_read = max(self.num_read, below.num_read)
-        return RecurrentState(map_tensors(joined, self.values, below.values), num_read)
-
-
-def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:
-    """Make one structure of several that are alike, each tensor by `change(name, *tensors)`."""
-    first = structures[0]
-    if isinstance(first, Tensor):
-        # One number is the same in all rows, such as the width of a window.
-        return change(name, *structures) if first.dim() else first
-    if isinstance(first, dict):
-        return {
-            key: map_tensors(change, *(structure[key] for structure in structures), name=key)
-            for key in first
-        }
-    if isinstance(first, list | tuple):
-        return type(first)(
-            map_tensors(change, *members) for members in zip(*structures, strict=True)
-        )
-    if isinstance(first, Cache):
-        cache = copy.copy(first)
-        cache.layers = []
-        for layers in zip(*(structure.layers for structure in structures), strict=True):
-            layer = copy.copy(layers[0])
-            vars(layer).update(map_tensors(change, *map(vars, layers)))
-            cache.layers.append(layer)
-        return cache
-    if isinstance(first, int):
-        # For the tokens that a window has seen, those of the longer state; others are equal.
-        return max(structures)
-    return first
 
 
 class SnapshotRunner(Runner):

@@ -22,7 +22,8 @@ from harness.models.fit import fit
 from harness.models.meta import bare_model, sketch_model
 from harness.models.sketch import Sketch
 from harness.runners.eager import EagerRunner
-from harness.runners.snapshot import SnapshotRunner, map_tensors
+from harness.runners.recurrent_state import map_tensors
+from harness.runners.snapshot import SnapshotRunner
 from sketches import GB, case, gpus_of, machine
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
 

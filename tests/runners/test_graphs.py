@@ -207,6 +207,6 @@ def test_a_graph_that_does_not_work_is_refused(
 ) -> None:
     runner = PreparedRunner(random_model("llama"), compiled=False, captured=True)
     runner.prepare(2, 60, [1, 2])
-    monkeypatch.setattr("harness.runners.compiled.FixedCall", broken)
+    monkeypatch.setattr("harness.runners.prepared_calls.FixedCall", broken)
     with pytest.raises(UnsupportedModelError, match="captured differ"):
         runner.prepare(2, 60, [1, 2])
