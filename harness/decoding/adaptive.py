@@ -28,9 +28,9 @@ _PRIOR = 0.8
 # drafts nothing and one at least twice as much as seems best; more often at the beginning.
 _ROUND = 128
 
-# The draft tokens of the first iterations, after which there is an estimate of every cost: 1 and 4 are
-# two points of the line of costs, and 0 comes twice because the very first iteration may have to
-# prepare something (see `_FadingLine.add`).
+# The draft tokens of the first iterations, after which there is an estimate of every cost: 1 and 4
+# are two points of the line of costs, and 0 comes twice because the very first iteration may have
+# to prepare something, and is then too slow.
 _FIRST = (0, 1, 0, 4)
 
 # The pace of the machine is the median over this many iterations.
@@ -91,8 +91,8 @@ class Adaptive(DraftLength):
         self._began = 0.0
 
     def choose(self, num_rows: int) -> int:
-        # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or 3,
-        # 4 to 7 and so on have costs of their own.
+        # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or
+        # 3, 4 to 7 and so on have costs of their own.
         self._now = self._costs.setdefault(num_rows.bit_length(), _IterationCosts())
         wanted = self._wanted(self._now.num_seen)
         self._began = self._clock()
@@ -237,7 +237,7 @@ class _FadingLine:
         return y
 
     def values(self, places: Sequence[float]) -> list[float]:
-        """Return y at each x; see `at`."""
+        """Return y at each x, as `at` does."""
         mean_x = self._x / self.weight
         mean_y = self._y / self.weight
         variance = self._xx / self.weight - mean_x * mean_x

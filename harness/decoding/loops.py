@@ -65,7 +65,7 @@ def speculative(
         lenience, verification: the rule of acceptance, with the arguments of `verify`. It is not
             called where no row is offered a token.
         redraw: propose and accept with new random numbers in every iteration, for a rule whose
-            decision depends on the tokens that it discards; see `decoding.randomness`.
+            decision depends on the tokens that it discards (block verification).
         warp: the drafter's own, if rows with other settings may join: it then follows the batch.
         ahead, agree: as in `autoregressive`. Nothing is queued ahead where K is chosen or the
             drafter reads verdicts on the host, nor where a row may reach its length meanwhile.

@@ -7,7 +7,8 @@ tests can feed chosen numbers.
 A position that is proposed again after an earlier rejection reuses its draft uniform. That is
 sound: a rejection at position t depends on the uniforms up to t alone, so those of the discarded
 positions after it are still uniform. That does not hold for block verification, whose rejection at
-t depends on the tokens after it too: see `loops.speculative`.
+t depends on the tokens after it too, nor for trees, where several nodes share a position. There
+drafting and accepting take new numbers in every iteration (`batch.Rows.turn_uniforms`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -41,10 +41,16 @@ _STATES = ("past_key_values", "cache_params", "state")
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
 
-# The error that is allowed in the influence of earlier tokens on the logits, and the error that is
-# rounding in the logits themselves: in float32, and in all coarser types.
-_TOLERANCE = (0.01, 2e-6)
-_COARSE_TOLERANCE = (0.1, 0.02)
+
+class _Tolerance(NamedTuple):
+    """An error that is accepted, if it is within either of these shares."""
+
+    of_influence: float  # of what earlier tokens change in the logits
+    of_logits: float  # of the logits themselves: rounding
+
+
+_IN_FLOAT32 = _Tolerance(of_influence=0.01, of_logits=2e-6)
+_IN_COARSER_TYPES = _Tolerance(of_influence=0.1, of_logits=0.02)
 
 
 class SnapshotRunner(Runner):
@@ -52,7 +58,7 @@ class SnapshotRunner(Runner):
     back to it.
 
     Not every model reads several tokens as it reads them one by one, or keeps padding out of its
-    state: see `check`.
+    state: `check` finds out.
 
     Between `keep` and `extend`, `_state` has read all tokens but the `_unread` ones. `extend` reads
     these and the new tokens into a copy of it, `_ahead`. If `keep` then keeps all, `_ahead` becomes
@@ -104,7 +110,7 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """See `Runner.start`. Raises RollbackError for a model that hands no state on."""
+        """Begin a new batch. Raises RollbackError for a model that hands no state on."""
         require_tokens(prompts)
         self._padding, tokens = left_padded(prompts, self._device)
         self._unread = [[] for _ in prompts]
@@ -166,8 +172,8 @@ class SnapshotRunner(Runner):
         return Step(*(output[rows, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
-        """See `Runner.keep`. Raises RollbackError for a token to be taken back if the state was not
-        copied.
+        """Keep the first counts[b] extended tokens of row b. Raises RollbackError for a token to be
+        taken back if the state was not copied.
         """
         num_extended = self._extended.shape[1]
         if not all(0 <= count <= num_extended for count in counts):
@@ -237,12 +243,13 @@ class SnapshotRunner(Runner):
         """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
         those before.
         """
-        tolerance, rounding = _TOLERANCE if is_precise(self._model) else _COARSE_TOLERANCE
+        tolerance = _IN_FLOAT32 if is_precise(self._model) else _IN_COARSER_TYPES
         expected, *_ = plain_outputs(self._model, self._options, [*before, *new], len(new))
         without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
         influence = (expected - without_before).norm()
         error = (actual - expected[0]).norm()
-        if error > tolerance * influence and error > rounding * expected.norm():
+        is_influence_wrong = error > tolerance.of_influence * influence
+        if is_influence_wrong and error > tolerance.of_logits * expected.norm():
             share = float(error / influence)
             raise UnsupportedModelError(
                 f"gets the influence of earlier tokens wrong by {share:.0%}"
