@@ -68,6 +68,11 @@ class Constant(DraftLength):
         """Learn nothing."""
 
 
+def draft_length_of(num_draft_tokens: int | DraftLength) -> DraftLength:
+    """Return what chooses K, from a number or from itself."""
+    return Constant(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
+
+
 class Adaptive(DraftLength):
     """Chooses the number that yields the most tokens per second, by measured acceptance and costs.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from harness.decoding.adaptive import Constant, DraftLength
+from harness.decoding.adaptive import Constant, DraftLength, draft_length_of
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.speculation import Speculation
@@ -62,8 +62,7 @@ def speculative(
 
     Args:
         num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
-        lenience, verification: the rule of acceptance, with the arguments of `verify`. It is not
-            called where no row is offered a token.
+        lenience, verification: the rule of acceptance, called where a row is offered a token.
         redraw: propose and accept with new random numbers in every iteration, for a rule whose
             decision depends on the tokens that it discards (block verification).
         warp: the drafter's own, if rows with other settings may join: it then follows the batch.
@@ -71,14 +70,12 @@ def speculative(
             drafter reads verdicts on the host, nor where a row may reach its length meanwhile.
     """
     rows = Rows(warp or BatchWarp(), agree)
-    draft_length = num_draft_tokens
-    if isinstance(draft_length, int):
-        draft_length = Constant(draft_length)
-    works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
+    draft_length = draft_length_of(num_draft_tokens)
     most = draft_length.most
+    num_per_iteration = most if redraw else 0
+    works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
     # The turn that is read decides up to K + 1 tokens, and the one queued behind it drafts K more.
     num_tokens_ahead = 2 * most + 1 if works_ahead else None
-    num_per_iteration = most if redraw else 0
     steps = Speculation(target, drafter, rows, lenience, verification)
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.decoding.adaptive import Constant, DraftLength
+from harness.decoding.adaptive import DraftLength, draft_length_of
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, TurnUniforms, itself
 from harness.decoding.protocols import NonFiniteError, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import to_device
@@ -91,7 +91,7 @@ def speculative_trees(
         warp, agree: as in `loops.speculative`.
     """
     rows = Rows(warp or BatchWarp(), agree)
-    draft_length = Constant(depth) if isinstance(depth, int) else depth
+    draft_length = draft_length_of(depth)
 
     def draft_and_verify(progress: Progress) -> AnyTurn:
         num_levels = draft_length.choose(len(rows.members))
@@ -108,21 +108,27 @@ def speculative_trees(
     def roll_back(turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         # The root stays too, as the first of the kept nodes.
         num_kept = [count + 1 for count in num_accepted]
-        step = turn.step
         if isinstance(turn, TreeTurn):
             target.keep_path(turn.nodes_in_order, num_kept)
-            step = turn.step_in_order
         else:
             target.keep(num_kept)
         if rows.going_on():
-            if isinstance(turn, TreeTurn):
-                # From here on the drafter treats its proposal as a chain of the nodes in order.
-                drafter.follow(turn.nodes_in_order[:, 1:])
-            drafter.observe(num_accepted, next_tokens, step)
+            _observe(drafter, turn, num_accepted, next_tokens)
         draft_length.observe(turn.limits, num_accepted)
 
     turns = Turns(rows, queue=draft_and_verify, settle=roll_back, num_tokens_ahead=None)
     yield from decode_batch(request, rows, turns, target, drafter)
+
+
+def _observe(
+    drafter: TreeDrafter, turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]
+) -> None:
+    """Tell the drafter what was kept. It treats its trees as chains then, of the nodes in order."""
+    step = turn.step
+    if isinstance(turn, TreeTurn):
+        drafter.follow(turn.nodes_in_order[:, 1:])
+        step = turn.step_in_order
+    drafter.observe(num_accepted, next_tokens, step)
 
 
 def _verify(
