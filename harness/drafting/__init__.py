@@ -1,1 +1,3 @@
-"""Drafters: the ways to propose tokens, one per file. Each implements `decoding.protocols.Drafter`."""
+"""Drafters: the ways to propose tokens, one per file. Each implements
+`decoding.protocols.Drafter`.
+"""

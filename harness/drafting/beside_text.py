@@ -1,4 +1,9 @@
-"""What the two kinds of hybrids have in common: a text's drafter beside another one."""
+"""What the two kinds of hybrids have in common, `hybrid` and `hybrid_trees`: a drafter that reads
+the text, and another one.
+
+Both drafters follow all rows, whoever proposes. A record of each row tells how good its text has
+been.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Generic, TypeVar
 from harness.decoding.protocols import Drafter, Step
 from harness.drafting.text import TextDrafter
 
+# What a hybrid remembers of a row, and the kind of drafter beside the text's.
 Record = TypeVar("Record")
 Other = TypeVar("Other", bound=Drafter)
 
@@ -18,7 +24,7 @@ class BesideText(Drafter, Generic[Record, Other]):
     Args:
         text: proposes what the row's text says.
         other: the drafter beside it.
-        least: the tokens that a text must offer.
+        least: how many tokens a text must offer.
         new_record: makes the record of a row.
     """
 

@@ -1,4 +1,7 @@
-"""Checks what drafters of other people's methods do, so that a mistake is one line with the method's name."""
+"""Checks proposals of methods that are not built in (`draft=./my_method.py:MyMethod`).
+
+A mistake then ends the run with one line that names the method.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,24 @@ from harness.config.errors import HarnessError, RunError
 from harness.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
 from harness.decoding.randomness import existing_index
 
-# How far the probabilities of a distribution may be from 1 in sum: they are float32.
+# How far the sum of a distribution may be from 1: it is float32.
 _TOLERANCE = 1e-3
 
 
 class CheckedDrafter(Drafter):
-    """Another drafter whose every proposal is checked.
+    """Passes every call on to another drafter, and checks its proposals.
+
+    Each call raises RunError for an exception of that drafter, or for a proposal that breaks a
+    rule.
 
     Args:
         drafter: of a method that is not built in.
-        name: of the method, as it is typed.
+        name: the method, as the user typed it.
         vocabulary_size: how many tokens the target has.
-
-    Raises:
-        RunError: from each method, for an exception of the drafter or a proposal that breaks a rule.
     """
 
-    # For every drafter: the checks read its proposals on the host, so working ahead gains nothing.
+    # Whatever the drafter itself says: the checks read proposals on the host, so that working ahead
+    # of the host gains nothing.
     reads_verdicts = True
 
     def __init__(self, drafter: Drafter, name: str, vocabulary_size: int) -> None:
@@ -71,10 +75,10 @@ class CheckedDrafter(Drafter):
 
     @contextmanager
     def _explained(self, call: str) -> Iterator[None]:
-        """Turn an exception of the other's code into a RunError."""
+        """Turn an exception of the drafter's code into a RunError that names the call."""
         try:
             yield
-        # These have messages of their own already, or get them further up.
+        # These have a message already, or get one further up.
         except (HarnessError, NonFiniteError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -82,7 +86,11 @@ class CheckedDrafter(Drafter):
             raise RunError(f"draft={self._name}: {call}() raised {cause}") from error
 
     def _broken_rule(self, proposal: object, most: int, uniforms: Tensor) -> str | None:
-        """The rule that a proposal breaks; None where it breaks none."""
+        """Return the rule that a proposal breaks, to follow `propose()`; None where it breaks none.
+
+        Args:
+            most: K, how many tokens were asked for.
+        """
         if not isinstance(proposal, Proposal):
             return f"must return a Proposal, not {type(proposal).__name__}"
         tokens = proposal.tokens
@@ -105,7 +113,9 @@ class CheckedDrafter(Drafter):
         return None
 
     def _broken_draw(self, proposal: Proposal, uniforms: Tensor) -> str | None:
-        """Probabilities must be distributions, and the tokens drawn from them by the given uniforms."""
+        """Probabilities must be distributions, from which these uniforms draw the proposed
+        tokens.
+        """
         tokens = proposal.tokens
         probabilities = proposal.probabilities
         if probabilities is None:
@@ -115,7 +125,8 @@ class CheckedDrafter(Drafter):
             return f"must give probabilities {wanted}, not {list(probabilities.shape)}"
         sums = probabilities.sum(-1)
         if not ((probabilities >= 0).all() and ((sums - 1).abs() < _TOLERANCE).all()):
-            return "gives probabilities that are no distributions: each must be at least 0, their sum 1"
+            rule = "each must be at least 0, their sum 1"
+            return f"gives probabilities that are no distributions: {rule}"
         drawn = existing_index(probabilities, uniforms[:, : tokens.shape[1]])
         if not (drawn == tokens).all():
             return (

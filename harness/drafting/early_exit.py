@@ -26,8 +26,10 @@ SETTING = "draft.layers"
 
 
 def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
-    """The configuration of the first `num_layers` layers. Raises SettingError if there are no more
-    than that.
+    """Return the configuration of the first `num_layers` layers.
+
+    Raises:
+        SettingError: if the model has no more layers than that, or cannot be shortened.
     """
     total = getattr(config, "num_hidden_layers", 0)
     if not 1 <= num_layers < total:
@@ -50,20 +52,26 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
 
 
 def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
-    """How many layers draft: those asked for, or a quarter of all. Raises SettingError for too
-    many.
+    """Return how many layers draft: the number asked for, or a quarter of all.
+
+    Args:
+        asked: `draft.layers`, whose only element is the number; None for a quarter.
+
+    Raises:
+        SettingError: as of `truncated_config`.
     """
     total = getattr(config, "num_hidden_layers", 0)
     number = asked[0] if asked else max(1, total // 4)
-    truncated_config(config, number)  # raises for too many
+    truncated_config(config, number)  # for its errors
     return number
 
 
 def exit_sketch(
     target: Checkpoint, settings: DraftSettings, num_layers: int, dtype: torch.dtype
 ) -> Sketch:
-    """A draft without weights of its own: it holds only its caches, and reads the weights of the
-    target's first layers (`borrowed_bytes`).
+    """Return the sizes of a draft without weights of its own.
+
+    It holds only its caches, and reads the weights of the target's first layers (`borrowed_bytes`).
     """
     config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
@@ -77,12 +85,14 @@ def exit_sketch(
 
 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A model of the first `num_layers` layers, which are the given model's own modules, as are its
-    norm and head.
+    """Return a model of the first `num_layers` layers of another, with its norm and its head.
 
-    The model itself stays as it is. Only one of the two may return hidden states: transformers'
-    hooks for them are on the shared layers, and each model would add its own. Raises SettingError
-    for a model whose list of layers is not found.
+    Both have the same modules, and the other model stays as it is. Only one of the two may return
+    hidden states: transformers' hooks for them are on the shared layers, and each model would add its
+    own.
+
+    Raises:
+        SettingError: for a model whose list of layers is not found.
     """
     config = truncated_config(model.config, num_layers)
     *parents, name = _path_to_layers(model)
@@ -98,8 +108,9 @@ def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 
 def _path_to_layers(model: PreTrainedModel) -> list[str]:
-    """Attribute names that lead to the list of decoder layers: the only outermost one of that
-    length.
+    """Return the attribute names that lead to the list of decoder layers: ["model", "layers"].
+
+    It is the only list as long as there are layers, lists within such a list aside.
     """
     found: list[str] = []
     for name, module in model.named_modules():
@@ -111,15 +122,14 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
         ):
             found.append(name)
     if len(found) != 1:
-        rule = f"early_exit needs a model with one list of layers; {type(model).__name__} has {len(found)}"
+        name = type(model).__name__
+        rule = f"early_exit needs a model with one list of layers; {name} has {len(found)}"
         raise SettingError("draft", rule)
     return found[0].split(".")
 
 
 def _copied(module: Any, config: PreTrainedConfig) -> Any:
-    """The same module, whose children and configuration can be replaced without changing the
-    original.
-    """
+    """Copy a module so that replacing a child or the configuration leaves the original as it is."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     twin.config = config

@@ -22,8 +22,9 @@ from harness.models.tokenizers import vocabulary_size
 # The shape of each stored tensor, by its name.
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Bounds of numbers in a head's configuration, far above those of published heads: beyond them a module takes hours to
-# build, or drafting all memory. A block may be as long as `decoding.num_draft_tokens`.
+# Bounds of numbers in a head's configuration, far above those of published heads: beyond them a
+# module takes hours to build, or drafting all memory. A block may be as long as
+# `decoding.num_draft_tokens`.
 _BOUNDS = {
     "block_size": (1, 1024),
     "num_hidden_layers": (1, 1024),
@@ -105,7 +106,8 @@ class StoredHead:
 
         Args:
             shapes: of the stored tensors; None where no weights are needed.
-            usually_stored: which of `embed_tokens` and `lm_head` its writer stores, for a head without `shapes`.
+            usually_stored: which of `embed_tokens` and `lm_head` its writer stores, for a head
+                without `shapes`.
         """
         text = self.target.config.get_text_config(decoder=True)
         sizes = self.sizes(self.layer_ids(text.num_hidden_layers))
@@ -147,7 +149,9 @@ class StoredHead:
                 )
 
     def layer_ids(self, num_layers: int) -> list[int]:
-        """The hidden states that it reads; z-lab and DeepSpec count layers' outputs, the others inputs."""
+        """The hidden states that it reads; z-lab and DeepSpec count layers' outputs, the others
+        inputs.
+        """
         raw = self.raw
         nested = raw.get("eagle_config") or {}
         for place, key in (
@@ -194,7 +198,9 @@ class StoredHead:
 
 
 def check_types(stored: StoredHead, raw: Mapping[str, Any]) -> None:
-    """Raise a SettingError for values of another type or outside their bounds; null counts as absent."""
+    """Raise a SettingError for values of another type or outside their bounds; null counts as
+    absent.
+    """
     for key, value in raw.items():
         rule = None if value is None else _broken_rule(key, value)
         if rule is not None:

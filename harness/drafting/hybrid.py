@@ -1,4 +1,6 @@
-"""Two drafters in one: a text proposes where it is confident, a head or a draft model elsewhere."""
+"""Hybrids without trees (`draft=suffix+tiny_eagle3`): in each iteration and row either the text
+proposes, or a head or a draft model. `hybrid_trees` has both in one tree.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.graphs import filled_up
 
-# How much the latest proposal counts in the mean of a drafter's accepted tokens. A text has few.
+# How much the latest proposal counts in the mean of a drafter's accepted tokens. It counts more for
+# a text, which proposes less often.
 _WEIGHT_OF_TEXT = 1 / 2
 _WEIGHT_OF_OTHER = 1 / 4
 
@@ -26,7 +29,7 @@ _MOST_PASSED_OVER = 8
 class _RowRecord:
     """How many tokens a row accepted of late, of each drafter's proposals.
 
-    What is not known yet counts as good: the text begins, and the other follows.
+    A mean that is not known yet is infinite: the text proposes first, and the other one next.
     """
 
     def __init__(self) -> None:
@@ -35,7 +38,9 @@ class _RowRecord:
         self._num_passed_over = 0
 
     def prefers_text(self) -> bool:
-        """Whether the text is to propose, now that it can."""
+        """Return whether the text is to propose, now that it can, and count how often it was
+        not.
+        """
         if self._of_text >= self._of_other or self._num_passed_over == _MOST_PASSED_OVER:
             self._num_passed_over = 0
             return True
@@ -65,7 +70,7 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
     Args:
         text: proposes in rows whose text has enough tokens, and did not do worse there of late.
         other: proposes in all other rows.
-        least: how many tokens are enough.
+        least: how many tokens a text must offer.
     """
 
     reads_verdicts = True
@@ -108,13 +113,18 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
 
 
 def part_with_head(drafter: Drafter) -> HeadDrafter | None:
-    """The drafter itself or the part of a hybrid that drafts with a head; None where none does."""
+    """Return the drafter, or the part of a hybrid, that drafts with a head; None where none
+    does.
+    """
     part = drafter.other if isinstance(drafter, BesideText) else drafter
     return part if isinstance(part, HeadDrafter) else None
 
 
 def _mixed(from_text: Proposal, drafted: Proposal, replaced: Sequence[bool]) -> Proposal:
-    """The proposal that has the rows `replaced` of `from_text`, and the others of `drafted`."""
+    """Return the proposal that has the rows `replaced` from the text, and the others as drafted.
+
+    A row of the text gets distributions that have all their weight on its tokens.
+    """
     assert from_text.lengths is not None
     assert drafted.probabilities is not None
     device = drafted.tokens.device

@@ -1,4 +1,8 @@
-"""A draft model as drafter."""
+"""A draft model as drafter: token by token, with the target's tokenizer.
+
+`parallel` drafts all tokens in one pass, `translated` has another tokenizer, and `model_trees`
+drafts trees.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from harness.decoding.warp import AnyWarp
 
 
 class _Replacement(NamedTuple):
-    """A proposal in which some rows take the tokens of another drafter.
+    """A proposal in which some rows take the tokens of another drafter, as in a hybrid.
 
     Attributes:
-        read_tokens: waits for the proposed tokens of each row, in a transfer that has begun.
-        replaced: the rows that take them.
+        read_tokens: returns the proposed tokens of each row, once their transfer to the host has
+            ended.
+        replaced: which rows take another drafter's.
     """
 
     read_tokens: Callable[[], list[list[int]]]
@@ -28,14 +33,20 @@ class _Replacement(NamedTuple):
 class ModelDrafter(Drafter):
     """Proposes by running a draft model token by token.
 
-    The runner's cache trails the decided sequence by one token or by two (the last draft token was
-    never fed to the draft model itself; it is missing where all K were accepted). To keep the batch
-    rectangular, all rows trail by two as soon as one does, or may while the host has not read the
-    verdict: the others give one cached token back and feed it again. Tokens that were decided
-    without a proposal are fed with the next one. Where rows took tokens of another drafter, each
-    trails by a number of its own, and all catch up before the next proposal.
+    The runner's cache lacks the last tokens of the text, `_unseen`, with which the next proposal
+    begins. Say it was fed `a`, and drew b, c and d. To draw d it was fed b and c, but never d
+    itself:
+
+        accepted b, then x         the cache keeps `a b`, and lacks `x`
+        accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
+
+    To keep the batch rectangular, all rows lack two tokens as soon as one does, or may while the
+    host has not read the verdict. The other rows give a cached token back: the first one then lacks
+    `b x`. Tokens that were decided without a proposal are unseen, too. Where rows took tokens of
+    another drafter, each lacks a number of its own, and all catch up before the next proposal.
 
     Args:
+        runner: the draft model's.
         warp: the one applied to the target's logits.
         device: the target's, where proposals are used.
     """
@@ -48,11 +59,12 @@ class ModelDrafter(Drafter):
         self._device = device
         # [B, at least 1] decided tokens that the runner has not been fed.
         self._unseen = torch.empty(0)
-        # The same in place of `_unseen`, while rows trail by numbers of their own.
+        # The same in place of `_unseen`, while rows lack numbers of their own; else None.
         self._unseen_of_rows: list[list[int]] | None = None
-        # [B, K], until its verdict.
+        # The runner's own proposal [B, K], until its verdict.
         self._proposed = torch.empty(0)
         self._replacement: _Replacement | None = None
+        # The largest K so far.
         self._most_drafted = 1
 
     def start(
@@ -69,7 +81,7 @@ class ModelDrafter(Drafter):
     ) -> None:
         self._catch_up()
         num_rows, num_unseen = self._unseen.shape
-        num_missing = num_unseen - 1  # new rows trail by one
+        num_missing = num_unseen - 1  # new rows lack one
         if num_missing > 0:
             self._runner.extend(self._unseen[:, :-1])
             self._runner.keep([num_missing] * num_rows)
@@ -86,6 +98,7 @@ class ModelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """See `FollowingDrafter.replace`."""
         self._replacement = _Replacement(to_host(tokens), replaced)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -124,7 +137,7 @@ class ModelDrafter(Drafter):
         self._proposed = self._unseen[:, :0]
 
     def _observe_rows(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
-        """Remember what was decided, however many tokens a row gained."""
+        """Remember what was decided, each row by itself: a replaced one was fed nothing of it."""
         num_rows, num_unseen = self._unseen.shape
         num_proposed = self._proposed.shape[1]
         proposed: list[list[int]] = [[] for _ in range(num_rows)]
@@ -154,9 +167,9 @@ class ModelDrafter(Drafter):
         self._forget_proposal()
 
     def _catch_up(self) -> None:
-        """Feed all tokens but each row's last, where rows trail by numbers of their own.
+        """Feed all unseen tokens but each row's last, where rows lack numbers of their own.
 
-        Rows are padded by no more than a proposal is long: a cache has room for that.
+        A pass pads rows by no more than a proposal is long: a cache has room for that.
         """
         if self._unseen_of_rows is None:
             return

@@ -1,10 +1,16 @@
-"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): layers behind the target's last, in
-its own checkpoint.
+"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): layers after the target's last one,
+stored in its own checkpoint.
 
 Entry i of the first layer pairs the target's last state at token i with the embedding of token i +
 1, and predicts token i + 2. Entry i of the next layer pairs the state that came out of it with
-token i + 2, and so on. Where there is only one layer it drafts every token, as in other engines: a
-chain like EAGLE's.
+token i + 2, and predicts token i + 3, and so on. With the text `a b c`, of which the target has
+read `a b`, two layers
+draft the tokens d and e:
+
+    layer 0, entry of b   state of the target at b, embedding of c    predicts d
+    layer 1, entry of b   state of layer 0, embedding of d            predicts e
+
+Where there is only one layer it drafts every token, as in other engines: a chain like EAGLE's.
 """
 
 from __future__ import annotations
@@ -26,14 +32,16 @@ from harness.drafting.unread import Unread
 
 
 class MtpHead(EagleHead):
-    """transformers' own layers in an EAGLE head's place; embedding and output matrix are the
-    target's.
+    """transformers' layers for multi-token prediction, in the place of an EAGLE head's.
 
-    Its configuration has the target's last layer in `layers`, and in `transformer` what
-    `get_mtp_config()` gives.
+    The embedding and the output matrix are the target's.
+
+    In its configuration `layers` is the target's last one, and `transformer` is what
+    `get_mtp_config()` of the target's configuration returns.
     """
 
     def __init__(self, config: EagleConfig, model: MtpModel) -> None:
+        # As `Head` alone: its layers come from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
         self.config = config
         self.layers = model.layers
@@ -53,12 +61,15 @@ class MtpHead(EagleHead):
         return features
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:
-        """Entries of one layer at `cache.positions` [B, n] -> their states [B, n, width],
+        """Write entries of one layer to `cache`, where it has placed them -> their states,
         normalised.
+
+        Args:
+            embedded, states: [B, n, width], the two parts of each entry.
         """
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_of[layer])
         is_seen = cache.causal_mask(self.windows[layer])
-        # Not every attention of transformers takes booleans.
+        # Some attention modules of transformers take no boolean masks.
         unseen = torch.finfo(states.dtype).min
         mask = torch.where(is_seen, 0.0, unseen).to(states.dtype)
         block = self.layers[layer]
@@ -82,8 +93,8 @@ class MtpHead(EagleHead):
 class MtpDrafter(EagleDrafter):
     """Proposes a token from each of several layers.
 
-    Deeper layers read drafted tokens, so that their last entries are provisional. All layers read
-    these again when the tokens are decided.
+    The last entries of deeper layers read tokens that were only drafted. All layers read these
+    entries again when the tokens are decided (`num_reread`).
     """
 
     def __init__(self, head: MtpHead, target: PreTrainedModel, warp: AnyWarp) -> None:
@@ -98,9 +109,9 @@ class MtpDrafter(EagleDrafter):
         return unread.features
 
     def _through_layers(self, unread: Unread, uniforms: Sequence[Tensor]) -> list[Draft]:
-        """Read the new features in every layer, which later needs its own keys and values.
+        """Read the new features in every layer, because each will need its keys and values of them.
 
-        The first layers also draw a token each, with uniforms [B].
+        The first layers also draw a token each, with their own uniforms [B].
         """
         states = unread.features
         tokens = unread.following
@@ -109,7 +120,7 @@ class MtpDrafter(EagleDrafter):
         self.cache.place(unread.starts, states.shape[1])
         for layer in range(len(self.head.layers)):
             states = self.head(self._embed(tokens), states, self.cache, layer)
-            # The next layer pairs them with the tokens one further on.
+            # The next layer pairs its entries with the tokens one further on.
             tokens = tokens.roll(-1, dims=1)
             if layer < len(uniforms):
                 draft = self.draw(self._logits(states[last]), uniforms[layer])

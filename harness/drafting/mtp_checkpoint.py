@@ -104,9 +104,9 @@ class MtpCheckpoint(HeadCheckpoint):
     ) -> MtpHead:
         """Load the stored layers; `stand_in` is a shallow copy of the target.
 
-        transformers takes their directory from the target's configuration. It finds their tensors by
-        the patterns of names that the target's class ignores, which are those of one published depth
-        (`layers.61`).
+        transformers takes their directory from the target's configuration. It finds their tensors
+        by the patterns of names that the target's class ignores, which are those of one published
+        depth (`layers.61`).
         """
         stand_in.config.name_or_path = str(directory)
         stand_in._keys_to_ignore_on_load_unexpected = _patterns(type(stand_in), self.numbers)

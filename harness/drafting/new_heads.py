@@ -22,10 +22,10 @@ from harness.models.checkpoints import Checkpoint
 
 
 def new_head(settings: ModelSettings, target: Checkpoint, kind: HeadKind) -> HeadCheckpoint:
-    """Plan a head for a target, without weights.
+    """Plan a new head for a target: a checkpoint without files.
 
     Raises:
-        SettingError: for a kind of head that cannot be trained from scratch.
+        SettingError: for a kind of head that cannot be trained.
     """
     if not kind.trains:
         raise SettingError("draft", "is a kind of head that distill does not train", settings.name)
@@ -42,8 +42,8 @@ def new_head(settings: ModelSettings, target: Checkpoint, kind: HeadKind) -> Hea
 def initialise(head: Head, target: PreTrainedModel) -> None:
     """Set the weights that training begins with.
 
-    Every matrix of the shape of the target's output matrix begins as a copy of it, an embedding
-    included.
+    Every matrix with the shape of the target's output matrix begins as a copy of it, embeddings
+    too.
     """
     output: Any = target.get_output_embeddings()
     for name, parameter in head.named_parameters():
@@ -59,15 +59,17 @@ def initialise(head: Head, target: PreTrainedModel) -> None:
 
 
 def save_head(checkpoint: HeadCheckpoint, head: Head, directory: Path, dtype: torch.dtype) -> None:
-    """Write configuration and weights in the format they came in, which `draft=` reads."""
+    """Write a head's configuration and weights, in the format of its checkpoint, which `draft=`
+    reads.
+    """
     raw = checkpoint.raw
     state: dict[str, Tensor] = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in head.state_dict().items()
     }
     if head.d2t is not None:
-        # d2t[draft id] is the offset from the draft's id to the target's; t2d says which of the
-        # target's tokens the draft has.
+        # Other engines also want t2d, which says of each of the target's tokens whether the draft
+        # has it; d2t is explained in `blocks.Head`.
         offsets = state["d2t"]
         known = torch.zeros(head.config.vocabulary_size, dtype=torch.bool)
         known[offsets + torch.arange(len(offsets))] = True

@@ -1,22 +1,27 @@
-"""Configurations of heads that are to be trained from nothing, in speculators' format."""
+"""The configuration of a new head, which `distill` will train, in speculators' format.
+
+`HeadKind.new` of the kinds with transformer layers calls this, and adds what the kind needs.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Draft tokens of a head that is trained here: Medusa heads, and one less than the queries of a DFlash block.
+# Draft tokens of a head that is trained here: Medusa heads, and one less than the queries of a
+# DFlash block.
 NUM_TOKENS = 4
 
 
 def speculators_configuration(
     kind: str, style: str, num_layers: int, text: Any, verifier: str
 ) -> tuple[dict[str, Any], list[int]]:
-    """A head with layers as wide as the target's, and the target's layers that it usually reads.
+    """Return the contents of a config.json for layers as wide as the target's, and the layers of
+    the target that such heads usually read.
 
     Args:
-        kind: as speculators calls it.
-        style: of the layers, in transformers' name.
-        num_layers: of the head.
+        kind: speculators' name of the kind, as `eagle3`.
+        style: transformers' name for the style of its layers, `llama` or `qwen3`.
+        num_layers: how many layers the head has.
         text: the target's text configuration.
         verifier: the target's name or repository.
     """

@@ -1,7 +1,8 @@
 """PARD (An et al. 2025, arXiv:2504.18583): a draft model that drafts all tokens in one pass.
 
-It was trained with a mask token in place of tokens that are not known yet. Behind the decided
-tokens of a row follow as many masks as it takes, and each predicts the token after its own place.
+It was trained with a mask token in place of tokens that are not known yet. For K = 3 it reads the
+text `a b` and two masks, and predicts the next three tokens after b, after the first mask and after
+the second. Each is drawn without knowing the others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _KEYS = ("pard_token", "ptd_token_id")
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:
-    """The mask that a draft model was trained with; None for one that drafts token by token."""
+    """Return the mask that a draft model was trained with; None if it drafts token by token."""
     for key in _KEYS:
         token = getattr(config, key, None)
         if token is not None:
@@ -34,7 +35,11 @@ def mask_token(config: PreTrainedConfig) -> int | None:
 
 
 def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
-    """The mask of a draft. Raises SettingError for one outside its vocabulary."""
+    """Return the mask of a draft as `mask_token` does.
+
+    Raises:
+        SettingError: for a mask that is not in the draft's vocabulary.
+    """
     mask: Any = mask_token(config)
     size = config.get_text_config(decoder=True).vocab_size
     if mask is not None and not (type(mask) is int and 0 <= mask < size):
@@ -46,12 +51,12 @@ def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
 class ParallelDrafter(Drafter):
     """Proposes by one pass of a parallel draft model.
 
-    A pass reads the tokens that were decided since the last one, and masks. The masks are dropped at
-    once, so that nothing has to be taken back after a verdict. The host reads no token, so that a
-    loop can work ahead.
+    A pass reads the tokens that were decided since the last one, and masks. The masks are dropped
+    from the cache at once, so that nothing has to be taken back after a verdict. The host reads no
+    token, so that a loop can work ahead.
 
     Args:
-        runner: of the draft model.
+        runner: the draft model's.
         warp: the one applied to the target's logits.
         mask: the token that stands for those not known yet.
         device: the target's, where proposals are used.
@@ -66,8 +71,8 @@ class ParallelDrafter(Drafter):
         self._warp = warp
         self._mask = mask
         self._device = device
-        # Decided tokens [B, n] that the runner has not been fed, the first `_num_unseen` of each
-        # row, and the proposal [B, K].
+        # Tokens [B, n], of which the first `_num_unseen` of each row are decided and unread. After
+        # a verdict that the host has not read, these numbers are `Arriving`.
         self._unseen = torch.empty(0)
         self._num_unseen: Sequence[int] = []
         self._proposed = torch.empty(0)

@@ -171,7 +171,9 @@ class PreparedHead:
         return call
 
     def _eager(self, number: int) -> TensorCall:
-        """Return the eager proposal as a function of tensors: those of `Unread`, then the others."""
+        """Return the eager proposal as a function of tensors: those of `Unread`, then the
+        others.
+        """
         call = self.proposal(number)
 
         def propose(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,7 @@
-"""Drafters without a model: the text of a row alone says what they propose. All of it happens on the host."""
+"""Drafting without a model: what a row's own text, prompt and answer, says that may follow.
+
+`lookup` and `suffix` (`menu/methods/`) are two kinds of `Text`. All of it happens on the host.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,28 @@ from harness.decoding.transfer import padded, to_device, to_host
 
 
 class Text(Protocol):
-    """The tokens of one row, indexed so that a proposal takes the same time after any number of them."""
+    """The tokens of one row, indexed so that a proposal takes the same time after any number of
+    them.
+    """
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append decided tokens."""
 
     def continuation(self, most: int) -> list[int]:
-        """Up to `most` tokens that may follow, none without a guess."""
+        """Return up to `most` tokens that may follow; none without a guess."""
 
 
 class TextDrafter(Drafter):
-    """Proposes deterministically what each row's text says.
-
-    `least` may be set to the number of tokens that a text must have; one with fewer proposes
-    nothing. Whether a row has that many does not depend on K, and so not on the other rows.
+    """Proposes what each row's text says, which is deterministic.
 
     Args:
-        new_text: makes an empty text.
-        device: the target's.
+        new_text: makes the empty text of a row.
+        device: the target's, where proposals are used.
         begin_batch: called before the texts of a new batch are made.
+
+    Attributes:
+        least: how many tokens a text must offer; with fewer it proposes nothing. A hybrid sets it.
+            Whether a text offers as many does not depend on K, and so not on the other rows.
     """
 
     layers = ()
@@ -70,7 +76,7 @@ class TextDrafter(Drafter):
         self._read_proposed = lambda: proposed
         lengths = [len(found) for found in proposed]
         width = max(lengths)
-        # In one list, which `to_device` copies fastest.
+        # One flat list is what `to_device` copies fastest.
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
 
@@ -83,9 +89,9 @@ class TextDrafter(Drafter):
         return found[:most] if len(found) >= self.least else []
 
     def replace(self, tokens: Tensor) -> None:
-        """Learn that tokens [B, K] are proposed, whoever guessed them.
+        """Learn that tokens [B, K] are proposed, some of them by another drafter.
 
-        They are read with the verdict: reading them now would wait for a draft.
+        The host reads them with the verdict: reading them now would wait for the draft.
         """
         self._read_proposed = to_host(tokens)
 

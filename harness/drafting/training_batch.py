@@ -1,4 +1,8 @@
-"""Batches of texts that drafts are trained on, with the target's distributions over them."""
+"""Batches of texts that drafts are trained on, with the target's distributions over them.
+
+`distill` (`training/`) makes them of the target's own answers; the loss of each kind of head reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The weight of a loss at each step ahead, as a share of the step before: verification reaches later
-# draft tokens less often.
+# The weight of the loss of each further draft token, as a share of the one before: verification
+# reaches later draft tokens less often.
 DECAY = 0.8
 
 
@@ -51,14 +55,14 @@ class TrainingBatch:
     def loss(
         self, logits: Tensor, ahead: int, first: int = 0, known_tokens: Tensor | None = None
     ) -> Tensor:
-        """Return the cross-entropy of logits [B, m, V of the draft].
+        """Return the mean cross-entropy of logits [B, m, V of the draft].
 
-        Entry i of the logits predicts the token after token i + `ahead`: with ahead=1, entry 0
-        learns the target's distribution after token 1.
+        Entry i of the logits learns the target's distribution after token i + `ahead`: with
+        ahead=1, entry 0 learns the one after token 1, which is of token 2.
 
         Args:
             first: entries before this one do not count.
-            known_tokens: the target's ids of the draft's vocabulary, if it is smaller.
+            known_tokens: [V of the draft], the target's tokens that the draft has; None for all.
         """
         end = self.tokens.shape[1] - ahead
         return soft_loss(
@@ -75,11 +79,12 @@ def soft_loss(
     weights: Tensor,
     known_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy of logits [..., V], with weights [...].
+    """Return the mean cross-entropy of logits [..., V of the draft], with weights [...].
 
     Args:
-        target_probabilities: [..., V], the target's distributions.
-        known_tokens: as of `TrainingBatch.loss`. The target's mass of other tokens is not learned.
+        target_probabilities: [..., V], the distributions to be learned.
+        known_tokens: as of `TrainingBatch.loss`. What the target gives to other tokens is not
+            learned.
     """
     if known_tokens is not None:
         target_probabilities = target_probabilities[..., known_tokens]

@@ -96,7 +96,9 @@ class _Row:
     offered: list[int] = field(default_factory=list)
 
     def append(self, decided: Sequence[int], translation: Translation) -> list[int]:
-        """Translate the target's decided tokens -> those of the draft, if the text is complete."""
+        """Translate the target's decided tokens -> those of the draft, none while the text ends
+        within a character.
+        """
         waiting = [*self.untranslated, *decided]
         translated = translation.into_draft(waiting)
         self.untranslated = [] if translated else waiting
@@ -108,6 +110,7 @@ class TranslatedDrafter(Drafter):
 
     Args:
         runner: the draft model's, with its own vocabulary.
+        translation: between the target's tokens and the draft's.
         warp: the warp for the target's logits.
         device: the target's, where proposals are used.
     """

@@ -1,5 +1,8 @@
 """Translations between two tokenizers: their common tokens, and the text of one as the other's
 tokens.
+
+A draft model whose tokenizer differs from the target's drafts through a `Translation`
+(`translated`).
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ def translation(
 ) -> Translation:
     """Return the translation between a target's tokenizer and a draft's.
 
-    `target_vocabulary_size` is the width of the target's logits.
+    Args:
+        target_vocabulary_size: the width of the target's logits.
     """
     draft_tokens = _tokens_by_bytes(draft)
     common: dict[int, int] = {}
@@ -121,7 +125,8 @@ def translation(
 
 
 def _ends_within_character(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> bool:
-    # A character has at most four bytes, and each may be a token.
+    """Return whether the text of a few tokens ends within a character of several bytes."""
+    # A character has at most four bytes, and each may be a token of its own.
     may_be_incomplete = 0 < len(tokens) < 4
     return may_be_incomplete and _text(tokenizer, tokens).endswith(_BROKEN)
 
@@ -137,8 +142,9 @@ def _reread(
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    # Some tokenizers drop the space of a text's first token, so the tokens are decoded after a copy
-    # of their first, whose text is then cut off.
+    """Return the text of tokens from the middle of a text."""
+    # Some tokenizers drop the space before the first token of a text. So the first token is put in
+    # front once more, and its own text is cut off again.
     first = list(tokens[:1])
     whole = _decoded(tokenizer, [*first, *tokens])
     return whole[len(_decoded(tokenizer, first)) :]
@@ -175,6 +181,7 @@ def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
 
 
 def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return a token for an empty prompt: one that begins or ends texts, where there is one."""
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)

@@ -101,7 +101,9 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(width, config.selector_rank, bias=False)
 
     def scores(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """Score candidates [..., C] after tokens `before` [...]; projected states are [..., rank]."""
+        """Score candidates [..., C] after tokens `before` [...]; projected states are [...,
+        rank].
+        """
         context = self.predecessor_codebook[before] * projected
         successors = self.successor_codebook[candidates]
         return (successors @ context.unsqueeze(-1)).squeeze(-1)

@@ -52,7 +52,9 @@ class SparkDrafter(BlockDrafter):
     head: SparkHead
 
     def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
-        """See `BlockDrafter.draw_block`. The tokens are offered as far as they are likely enough."""
+        """See `BlockDrafter.draw_block`. The tokens are offered as far as they are likely
+        enough.
+        """
         logits = self._logits(states)
         drawn: list[Draft] = []
         before = anchor
