@@ -1,3 +1,1 @@
-"""Drafters: the ways to propose tokens, one per file. Each implements
-`decoding.protocols.Drafter`.
-"""
+"""The ways to propose tokens. Each drafter implements `decoding.protocols.Drafter`."""

@@ -88,8 +88,8 @@ def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """Return a model of the first `num_layers` layers of another, with its norm and its head.
 
     Both have the same modules, and the other model stays as it is. Only one of the two may return
-    hidden states: transformers' hooks for them are on the shared layers, and each model would add its
-    own.
+    hidden states: transformers' hooks for them are on the shared layers, and each model would add
+    its own.
 
     Raises:
         SettingError: for a model whose list of layers is not found.

@@ -44,17 +44,6 @@ class Draft(NamedTuple):
     logits: Tensor
     lengths: Tensor | None = None
 
-    def first_tokens(self, count: int) -> Draft:
-        """Return the first `count` tokens of each row; a prepared proposal may have more."""
-        if self.tokens.shape[1] <= count:
-            return self
-        return Draft(
-            self.tokens[:, :count],
-            self.probabilities[:, :count],
-            self.logits[:, :count],
-            self.lengths,
-        )
-
 
 class PreparedDrafts(Protocol):
     """A head's whole proposals as prepared calls: `PreparedHead`, or `PreparedTrees` for trees.
@@ -150,11 +139,13 @@ class HeadDrafter(Drafter):
         self, num_draft_tokens: int, uniforms: Tensor, prepared: PreparedDrafts | None
     ) -> Proposal:
         outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
-        drafted = Draft(*outputs).first_tokens(num_draft_tokens)
-        self._proposed = drafted.tokens
+        drafted = Draft(*outputs)
+        # A prepared proposal may have more tokens.
+        tokens = drafted.tokens[:, :num_draft_tokens]
+        probabilities = drafted.probabilities[:, :num_draft_tokens]
         lengths = None if drafted.lengths is None else drafted.lengths.tolist()
-        tokens = drafted.tokens.to(self._home)
-        return Proposal(tokens, drafted.probabilities.to(self._home), lengths)
+        self._proposed = tokens
+        return Proposal(tokens.to(self._home), probabilities.to(self._home), lengths)
 
     def _run(
         self,

@@ -28,7 +28,7 @@ _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
 
 
 def fetch(settings: ModelSettings, name: str) -> Path | None:
-    """A file of the repository, downloaded if need be; None if the repository has no such file."""
+    """Return a file of the repository, downloaded if need be; None if it has no such file."""
     path = cached_file(
         settings.repository,
         name,
@@ -39,18 +39,22 @@ def fetch(settings: ModelSettings, name: str) -> Path | None:
 
 
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
-    """The repository's config.json; empty if it has none, or none within reach."""
+    """Return the contents of the repository's config.json; {} if there is none, or none within
+    reach.
+
+    Then the draft is no head, and `read_checkpoint` says why it is no model either.
+    """
     try:
         check_model_access(settings)
         path = fetch(settings, "config.json")
         content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
-    except Exception:  # `read_checkpoint` says why
+    except Exception:
         return {}
 
 
 def find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
-    """The files with the tensors of a head of this kind.
+    """Return the files with the tensors of a head of this kind.
 
     Raises:
         SettingError: the repository has none of the files that the kind can have.
@@ -69,7 +73,7 @@ def find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
 
 
 def _find_shards(settings: ModelSettings, index: Path) -> tuple[Path, ...]:
-    """The files that an index names. Raises SettingError where one of them is absent."""
+    """Return the files that an index names. Raises SettingError where one of them is absent."""
     shards: list[Path] = []
     for name in sorted(set(read_weight_map(settings, "draft", index).values())):
         path = fetch(settings, name)
@@ -80,7 +84,14 @@ def _find_shards(settings: ModelSettings, index: Path) -> tuple[Path, ...]:
 
 
 def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str, str]:
-    """The file of each tensor, by an index. Raises RunError for an index that is damaged."""
+    """Return the file of each tensor, by an index.
+
+    Args:
+        role: `draft` or `model`, for the message.
+
+    Raises:
+        RunError: for an index that is damaged.
+    """
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         is_whole = isinstance(weight_map, dict)
@@ -128,21 +139,21 @@ def _read_safetensors(file: Path, device: str) -> dict[str, Tensor]:
 
 
 def _on_meta(part: Any) -> Tensor:
-    """A stored tensor's shape on the meta device, with the kind of its numbers."""
+    """Return a stored tensor's shape on the meta device, as floating-point numbers or integers."""
     is_floating_point = part.get_dtype().startswith(("F", "BF"))
     dtype = torch.float32 if is_floating_point else torch.long
     return torch.empty(part.get_shape(), dtype=dtype, device="meta")
 
 
 def _is_state(loaded: object) -> bool:
-    """Whether the content of a file is tensors by name."""
+    """Return whether the contents of a file are tensors by name."""
     return isinstance(loaded, dict) and all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
     )
 
 
 def _under_module_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that the modules need, with the modules' names."""
+    """Return the tensors that the modules need, under the modules' names."""
     used: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if not any(unused in name for unused in _UNUSED):

@@ -19,7 +19,8 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.failures import first_line
 from harness.models.tokenizers import vocabulary_size
 
-# The shape of each stored tensor, by its name.
+# The shape of each stored tensor, by its name. Where a function takes it, None stands for a head
+# with random weights, of which only the configuration is read.
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Bounds of numbers in a head's configuration, far above those of published heads: beyond them a
@@ -67,13 +68,14 @@ _WORDS = ("model_type", "markov_head_type")
 
 @dataclass(frozen=True)
 class StoredHead:
-    """A head's configuration as its writer stored it, for a target.
+    """A head's configuration as its writer stored it, and the target that it must match.
 
     Attributes:
-        settings: as the user gave them.
+        settings: the draft's, as the user gave them.
         target: the model that the head must match.
-        raw: the stored configuration.
-        layers: hidden states of the target that override those that the configuration names.
+        raw: the contents of config.json.
+        layers: `draft.layers`, indices into the target's hidden states that override those of the
+            configuration; None for these. 0 is the embedding, i what comes out of layer i.
     """
 
     settings: ModelSettings
@@ -82,10 +84,10 @@ class StoredHead:
     layers: Sequence[int] | None = None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
-        """Fields of `HeadConfig` that follow from the target alone.
+        """Return the fields of `HeadConfig` that follow from the target alone.
 
         Args:
-            usual_layers: the hidden states that it reads unless the user says otherwise.
+            usual_layers: the hidden states that the head reads unless the user says otherwise.
         """
         text = self.target.config.get_text_config(decoder=True)
         layers = tuple(usual_layers if self.layers is None else self.layers)
@@ -102,12 +104,12 @@ class StoredHead:
         }
 
     def layered(self, shapes: Shapes | None, usually_stored: Collection[str]) -> dict[str, Any]:
-        """Fields of a head with transformer layers, checked against the target.
+        """Return the fields of `HeadConfig` for a head with transformer layers, checked against the
+        target.
 
         Args:
-            shapes: of the stored tensors; None where no weights are needed.
-            usually_stored: which of `embed_tokens` and `lm_head` its writer stores, for a head
-                without `shapes`.
+            usually_stored: which of `embed_tokens` and `lm_head` the head's writer stores, for a
+                head without `shapes`.
         """
         text = self.target.config.get_text_config(decoder=True)
         sizes = self.sizes(self.layer_ids(text.num_hidden_layers))
@@ -149,8 +151,10 @@ class StoredHead:
                 )
 
     def layer_ids(self, num_layers: int) -> list[int]:
-        """The hidden states that it reads; z-lab and DeepSpec count layers' outputs, the others
-        inputs.
+        """Return which hidden states the head reads, 0 for the embedding.
+
+        z-lab and DeepSpec count from the output of the first layer instead, which is hidden state
+        1.
         """
         raw = self.raw
         nested = raw.get("eagle_config") or {}
@@ -167,7 +171,7 @@ class StoredHead:
         return [2, num_layers // 2, num_layers - 3]
 
     def transformer(self) -> PreTrainedConfig:
-        """The configuration of the head's own layers."""
+        """Return the configuration of the head's own layers."""
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
         style = raw.get("model_type", "qwen3" if nested else "llama")
@@ -182,18 +186,22 @@ class StoredHead:
             raise self.refused(rule) from error
 
     def token(self, key: str, token: Any) -> int:
-        """A token of the configuration. Raises SettingError for one outside the vocabulary."""
+        """Return a token that the configuration names by `key`, once it is known to be one.
+
+        Raises:
+            SettingError: if it is not in the target's vocabulary.
+        """
         if not isinstance(token, int) or not 0 <= token < vocabulary_size(self.target.config):
             raise self.refused(f"names no {key} in the vocabulary ({token})")
         return token
 
     @property
     def target_name(self) -> str:
-        """The target as it is typed."""
+        """The target as the user types it."""
         return f"model={self.target.settings.name}"
 
     def refused(self, rule: str) -> SettingError:
-        """The error for a head that breaks a rule."""
+        """Return the error for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
 
 
@@ -211,7 +219,7 @@ def check_types(stored: StoredHead, raw: Mapping[str, Any]) -> None:
 
 
 def _broken_rule(key: str, value: Any) -> str | None:
-    """The rule that a value of a head's configuration breaks; None where it breaks none."""
+    """Return the rule that a value of a head's configuration breaks; None where it breaks none."""
     if key in _BOUNDS:
         low, high = _BOUNDS[key]
         if type(value) is not int or not low <= value <= high:

@@ -1,7 +1,9 @@
 """Draft heads before and after their weights load: which repositories are heads, of which kind, and
 for which target.
 
-A head must match its target exactly, down to the shape of every tensor.
+`read_head` decides that from a repository's config.json and the names and shapes of its tensors;
+its `HeadCheckpoint` is planned with (`sketch`), and later loads the module (`load`). A head must
+match its target exactly, down to the shape of every tensor.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class HeadCheckpoint:
 
     Attributes:
         kind: the record of its kind.
-        settings: as the user gave them.
-        files: the files with its tensors; none for random weights.
-        raw: the configuration as it is stored.
+        settings: the draft's, as the user gave them.
+        config: its sizes and options, checked against the target.
+        files: the files with its tensors; empty for random weights.
+        raw: the contents of its config.json, which `distill` writes again.
     """
 
     kind: HeadKind
@@ -74,7 +77,7 @@ class HeadCheckpoint:
             raise SettingError("draft", rule, self.settings.name) from error
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """Its sizes.
+        """Return its sizes.
 
         The target's output matrix, if the head uses it, counts as bytes that a pass reads, and not
         as memory.
@@ -108,7 +111,7 @@ class HeadCheckpoint:
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
-        """The head on a device.
+        """Return the head on a device.
 
         Args:
             dtype: of the target's hidden states.
@@ -116,8 +119,9 @@ class HeadCheckpoint:
                 are in the target's own checkpoint.
 
         Raises:
-            RunError: a file that cannot be read; a d2t that names a token twice, or one that does
-                not exist.
+            RunError: a file that cannot be read; a d2t (see `blocks.Head`) that names a token
+            twice,
+                or one that does not exist.
         """
         module = self.build()
         if self.files:
@@ -139,7 +143,7 @@ class HeadCheckpoint:
         return module.eval().requires_grad_(False)
 
     def _random(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of random weights, the same in every run and process."""
+        """Return a tensor of random weights, the same in every run and process."""
         if not tensor.is_floating_point():
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
         seeded = f"{self.settings.repository} {self.kind.name} {name}"
@@ -162,12 +166,13 @@ def read_head(
     layers: Sequence[int] | None = None,
     weights: bool = True,
 ) -> HeadCheckpoint | None:
-    """The head that a repository holds; None where it holds no head, or nothing that can be read.
+    """Return the head that a repository holds; None where it holds no head, or nothing that can be
+    read.
 
     Args:
         target: the model that the head must match.
         kinds: the kinds of heads that are known.
-        layers: indices into the target's hidden states that override the configuration's.
+        layers: `draft.layers`, as `StoredHead.layers`.
         weights: False for random weights: the configuration alone then says which tensors the head
             has.
 

@@ -154,6 +154,7 @@ class PreparedHead:
         self._inputs[_Shape(size, number)] = tuple(tensor.shape for tensor in inputs)
         call = self._eager(number)
         if self._compiled:
+            # Two steps, because no process of a split model may begin a pass before all are ready.
             compiler = functools.partial(compile_call, model=self._drafter.head)
             with refusing(CompilationError, "cannot be compiled"):
                 call = FixedCall(call, inputs, compiler=compiler)

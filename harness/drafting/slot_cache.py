@@ -1,4 +1,9 @@
-"""The cache of a draft head, with one slot per position."""
+"""The cache of a draft head, with one slot for each position.
+
+Say a row has entries in the slots 0 to 4, and a proposal writes three drafted tokens to 5, 6 and 7.
+If the verdict accepts one of them, the next proposal writes from 6 on. What is left in 7 is
+overwritten before any query may see it, so nothing is ever removed.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,9 @@ SPARE_SLOTS = 256
 class SlotCache:
     """Keys and values of a head's layers: the entry at position p of a row is in slot p.
 
-    Every query says which slots it sees. So entries that were made from rejected tokens need no
-    removal: they are overwritten before their positions are seen.
-
-    The buffers may have more rows than the batch; `update` returns only the batch's.
+    A head's drafter calls `place`, and then the head's layers call `update` and ask for a mask of
+    the slots that each query sees. The buffers may have more rows than the batch; `update` returns
+    only the batch's.
 
     Attributes:
         positions: [B, n], the positions of the entries that `update` writes next.
@@ -80,14 +84,9 @@ class SlotCache:
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the layer's buffers, large enough for `num_slots` and the rows of these keys."""
         num_rows = len(keys)
-        num_slots = self.num_slots + self._num_spare
-        if layer not in self._layers:
-            new_keys = _enlarged(keys[:0], num_rows, num_slots)
-            new_values = _enlarged(values[:0], num_rows, num_slots)
-            self._layers[layer] = new_keys, new_values
-            return self._layers[layer]
-        old_keys, old_values = self._layers[layer]
+        old_keys, old_values = self._layers.get(layer, (keys[:0], values[:0]))
         if len(old_keys) < num_rows or old_keys.shape[2] < self.num_slots:
+            num_slots = self.num_slots + self._num_spare
             new_keys = _enlarged(old_keys, num_rows, num_slots)
             new_values = _enlarged(old_values, num_rows, num_slots)
             self._layers[layer] = new_keys, new_values

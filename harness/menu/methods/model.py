@@ -108,6 +108,7 @@ class ModelDraftSettings(SampledDraftSettings):
             object.__setattr__(self, "rates", rates)
         possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
         require(possible, "rates", "must be a list of numbers in [0, 1]", rates)
+        require(rates[0] > 0, "rates", "must begin with a number above 0", rates)
 
     @property
     def most_nodes(self) -> int:
