@@ -3,7 +3,7 @@
 Each layer convolves the inputs and the outputs of its attention and of its MLP over the positions
 of a block. At every position the selector keeps the likeliest tokens and adds to their logits how
 well each follows the token before, so that tokens are drawn one after the other without another
-pass.
+pass. A "state" below is what comes out of the last layer at a position, and predicts a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.drafting.tree_growth import Predictor
 from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 
-# The settings of a new head, as of those that are published.
+# The settings of a new head: those of published heads.
 _NUM_TAPS = 2
 _GROUP_SIZE = 16
 _RANK = 256
@@ -53,10 +53,12 @@ class SelectorConfig(BlockConfig):
 
 
 class Convolutions(nn.Module):
-    """Two convolutions over a block's positions: of the input and the output of a part of a layer.
+    """Two convolutions over a block's positions: of the input and of the output of a part of a
+    layer.
 
-    A kernel is a fixed number per tap and channel, plus one per tap and group of channels that the
-    part's input at the same position gives.
+    With two taps, what comes out at a position is kernel[0] times its own state plus kernel[1]
+    times the state before it, channel by channel. The kernel is `base_kernel`, plus what
+    `kernel_projection` makes of the part's input at the position, for each group of channels.
     """
 
     def __init__(self, config: SelectorConfig) -> None:
@@ -70,6 +72,7 @@ class Convolutions(nn.Module):
 
     def around(self, part: Any, inputs: Tensor) -> Tensor:
         """Convolve inputs [B, block, width], apply `part`, and convolve what it returns."""
+        # [B, block, 2, taps, groups], for the input and for the output.
         by_group = self.kernel_projection(inputs).unflatten(-1, (2, self._num_taps, -1))
         kernels = self.base_kernel + by_group.repeat_interleave(self._group_size, dim=-1)
         of_input, of_output = kernels.unbind(2)
@@ -79,7 +82,7 @@ class Convolutions(nn.Module):
 def _convolved(states: Tensor, kernel: Tensor) -> Tensor:
     """Convolve states [B, block, width] by a kernel [B, block, taps, width].
 
-    Positions before the block are zeros.
+    Before the first position of the block there are zeros.
     """
     length = states.shape[1]
     total = torch.zeros_like(states)
@@ -90,7 +93,10 @@ def _convolved(states: Tensor, kernel: Tensor) -> Tensor:
 
 
 class Selector(nn.Module):
-    """Scores how well a token follows another one, given the state that predicts it."""
+    """Scores how well a token follows another one, given the state that predicts it.
+
+    A score is the sum over the rank of predecessor, projected state and successor.
+    """
 
     def __init__(self, config: SelectorConfig) -> None:
         super().__init__()
@@ -136,11 +142,11 @@ class SelectorDrafter(BlockDrafter):
 
 @dataclass(frozen=True)
 class _Choice:
-    """The candidates at each position of a block, and how they follow other tokens.
+    """The C candidates at each of K positions, before it is known which token each follows.
 
     Attributes:
-        projected: [B, K, rank] of the states.
-        likeliest, candidates: [B, K, C], logits and tokens.
+        projected: [B, K, rank], the states as the selector reads them.
+        likeliest, candidates: [B, K, C], the logits of the candidates, and their tokens.
         vocabulary_size: V.
     """
 
@@ -151,7 +157,9 @@ class _Choice:
     vocabulary_size: int
 
     def after(self, place: int, before: Tensor) -> Tensor:
-        """Return logits [B, n, V] at a position, after tokens [B, n]."""
+        """Return logits [B, n, V] at a position after each of n tokens `before` [B, n]; tokens that
+        are no candidates have minus infinity.
+        """
         num_rows, count = before.shape
         candidates = self.candidates[:, place : place + 1].expand(-1, count, -1)
         following = self.selector.scores(self.projected[:, place : place + 1], before, candidates)
@@ -193,7 +201,9 @@ class SelectorHead(BlockHead):
         return states + layer.mlp_conv.around(layer.mlp, normed)
 
     def initialise(self) -> None:
-        """See `Head.initialise`: it begins as a DFlash head."""
+        """See `Head.initialise`. It begins as a DFlash head: the first tap passes a state on as it
+        is, and all scores are 0.
+        """
         for part in self.modules():
             if isinstance(part, Convolutions):
                 nn.init.zeros_(part.kernel_projection.weight)
@@ -203,7 +213,9 @@ class SelectorHead(BlockHead):
         nn.init.zeros_(self.candidate_selector.successor_codebook)
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """The loss of the logits, and of the selector's choice after the tokens of the text."""
+        """Return the loss of the logits, plus that of the selector's scores of the candidates, each
+        after the token that precedes it in the text.
+        """
         blocks = self.pass_blocks(batch, embedding)
         logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
         selector = self.candidate_selector
@@ -256,7 +268,7 @@ class DFlash2(DFlash):
         }, shapes
 
     def vllm(self) -> dict[str, Any]:
-        """See `HeadKind.vllm`: it tells both versions apart by itself."""
+        """See `HeadKind.vllm`. vLLM tells DFlash and DFlash 2 apart by itself."""
         return HeadKind.vllm(self) | {"method": "dflash"}
 
 

@@ -1,6 +1,8 @@
-"""JetSpec (arXiv:2606.18394): a DFlash head whose queries see only those of the block before them.
+"""JetSpec (arXiv:2606.18394): a DFlash head whose queries see only those before them in the block.
 
-So what it predicts at a place does not depend on how many masks follow. Its authors draft trees.
+So what it predicts at a place does not depend on how many masks follow. Its authors draft trees
+with it. Only the stored configuration differs from DFlash: `BlockConfig.causal` makes the
+attention.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from harness.drafting.kinds.dflash import DFlash
 
 
 class JetSpec(DFlash):
-    """JetSpec, as its authors store it: z-lab's format with `causal_head`."""
+    """JetSpec, as its authors store it: in z-lab's format, with `causal_head`."""
 
     name = "jetspec"
 
