@@ -110,6 +110,29 @@ class HeadDrafter(Drafter):
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
 
+    @abstractmethod
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
+
+        It never waits for the device, and changes nothing but the entries of `cache`. Its first
+        `cache.num_slots` slots are those that it may write and see.
+        """
+
+    def read(self, unread: Unread) -> Any:
+        """Read the features into the cache; a head without one has nothing to do."""
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """Return how many slots behind the unread features a proposal may write."""
+        return num_draft_tokens
+
+    def num_drafted(self, number: int) -> int:
+        """Return how many of `number` tokens, or levels of a tree, the head can draft."""
+        return number
+
+    def most_unread(self, number: int) -> int:
+        """Return how many features a row can have unread after a verdict over `number` tokens."""
+        return self.num_reread + number + 1
+
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
@@ -122,12 +145,14 @@ class HeadDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
+        # Where the target's tokens are, and proposals are wanted.
         self._home = step.hidden.device
         self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
         self.cache.ensure_rows(len(self._unread.counts))
         self._propose_nothing()
 
     def _propose_nothing(self) -> None:
+        """Forget the last proposal: a verdict that follows is over no draft tokens."""
         num_rows = len(self._unread.counts)
         self._proposed = torch.empty(num_rows, 0, dtype=torch.long, device=self.device)
 
@@ -190,10 +215,6 @@ class HeadDrafter(Drafter):
         with without_cudnn():
             return call(unread, *inputs)
 
-    def most_unread(self, number: int) -> int:
-        """Return how many features a row can have unread after a verdict over `number` tokens."""
-        return self.num_reread + number + 1
-
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
         """See `FollowingDrafter.replace`. Features do not depend on who proposed a token."""
         self._proposed = tokens.to(self.device)
@@ -212,25 +233,6 @@ class HeadDrafter(Drafter):
         self.cache.select(index)
         self._unread.select(rows, index)
         self._propose_nothing()
-
-    @abstractmethod
-    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
-
-        It never waits for the device, and changes nothing but the entries of `cache`. Its first
-        `cache.num_slots` slots are those that it may write and see.
-        """
-
-    def read(self, unread: Unread) -> Any:
-        """Read the features into the cache; a head without one has nothing to do."""
-
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """Return how many slots behind the unread features a proposal may write."""
-        return num_draft_tokens
-
-    def num_drafted(self, number: int) -> int:
-        """Return how many of `number` tokens, or levels of a tree, the head can draft."""
-        return number
 
     def _read_early(self) -> None:
         """Read all features now. The last one of each row is read again with those that follow."""

@@ -23,7 +23,8 @@ vLLM counts from each query in both formats. `jetspec`, `dspark` and `dflash2` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,9 +43,9 @@ from harness.drafting.block_formats import (
     is_speculators,
 )
 from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import Draft, HeadDrafter
+from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
 from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
@@ -153,6 +154,47 @@ class BlockTrees(HeadTrees, BlockDrafter):
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         _, states = self.block(unread, depth)
         return MarginalPredictor(self.over_vocabulary(self._logits(states), -torch.inf))
+
+
+class SequentialDrafter(BlockDrafter):
+    """Draws the tokens of a block one after the other, without another pass (DSpark, DFlash 2).
+
+    Each depends on the state at its place, and on the token before it.
+    """
+
+    @abstractmethod
+    def logits_after(self, states: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """Return a function of a place in a block and of tokens [B, n] that may come before it.
+
+        It returns logits [B, n, V of the head] of the token at that place after each of them, or
+        [B, 1, V of the head] if the same follows each.
+
+        Args:
+            states: [B, K, width], of the K places.
+        """
+
+    def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
+        logits_after = self.logits_after(states)
+        drawn: list[Draft] = []
+        before = anchor
+        for place in range(states.shape[1]):
+            logits = logits_after(place, before.unsqueeze(1)).squeeze(1)
+            drawn.append(self.draw(logits, uniforms[:, place]))
+            before = drawn[-1].tokens
+        return stacked(drawn)
+
+
+class SequentialTrees(HeadTrees, SequentialDrafter):
+    """Proposes trees with a head whose tokens are drawn one after the other."""
+
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        anchor, states = self.block(unread, depth)
+        logits_after = self.logits_after(states)
+
+        def after(level: int, tokens: Tensor) -> Tensor:
+            return self.over_vocabulary(logits_after(level, tokens), -torch.inf)
+
+        return TokenPredictor(anchor, after)
 
 
 class BlockHead(LayeredHead):

@@ -9,7 +9,7 @@ pass. A "state" below is what comes out of the last layer at a position, and pre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from harness.drafting.block_formats import LeftOut, block_fields, has_selector, is_speculators
-from harness.drafting.head_drafter import Draft, stacked
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, TokenPredictor
-from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
+from harness.drafting.kinds.dflash import (
+    BlockConfig,
+    BlockHead,
+    DFlash,
+    SequentialDrafter,
+    SequentialTrees,
+)
 from harness.drafting.training_batch import TrainingBatch, soft_loss
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
 from harness.menu.head_kind import HeadKind
 
 # The settings of a new head: those of published heads.
@@ -115,65 +117,32 @@ class Selector(nn.Module):
         return (successors @ context.unsqueeze(-1)).squeeze(-1)
 
 
-class SelectorDrafter(BlockDrafter):
+class SelectorDrafter(SequentialDrafter):
     """Proposes with a DFlash 2 head."""
 
     head: SelectorHead
 
-    def draw_block(self, last: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
-        """See `BlockDrafter.draw_block`. Tokens that are no candidates have no probability."""
-        choice = self.choice(states)
-        drawn: list[Draft] = []
-        before = last
-        for place in range(states.shape[1]):
-            scores = choice.after(place, before.unsqueeze(1)).squeeze(1)
-            drawn.append(self.draw(scores, uniforms[:, place]))
-            before = drawn[-1].tokens
-        return stacked(drawn)
-
-    def choice(self, states: Tensor) -> _Choice:
-        """Return the candidates that follow states [B, K, width]."""
+    def logits_after(self, states: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """See `SequentialDrafter.logits_after`. Other tokens than the candidates have -inf."""
         logits = self._logits(states).float()
-        likeliest, candidates = logits.topk(self.head.config.num_candidates)
         selector = self.head.candidate_selector
+        # [B, K, C], and [B, K, rank].
+        likeliest, candidates = logits.topk(self.head.config.num_candidates)
         projected = selector.hidden_projection(states)
-        return _Choice(selector, projected, likeliest, candidates, logits.shape[-1])
+
+        def after(place: int, before: Tensor) -> Tensor:
+            here = slice(place, place + 1)
+            num_rows, count = before.shape
+            tokens = candidates[:, here].expand(-1, count, -1)
+            scores = likeliest[:, here] + selector.scores(projected[:, here], before, tokens)
+            every_token = scores.new_full((num_rows, count, logits.shape[-1]), -torch.inf)
+            return every_token.scatter_(-1, tokens, scores)
+
+        return after
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The C candidates at each of K positions, before it is known which token each follows.
-
-    Attributes:
-        projected: [B, K, rank], the states as the selector reads them.
-        likeliest, candidates: [B, K, C], the logits of the candidates, and their tokens.
-        vocabulary_size: V.
-    """
-
-    selector: Selector
-    projected: Tensor
-    likeliest: Tensor
-    candidates: Tensor
-    vocabulary_size: int
-
-    def after(self, place: int, before: Tensor) -> Tensor:
-        """Return logits [B, n, V] at a position after each of n tokens `before` [B, n]; tokens that
-        are no candidates have minus infinity.
-        """
-        num_rows, count = before.shape
-        candidates = self.candidates[:, place : place + 1].expand(-1, count, -1)
-        following = self.selector.scores(self.projected[:, place : place + 1], before, candidates)
-        likeliest = self.likeliest[:, place : place + 1] + following
-        scores = likeliest.new_full((num_rows, count, self.vocabulary_size), -torch.inf)
-        return scores.scatter_(-1, candidates, likeliest)
-
-
-class SelectorTrees(HeadTrees, SelectorDrafter):
+class SelectorTrees(SequentialTrees, SelectorDrafter):
     """Proposes trees with a DFlash 2 head."""
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        last, states = self.block(unread, depth)
-        return TokenPredictor(last, self.choice(states).after)
 
 
 class SelectorHead(BlockHead):

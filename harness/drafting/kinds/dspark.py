@@ -8,7 +8,7 @@ A head may lack either of the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,15 @@ from harness.drafting.block_formats import (
     is_spark,
     is_speculators,
 )
-from harness.drafting.head_drafter import Draft, stacked
+from harness.drafting.head_drafter import Draft
 from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, TokenPredictor
-from harness.drafting.kinds.dflash import BlockConfig, BlockDrafter, BlockHead, DFlash
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
+from harness.drafting.kinds.dflash import (
+    BlockConfig,
+    BlockHead,
+    DFlash,
+    SequentialDrafter,
+    SequentialTrees,
+)
 
 # The rank of a Markov head that a configuration in speculators' format leaves out.
 _USUAL_RANK = 256
@@ -46,30 +49,26 @@ class SparkConfig(BlockConfig):
     confidence_markov: bool = False
 
 
-class SparkDrafter(BlockDrafter):
+class SparkDrafter(SequentialDrafter):
     """Proposes with a DSpark head."""
 
     head: SparkHead
 
     def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
-        """See `BlockDrafter.draw_block`. The tokens are offered as far as they are likely
-        enough.
-        """
-        logits = self._logits(states)
-        drawn: list[Draft] = []
-        before = anchor
-        for place in range(states.shape[1]):
-            biased = self.biased(logits[:, place], before)
-            drawn.append(self.draw(biased, uniforms[:, place]))
-            before = drawn[-1].tokens
-        return self._offer(anchor, states, stacked(drawn))
+        return self._offer(anchor, states, super().draw_block(anchor, states, uniforms))
 
-    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Add the bias after the tokens `before` [...] to logits [..., V of the head]."""
-        if self.head.markov_head is None:
-            return logits
-        bias = self.head.markov_head["markov_w2"](self.head.markov_head["markov_w1"](before))
-        return logits + bias[..., : logits.shape[-1]]
+    def logits_after(self, states: Tensor) -> Callable[[int, Tensor], Tensor]:
+        logits = self._logits(states)
+        markov_head = self.head.markov_head
+
+        def after(place: int, before: Tensor) -> Tensor:
+            own = logits[:, place : place + 1]
+            if markov_head is None:
+                return own
+            bias = markov_head["markov_w2"](markov_head["markov_w1"](before))
+            return own + bias[..., : own.shape[-1]]
+
+        return after
 
     def _offer(self, anchor: Tensor, states: Tensor, drawn: Draft) -> Draft:
         """Offer all tokens, or as many as the confidence head supports.
@@ -88,17 +87,8 @@ class SparkDrafter(BlockDrafter):
         return drawn._replace(lengths=lengths)
 
 
-class SparkTrees(HeadTrees, SparkDrafter):
+class SparkTrees(SequentialTrees, SparkDrafter):
     """Proposes trees with a DSpark head."""
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        anchor, states = self.block(unread, depth)
-        levels = self._logits(states).split(1, dim=1)
-
-        def after(level: int, tokens: Tensor) -> Tensor:
-            return self.over_vocabulary(self.biased(levels[level], tokens), -torch.inf)
-
-        return TokenPredictor(anchor, after)
 
 
 class SparkHead(BlockHead):

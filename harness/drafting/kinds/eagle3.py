@@ -41,8 +41,8 @@ class EagleConfig(HeadConfig):
         transformer: the configuration of its own layers.
         norm_before_residual: whether the first layer's residual is the normalised state.
         norm_before_fc: whether one norm over all features comes before they are joined.
-        fc_norm: whether a norm for the features of each layer does.
-        norm_output: whether the chain goes on with normalised states.
+        fc_norm: whether, instead, the features of each layer have a norm of their own there.
+        norm_output: whether the next entry takes the normalised state.
     """
 
     transformer: PreTrainedConfig
@@ -61,6 +61,7 @@ class EagleDrafter(HeadDrafter):
         states = self.read(unread)
         most = uniforms.shape[1]
         ahead = torch.arange(most, device=states.device)
+        # Drafted tokens take the slots behind the text.
         slots = (unread.starts + unread.counts).unsqueeze(1) + ahead
         drawn: list[Draft] = []
         for slot, numbers in zip(slots.unbind(1), uniforms.unbind(1), strict=True):
@@ -128,8 +129,8 @@ class _EaglePredictor(Predictor):
 
     def __init__(self, drafter: EagleTreeDrafter, states: Tensor, first_slots: Tensor) -> None:
         self._drafter = drafter
-        # What follows the nodes of the last level that was read, at first the root.
-        self._logits, self._states = self._predict(states)
+        # The states that the next level takes, one for each node above it.
+        self._root_logits, self._states = self._predict(states)
         # The position of the next level, the slot of its first node, both [B, 1], and the slots
         # that each node above it sees [B, n, S].
         self._position = first_slots.unsqueeze(1)
@@ -138,7 +139,7 @@ class _EaglePredictor(Predictor):
         self._visible = (slots < self._position).unsqueeze(1)
 
     def root(self) -> Tensor:
-        return self._logits
+        return self._root_logits
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         count = tokens.shape[1]
@@ -152,8 +153,8 @@ class _EaglePredictor(Predictor):
         entries = self._drafter.append(tokens, states)
         self._position = self._position + 1
         self._next_slot = self._next_slot + count
-        self._logits, self._states = self._predict(entries)
-        return self._logits
+        logits, self._states = self._predict(entries)
+        return logits
 
     def _predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """As `EagleDrafter.predict`, with logits [B, n, V] over the target's tokens."""
