@@ -41,8 +41,8 @@ class HeadConfig:
         draft_vocabulary_size: the width of the head's logits. If it is smaller, `Head.d2t` says
             which of the target's tokens they are for.
         own_embedding: whether the head has an embedding; otherwise it uses the target's.
-        own_output: whether it has an output matrix; otherwise it uses the target's, unless its
-            vocabulary is smaller.
+        own_output: whether it has an output matrix; otherwise it uses the target's. A smaller
+            vocabulary needs its own.
         transformer: the configuration of the head's own layers; None for Medusa, which has none.
         confidence: whether it estimates the chance that a token is accepted, as DSpark does.
     """

@@ -43,7 +43,6 @@ class MtpHead(EagleHead):
     def __init__(self, config: EagleConfig, model: MtpModel) -> None:
         # As `Head` alone: its layers come from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
-        self.config = config
         self.layers = model.layers
         # Each layer ends with its own norm, or with a shared one.
         self.norm = nn.Identity()

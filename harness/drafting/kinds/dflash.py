@@ -321,6 +321,7 @@ class DFlash(HeadKind):
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """See `HeadKind.new`: two layers as wide as the target's."""
         raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text, verifier)
+        # The token that ends a text serves as the mask: it is never followed by another.
         end = text.eos_token_id
         mask = end[0] if isinstance(end, list) else end
         raw |= {

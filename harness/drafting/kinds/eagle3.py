@@ -171,7 +171,6 @@ class EagleHead(LayeredHead):
     def __init__(self, config: EagleConfig) -> None:
         transformer = config.transformer
         super().__init__(config, transformer, transformer.model_type)
-        self.config = config
         width = transformer.hidden_size
         epsilon = transformer.rms_norm_eps
         # The first layer reads an embedding and a state side by side.

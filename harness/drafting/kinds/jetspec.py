@@ -28,6 +28,7 @@ class JetSpec(DFlash):
         """See `HeadKind.new`: as a DFlash head, in z-lab's format."""
         raw, shapes = super().new(text, verifier)
         nested = {
+            # This format counts from the output of the first layer.
             "target_layer_ids": [layer - 1 for layer in raw["aux_hidden_state_layer_ids"]],
             "mask_token_id": raw["mask_token_id"],
             "causal_head": True,

@@ -89,7 +89,6 @@ class MedusaHead(Head):
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config, config.target_size)
-        self.config = config
         size = config.target_size
         for number in range(config.num_heads):
             parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
