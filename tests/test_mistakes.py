@@ -251,7 +251,7 @@ MISTAKES = {
     "latency draft.rates=missing.json": "draft.rates=missing.json: cannot be read: No such file",
     "latency draft.rates={a:1}": "draft.rates={a:1}: must be a list, not a mapping",
     "latency draft.rates=[2]": "draft.rates=[2.0]: must be a list of numbers in [0, 1]",
-    "latency draft.rates=[0,0.5]": "draft.rates=[0.0, 0.5]: must begin with a number above 0",
+    "latency draft.rates=[0,0.5]": "draft.rates=[0.0,0.5]: must begin with a number above 0",
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "latency draft.tree=static decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.decoding.protocols import Proposal, Step, TreeDrafter
-from harness.decoding.trees import TreeProposal
+from harness.decoding.trees import TreeProposal, tokens_on
 from harness.decoding.warp import AnyWarp
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.score_temperatures import ScoreTemperatures
@@ -103,7 +103,7 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         return growth.grow(self.predictor(unread, depth), Draws(*draws))
 
     def follow(self, path: Tensor) -> None:
-        self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
+        self._proposed = tokens_on(path, self._proposed)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         self._scores.observe(self._proposed, num_accepted, next_tokens)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Proposal, Step, TreeDrafter
-from harness.decoding.trees import TreeProposal
+from harness.decoding.trees import TreeProposal, tokens_on
 from harness.drafting.beside_text import BesideText
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.text import TextDrafter
@@ -92,7 +92,7 @@ class HybridTreeDrafter(BesideText[_TextRecord, HeadTrees], TreeDrafter):
         return proposal
 
     def follow(self, path: Tensor) -> None:
-        self._proposed = self._proposed.gather(1, path - 1)
+        self._proposed = tokens_on(path, self._proposed)
         self._text.replace(self._proposed)
         self.other.follow(path)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import padded, to_device
-from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
+from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of, tokens_on
 from harness.decoding.warp import AnyWarp
 from harness.drafting.score_temperatures import ScoreTemperatures
 from harness.drafting.tree_growth import Predictor
@@ -86,7 +86,7 @@ class ModelTreeDrafter(TreeDrafter):
         return proposal.to(self._device)
 
     def follow(self, path: Tensor) -> None:
-        self._proposed = self._proposed.gather(1, (path - 1).to(self._proposed.device))
+        self._proposed = tokens_on(path, self._proposed)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         device = self._unseen.device
