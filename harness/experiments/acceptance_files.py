@@ -1,4 +1,8 @@
-"""Writes the acceptance of a run as files for other tools, into its directory."""
+"""Writes the acceptance of a run of `latency` as files for other tools, into its directory.
+
+`speculation_profile.json` has NVIDIA's schema, which Dynamo's mocker reads;
+`golden_acceptance_lengths.yaml` is InferenceX's table. `docs/acceptance.md` describes both.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from harness.results.speculation_profile import (
     speculation_profile,
 )
 
-# A model that thinks writes one of them around its thoughts.
+# A model that thinks before it answers writes these around its thoughts.
 _THOUGHTS = ("<think>", "</think>")
 
 
@@ -35,18 +39,19 @@ def write_acceptance(
     texts: Iterable[str],
     rates_by_rank: Sequence[float] = (),
 ) -> None:
-    """Write `speculation_profile.json` and `golden_acceptance_lengths.yaml`; neither if nothing was
-    drafted.
+    """Write both files; neither if nothing was drafted.
 
     Args:
         texts: the answers, which show whether the model thinks before it answers.
-        rates_by_rank: of trees, which `draft.rates` reads.
+        rates_by_rank: acceptance of a tree's children by their rank, which `draft.rates` reads;
+            none for chains.
     """
     draft = settings.draft
     if draft is None or not measured.drafted:
         return
-    # A smaller tree is not the beginning of a larger one.
     planned = session.planned
+    # Lengths at smaller K follow from those at K, but not for trees: a smaller tree is not the
+    # beginning of a larger one.
     extrapolates = measured.num_levels is None and _extrapolates(planned)
     own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
     if rates_by_rank:
@@ -75,7 +80,9 @@ def write_acceptance(
 
 
 def _extrapolates(planned: PlannedPair) -> bool:
-    """Whether a smaller K proposes the beginning of what a larger one does; False where a server drafts."""
+    """Whether a smaller K proposes the beginning of what a larger one does; False where a server
+    drafts.
+    """
     if planned.draft_plan is None:
         return False
     drafts = planned.sketches[1:]
@@ -83,7 +90,7 @@ def _extrapolates(planned: PlannedPair) -> bool:
 
 
 def _method(planned: PlannedPair, method: str) -> str:
-    """How it was drafted: the kind of a head, `draft_model`, or what `draft=` calls it."""
+    """The way to draft: the kind of a head, `draft_model`, or what `draft=` calls it."""
     if method != "model":
         return method
     if planned.head is not None:
@@ -92,26 +99,23 @@ def _method(planned: PlannedPair, method: str) -> str:
 
 
 def _checkpoint(model: ModelSettings) -> dict[str, Any]:
-    """Names that mean something elsewhere: a directory has its last part alone."""
+    """A checkpoint for readers elsewhere: of a directory's path the last part alone."""
     local = Path(model.repository).is_dir()
     name = Path(model.repository).name if local else model.repository
     return {"id": name, "revision": model.revision, "quantization": model.quantization}
 
 
 def _conditions(settings: PromptedSettings, measured: MeasuredAcceptance) -> dict[str, Any]:
+    """The settings under the schema's names: `osl` is the output sequence length."""
     decoding = settings.decoding
     draft = settings.draft
+    names = ("temperature", "top_k", "top_p", "rule", "num_draft_tokens", "ignore_eos")
     return {
         "dataset": settings.prompts.name,
         "osl": decoding.max_new_tokens,
         "num_samples": len(measured.requests),
-        "temperature": decoding.temperature,
-        "top_k": decoding.top_k,
-        "top_p": decoding.top_p,
-        "rule": decoding.rule,
-        "num_draft_tokens": decoding.num_draft_tokens,
+        **{name: getattr(decoding, name) for name in names},
         "nodes_of_trees": None if draft is None else draft.most_nodes or None,
-        "ignore_eos": decoding.ignore_eos,
         "chat_template": settings.chat_template,
         "batch_size": settings.batch_size,
         "engine": settings.engine.name,

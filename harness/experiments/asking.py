@@ -14,7 +14,7 @@ from harness.experiments.repetition import Part, batches_to_ask, laps_to_ask, sh
 from harness.experiments.session import Session
 from harness.menu.commands.latency import LatencySettings
 
-# Batches of prompts that are read to find one for the warm-up.
+# So many times the prompts of a batch are looked through to find a batch for the warm-up.
 _MOST_WARMUP = 4
 
 
@@ -26,20 +26,32 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 class Asking:
     """The questions that both arms are asked.
 
+    A question is a batch of prompts, or a lap of requests where the engine queues, or a later turn
+    of one. With 4 prompts, batch_size=2 and num_prompts=8 both batches are asked again, in another
+    order:
+
+        question    0      1      2      3
+        prompts     0, 1   2, 3   2, 3   0, 1
+        unit        0      1      1      0
+        moment      0      1      2      3
+
+    Intervals are over units, because answers to the same prompts say nothing about other prompts.
+    Moments show a drift in time.
+
     Args:
         encoded: the prompts that are measured.
-        conversations: ask for later turns.
+        conversations: has the later turns.
 
     Attributes:
-        questions: one for each batch, or lap of an engine that queues, and for its later turns.
-        units: of each question: the same for all turns, and whenever the same prompts are asked.
-        moments: the number of its batch or lap in time.
+        questions: in the order in which they are asked.
+        units, moments: of each question; later turns have those of the first turn.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
     """
 
     def __init__(
         self,
         session: Session,
+        engine: Engine,
         settings: LatencySettings,
         prompt_set: PromptSet,
         encoded: Encoded,
@@ -48,24 +60,20 @@ class Asking:
         self.questions: list[Question] = []
         self.units: list[int] = []
         self.moments: list[int] = []
-        self.share_prompts = False
         self.conversations = conversations
         self._session = session
         self._settings = settings
         self._prompt_set = prompt_set
         self._encoded = encoded
         self._again = asks_again(settings, prompt_set)
-
-    def plan(self, engine: Engine) -> None:
-        """Make the questions."""
         parts = self._parts(engine)
         self.share_prompts = share_prompts(parts)
-        for number, part in enumerate(parts):
+        for moment, part in enumerate(parts):
             first = self._first_question(part)
-            turns = [first, *self.conversations.follow_ups(first)]
+            turns = [first, *conversations.follow_ups(first)]
             self.questions += turns
             self.units += [part.unit] * len(turns)
-            self.moments += [number] * len(turns)
+            self.moments += [moment] * len(turns)
 
     @functools.cached_property
     def warmup(self) -> Question:
@@ -79,15 +87,16 @@ class Asking:
         others = [prompt for prompt in self._prompt_set.prompts if prompt.index not in measured]
         others = others[: _MOST_WARMUP * size]
         encoded = self._session.encode_unchecked(others)
-        places = [place for place, ids in enumerate(encoded) if len(ids) <= self._encoded.longest]
-        if len(places) < size:
+        short = [
+            (prompt, ids)
+            for prompt, ids in zip(others, encoded, strict=True)
+            if len(ids) <= self._encoded.longest
+        ]
+        if len(short) < size:
             return self._reversed_prompts()
-        warmups = [others[place] for place in places[:size]]
-        return self._session.ask(
-            [encoded[place] for place in places[:size]],
-            [prompt.index for prompt in warmups],
-            chats=chats_of(warmups),
-        )
+        prompts, token_ids = zip(*short[:size], strict=True)
+        indices = [prompt.index for prompt in prompts]
+        return self._session.ask(token_ids, indices, chats=chats_of(prompts))
 
     def _reversed_prompts(self) -> Question:
         """One batch of measured prompts whose tokens after the first are in reverse."""
@@ -98,14 +107,14 @@ class Asking:
         return self._session.ask(token_ids, range(unused, unused + size))
 
     def _parts(self, engine: Engine) -> list[Part]:
-        """The prompts as batches or laps."""
+        """The prompts as laps where the engine queues, else as batches."""
         settings = self._settings
-        number = len(self._encoded.prompts)
-        num_asked = settings.num_prompts if self._again else number
+        num_prompts = len(self._encoded.prompts)
+        num_asked = settings.num_prompts if self._again else num_prompts
         if engine.queues:
-            laps = functools.partial(self._num_laps, engine)
-            return laps_to_ask(number, num_asked, laps, settings.seed)
-        return batches_to_ask(number, num_asked, settings.batch_size, settings.seed)
+            num_laps = functools.partial(self._num_laps, engine)
+            return laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
+        return batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
 
     def _num_laps(self, engine: Engine, num_prompts: int) -> int:
         settings = self._settings

@@ -1,4 +1,7 @@
-"""`compare`: type a prompt and watch both decoders race."""
+"""`compare`: type a prompt and watch both decoders race.
+
+`compare_lines` reads the prompts, `compare_display` draws the texts while they grow.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from harness.results.measurement import measurement_digest
 from harness.results.rows.compare import CompareRow
 from harness.results.work import why_no_verdict_of_race
 
-# New tokens of each arm before the first race, which then pays for nothing that a process does only once.
+# New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8
 # A prepared runner decodes longer prompts as well, but more slowly.
 _LONGEST_FAST_PROMPT = 512
@@ -55,7 +58,11 @@ Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 
 
 class Compare(Experiment):
-    """Both decoders on one prompt after the other; a row is written after each race."""
+    """Both decoders on one prompt after the other; a row is written after each race.
+
+    Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a
+    colon are commands, such as `:set temperature=0.8`.
+    """
 
     def __init__(self, settings: CompareSettings) -> None:
         self.settings = settings
@@ -67,7 +74,9 @@ class Compare(Experiment):
             stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH
         )
         self._num_races = 0
-        self._opened: DecodingSettings | None = None
+        # The settings that the open engine was opened for.
+        self._opened_for: DecodingSettings | None = None
+        # The line that says where rows are.
         self._written: str | None = None
 
     def measure(self, session: Session) -> None:
@@ -133,11 +142,12 @@ class Compare(Experiment):
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
     def _race(self, session: Session, prompt: str) -> None:
-        """Run one prompt through every arm, show it, and write its row, however it ends."""
+        """Run one prompt through every arm, show the race, and write its row, however it ends."""
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
         settings: Any = session.settings
         if not settings.json and not self._interactive:
+            # A terminal shows what was typed; elsewhere the prompt stands before its answers.
             self._say(f"> {prompt}", "bold")
         laps: dict[str, Generation] = {}
         rejected: list[Rejection] | None = None
@@ -208,11 +218,13 @@ class Compare(Experiment):
         return lap
 
     def _engine(self, session: Session) -> Engine:
-        """The engine for the settings of the moment. Some runners take long to prepare, so it stays while it can."""
+        """The engine for the present settings. Some runners take long to prepare, so it stays open
+        while the settings stay.
+        """
         decoding = session.settings.decoding
-        if session.engine is not None and self._opened == decoding:
+        if session.engine is not None and self._opened_for == decoding:
             return session.engine
-        self._opened = decoding
+        self._opened_for = decoding
         return session.open(1, _LONGEST_FAST_PROMPT)
 
     def _warm_up(self, session: Session) -> None:
@@ -230,7 +242,7 @@ class Compare(Experiment):
 
 
 def _obey(line: str, session: Session) -> str:
-    """Carry out a command; gives the answer to show."""
+    """Carry out a command; returns the text to show."""
     word, *rest = line.split(maxsplit=1)
     if word == ":help":
         return _HELP
@@ -256,7 +268,9 @@ def _record(
     rejected: Sequence[Rejection] | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """The row as JSON, with the origin of each token, and every rejection; null where not told."""
+    """The row as JSON, with the origin of each token, and every rejection; null where the engine
+    does not report them.
+    """
     record = {name: getattr(row, name) for name in row.columns()}
     if speculative is None:
         return record
@@ -277,7 +291,7 @@ def _record(
 
 def _print_json(record: dict[str, Any]) -> None:
     is_utf = sys.stdout.encoding.lower().startswith("utf")
-    # At once: a program may wait for it.
+    # A program that reads the pipe may wait for this line.
     print(json.dumps(record, ensure_ascii=not is_utf), flush=True)
 
 

@@ -1,4 +1,6 @@
-"""A race on the screen: texts that grow, every token coloured by its origin, and the replay of both arms."""
+"""A race on the screen: texts that grow, every token coloured by its origin, and the replay of both
+arms.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin
 
 def plain_console(**arguments: Any) -> LastingConsole:
     """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
-    # Rich obeys a NO_COLOR that is set but empty; https://no-color.org asks for one that is not empty.
+    # Rich obeys a NO_COLOR that is set but empty; by https://no-color.org an empty one means
+    # nothing.
     no_color = bool(os.environ.get("NO_COLOR"))
     return LastingConsole(
         highlight=False, markup=False, emoji=False, no_color=no_color, **arguments
@@ -64,7 +67,8 @@ class Lane:
     """One arm on the screen: its text and its clock, filled from the arm's records.
 
     Args:
-        legend: of the origins, where records tell them.
+        prompt: token ids, which decide how the first token is written.
+        legend: whether to show what the colours mean, because records have the origins of tokens.
     """
 
     def __init__(
@@ -104,14 +108,19 @@ class Lane:
         self._seconds_to_first_token = lap.decided[0] if count else None
 
     def end(self) -> None:
-        """Nothing follows: half a character that still waits is shown as it is."""
+        """Show half a character that still waits for its other half: nothing follows."""
         self._append(self._detokenizer.flush())
         self._text.rstrip()
 
     def parts(
         self, width: int, height: int | None
     ) -> tuple[RenderableType, RenderableType, RenderableType]:
-        """Heading, text and clock, with no more of the text's last lines than `height` has room for."""
+        """Heading, text and clock.
+
+        Args:
+            width, height: of the lane in characters. Of the text, the last lines that fit are
+                shown; all of it if the height is None.
+        """
         clock = self._clock()
         if height is None:
             return self._heading, self._text, clock
@@ -136,7 +145,11 @@ class Lane:
 
 
 def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
-    """Lanes side by side, or one above the other on a narrow screen; the whole text unless the screen has a height."""
+    """Lanes side by side, or one above the other on a narrow screen.
+
+    Args:
+        height: of the screen in lines; None to show the whole text.
+    """
     num_lanes = len(lanes)
     width = lanes[0].console.width
     if num_lanes == 1 or width < _SIDE_BY_SIDE:
@@ -160,9 +173,9 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
 
 @contextlib.contextmanager
 def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
-    """Gives the function that draws the lane while its arm decodes, None without a terminal; leaves the whole text.
+    """Yields the function that draws the lane while its arm decodes, None without a terminal.
 
-    A generation that is broken off leaves the text so far.
+    At the end the whole text stays on the screen, also of a generation that is broken off.
     """
     try:
         if not lane.console.is_interactive:
@@ -227,7 +240,7 @@ def _in_words(speed: float) -> str:
 
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
-    """Gives the function that draws lanes in place; they are gone at the end of the block."""
+    """Yields the function that draws lanes in place; they are gone at the end of the block."""
     with Live(
         console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
     ) as screen:
@@ -235,7 +248,10 @@ def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
 
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:
-    """A token as its origin asks. The space around a word stays outside, so that words stay apart."""
+    """A token in the style of its origin, or between the marks of its origin.
+
+    Space around a word stays outside of the marks, so that words stay apart: ` the` -> ` [the]`.
+    """
     text = visible(text)
     look = _LOOKS[origin]
     word = text.strip()

@@ -1,4 +1,4 @@
-"""Where the prompts of a session come from: a terminal or a pipe."""
+"""Reads the prompts of `compare` from a terminal or a pipe."""
 
 from __future__ import annotations
 

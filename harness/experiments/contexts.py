@@ -1,8 +1,10 @@
-"""Where the sampled test of `recovery` draws: the places in the prompts where a recovered token has most to decide.
+"""Where the sampled test of `recovery` draws: in prompts, where a recovered token has most to
+decide.
 
-Most tokens of a text are nearly certain, and there a wrong verification draws what a correct one draws. So prompts are
-cut where the two differ, and draws are spent on a few of these places, deep enough to reach the bonus token. The choice
-depends on the two models' probabilities and on no draw, so it does not change the test's false-alarm rate.
+Most tokens of a text are nearly certain, and there a wrong verification draws what a correct one
+draws. So prompts are cut where the two differ, and draws are spent on a few of these places, deep
+enough to reach the bonus token. The choice depends on the two models' probabilities and on no draw,
+so it does not change the test's false-alarm rate.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from harness.models.ranks import of_rank_0
 
 # More contexts would leave each with too few draws to show differences in later tokens.
 NUM_CONTEXTS = 5
-# Only so many tokens before the cut are read: any text is a prompt, and every draw has its own cache, which would take
-# most of the time.
+# Only so many tokens before the cut are read: any text is a prompt, and every draw has its own
+# cache, which would take most of the time.
 CONTEXT_TOKENS = 16
 # Only the last places of a long prompt are considered, this many.
 _NUM_PLACES = 64
 
 
 class Context(NamedTuple):
-    """The beginning of draws: the last tokens before place `end` of a prompt."""
+    """Tokens that draws continue: the last ones of a prompt's first `end` tokens."""
 
     prompt_index: int
     end: int
@@ -41,13 +43,17 @@ class Context(NamedTuple):
 def choose_contexts(
     reference: Reference, prompts: Sequence[Sequence[int]], decoding: DecodingSettings
 ) -> list[Context]:
-    """The contexts with the largest `recovered_entropy`, the largest first, each from another prompt."""
+    """The contexts with the largest `recovered_entropy`, the largest first, each from another
+    prompt.
+    """
     contexts_by_prompt = [_contexts_in(index, prompt) for index, prompt in enumerate(prompts)]
+    # Prompts that begin alike have contexts in common.
+    different = dict.fromkeys(
+        context.token_ids for contexts in contexts_by_prompt for context in contexts
+    )
     entropy: dict[tuple[int, ...], float] = {}
-    for contexts in contexts_by_prompt:
-        entropy |= dict.fromkeys((context.token_ids for context in contexts), 0.0)
-    for batch in in_batches(list(entropy), REFERENCE_BATCH):
-        # Ranks may round differently, and must not read different contexts.
+    for batch in in_batches(list(different), REFERENCE_BATCH):
+        # Processes that share a split model may round differently, and must not choose differently.
         entropies = of_rank_0(recovered_entropy(reference, batch, decoding)).tolist()
         entropy.update(zip(batch, entropies, strict=True))
 
@@ -56,7 +62,6 @@ def choose_contexts(
 
     chosen: dict[tuple[int, ...], Context] = {}
     for contexts in contexts_by_prompt:
-        # Prompts that begin alike have contexts in common; only one of them draws from each.
         left = [context for context in contexts if context.token_ids not in chosen]
         if left:
             best = max(left, key=entropy_of)
@@ -74,7 +79,9 @@ def _contexts_in(prompt_index: int, prompt: Sequence[int]) -> list[Context]:
 
 
 def last_contexts(prompts: Sequence[Sequence[int]]) -> list[Context]:
-    """The ends of the first prompts that end differently, where no probabilities say which places are better."""
+    """The ends of the first prompts, each end once, where no probabilities say which places are
+    better.
+    """
     found: dict[tuple[int, ...], Context] = {}
     for index, prompt in enumerate(prompts):
         context = Context(index, len(prompt), tuple(prompt[-CONTEXT_TOKENS:]))

@@ -1,4 +1,6 @@
-"""Conversations that each arm has by itself: its own answers stand before its next prompt."""
+"""Conversations of several turns (`prompts.turns=all`): each arm reads its own answers before its
+next prompt.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,36 @@ _MARGIN = 8
 
 
 class Conversations:
-    """The turns of a prompt set, as questions whose prompts depend on the arm.
+    """The later turns of conversations, as questions whose prompts depend on the arm.
 
-    A turn has an index of its own: that of the conversation, and the number of prompts in the set for every turn
-    before it.
+    A turn has an index of its own: that of the conversation, and the number of prompts in the set
+    for every turn before it. Of 10 prompts, the turns of the fourth one have the indices 3, 13 and
+    23.
+
+    Args:
+        first: the question about the first turns of all conversations.
 
     Attributes:
         longest: the most tokens that the prompt of a later turn can have; 0 without later turns.
+
+    Raises:
+        SettingError: a conversation does not fit into a model's context.
     """
 
-    def __init__(self, session: Session, prompt_set: PromptSet) -> None:
-        self.longest = 0
+    def __init__(self, session: Session, prompt_set: PromptSet, first: Question) -> None:
         self._session = session
         self._prompt_set = prompt_set
         # By arm and index.
         self._answers: dict[tuple[str, int], str] = {}
+        self.longest = 0
+        for turn, question in enumerate(self.follow_ups(first), start=1):
+            without_answers = max(map(len, question.prompts))
+            length = without_answers + _most_answered(turn, question)
+            self.longest = max(self.longest, length)
 
     def follow_ups(self, first: Question) -> list[Question]:
-        """The questions about the later turns of those conversations that a question begins.
+        """The questions about the later turns of those conversations that a question begins, one
+        for each turn.
 
         Their prompts have empty answers until `for_arm` fills them in.
         """
@@ -52,11 +66,8 @@ class Conversations:
             self._prompt_set.index(occurrence._replace(turn=turn)) for occurrence in conversations
         ]
         prompts = [self._so_far(index, None) for index in indices]
-        new_tokens = first.decoding.max_new_tokens
-        most_answered = turn * (new_tokens + _MARGIN)
-        token_ids = self._session.encode(prompts, new_tokens=most_answered + new_tokens)
-        longest_prompt = max(map(len, token_ids))
-        self.longest = max(self.longest, most_answered + longest_prompt)
+        new_tokens = _most_answered(turn, first) + first.decoding.max_new_tokens
+        token_ids = self._session.encode(prompts, new_tokens=new_tokens)
         repeats = [occurrence.repeat for occurrence in conversations] if first.repeats else ()
         return dataclasses.replace(
             first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
@@ -69,6 +80,7 @@ class Conversations:
         prompts = [self._so_far(index, arm) for index in question.indices]
         token_ids = []
         for ids in self._session.encode_unchecked(prompts):
+            # Text that is read again may have more tokens than it had when it was generated.
             token_ids.append(ids[-self.longest :])
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)
@@ -95,3 +107,8 @@ class Conversations:
             chat.append({"role": "assistant", "content": answer})
             chat.append({"role": "user", "content": text})
         return dataclasses.replace(first, text=chat[-1]["content"], messages=tuple(chat))
+
+
+def _most_answered(turn: int, question: Question) -> int:
+    """The most tokens of all answers before a turn, which is counted from 0."""
+    return turn * (question.decoding.max_new_tokens + _MARGIN)

@@ -1,4 +1,6 @@
-"""`distill`: train a draft model or a head on the target's own answers, and measure it before and after."""
+"""`distill`: train a draft model or a head on the target's own answers, and measure it before and
+after.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,18 @@ from harness.training.loop import Course, DamagedStateError, TrainingText, cast,
 
 
 class Distill(Experiment):
-    """The first prompts of the file are measured, the others are answered by the target and learned.
+    """The first prompts of the file are measured, the others are answered by the target and
+    learned.
 
-    Everything done is kept in `output/training` until the draft is complete, so that the same command goes on after a
-    kill, and comes to the same weights.
+    Answers and the state of the training are kept in `training`, a subdirectory of the output,
+    until the draft is complete, so that the same command goes on after a kill, and comes to the
+    same weights.
+
+    Attributes:
+        stages: `latency` with the untrained draft, and with the trained one.
+        figures: columns about the training.
+        prompts: those that are learned.
+        output, work: the directory of the draft, and the subdirectory of the unfinished training.
     """
 
     document = staticmethod(distill_document)
@@ -83,7 +93,7 @@ class Distill(Experiment):
         self.stages["after"].measure(session)
 
     def rows(self, session: Session) -> list[DistillRow]:
-        """A row per stage and arm; figures of the training are in those of the second."""
+        """A row per stage and arm; figures of the training are in those of the second stage."""
         rows = []
         for stage, latency in self.stages.items():
             figures = {"stage": stage} | (self.figures if stage == "after" else {})
@@ -131,7 +141,11 @@ class Distill(Experiment):
     def _texts(
         self, session: Session, token_ids: Sequence[Sequence[int]], longest: int
     ) -> list[TrainingText]:
-        """Every prompt with the target's answer at each temperature; answers that are stored already are read."""
+        """Every prompt with the target's answer at each temperature.
+
+        `answers.jsonl` has a line for each batch of answers; those that an earlier run stored are
+        read.
+        """
         settings = self.settings
         file = self.work / "answers.jsonl"
         places = in_batches(range(len(token_ids)), settings.texts_per_step)
@@ -154,7 +168,7 @@ class Distill(Experiment):
         ):
             for number, (temperature, batch) in enumerate(batches):
                 if number >= len(kept):
-                    # Each answer has its own random numbers, apart from those of the measured prompts.
+                    # Each answer has its own random numbers, which no measured prompt has.
                     first = settings.num_prompts + number * settings.texts_per_step
                     streams = range(first, first + len(batch))
                     prompts = [token_ids[place] for place in batch]
@@ -181,7 +195,8 @@ class Distill(Experiment):
             save_head(
                 checkpoint=session.placed.head, head=module, directory=draft, dtype=torch.bfloat16
             )
-        # A directory that is only half written does not look complete: the configuration comes last.
+        # A directory that is only half written does not look complete: the configuration comes
+        # last.
         for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.output / file.name)
         (self.work / "answers.jsonl").replace(self.output / "answers.jsonl")
@@ -197,7 +212,10 @@ class Distill(Experiment):
         return SettingError("output", f"{problem}: resume=false begins again", str(self.output))
 
     def _claim(self) -> None:
-        """Take the output directory, or go on with the same training that it holds."""
+        """Take the output directory, or go on with the same training that it holds.
+
+        `training/settings` has a digest of the settings that the training depends on.
+        """
         output = self.output
         settings = self.settings
         for path in (output, *output.parents):
@@ -225,13 +243,14 @@ def _trained_module(pair: Pair) -> Any:
     if pair.head is None:
         assert pair.draft is not None
         return pair.draft.model
-    # A GPU with more room may have been found for it.
+    # It may be on a GPU with more room, where it drafts.
     module: Any = pair.head
     return module.to(pair.target.input_device)
 
 
 def _complete_lines(file: Path) -> list[str]:
-    """The lines of a file, each with the answers of a batch; half of one, which a kill may leave, is cut off.
+    """The lines of a file, each with the answers of a batch; half a line, which a kill may leave,
+    is cut off.
 
     Raises:
         UnicodeDecodeError: the file holds something else.
@@ -246,14 +265,18 @@ def _complete_lines(file: Path) -> list[str]:
 
 
 def _read_answers(line: str, num_answers: int, vocabulary_size: int) -> list[list[int]]:
-    """The answers of a batch, token ids each. Raises ValueError for a line that holds anything else."""
+    """The answers of a batch, token ids each.
+
+    Raises:
+        ValueError: the line holds anything else.
+    """
     answers = json.loads(line)
     if not isinstance(answers, list) or len(answers) != num_answers:
         raise ValueError("other answers than were asked for")
     for answer in answers:
-        if not isinstance(answer, list):
-            raise ValueError("an answer that is no list")
-        if not all(type(token) is int and 0 <= token < vocabulary_size for token in answer):
+        if not isinstance(answer, list) or not all(
+            type(token) is int and 0 <= token < vocabulary_size for token in answer
+        ):
             raise ValueError("an answer with other things than tokens")
     return answers
 

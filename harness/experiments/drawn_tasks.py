@@ -16,7 +16,7 @@ from harness.config.settings import ModelSettings
 from harness.experiments.tasks import Judgement, Problem, Task
 from harness.results.published import MULTIPLICATION_ACCURACY
 
-# A sign counts if it touches the digits; a comma groups thousands if exactly three digits follow each.
+# Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 
 # Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
@@ -28,12 +28,14 @@ _PUBLISHED_OPERANDS = (1, 99)
 
 @dataclass(frozen=True)
 class Operation:
-    """A few-shot question about two whole numbers; the model continues with the answer and ends the line.
+    """A few-shot question about two whole numbers; the model continues with the answer and ends the
+    line.
 
     Attributes:
         prompt: from both operands to the text of the question.
         expected: from both operands to the correct answer.
-        published: accuracies that others measured for operands from 1 to 99: model preset -> arm -> proportion.
+        published: accuracies that others measured for operands from 1 to 99: model preset -> arm ->
+            proportion.
     """
 
     prompt: Callable[[int, int], str]
@@ -57,7 +59,11 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 class DrawnTask(Task):
-    """One operation on operands drawn uniformly between the lowest and the highest, both included."""
+    """One operation on operands drawn uniformly.
+
+    Args:
+        operands: the lowest and the highest, both included.
+    """
 
     ends = ("\n",)
 
@@ -67,7 +73,6 @@ class DrawnTask(Task):
         self.operands_column = "-".join(map(str, operands))
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        """See `Task`: more questions of a seed only add to those answered before."""
         low, high = self.operands
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
         drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
@@ -78,7 +83,7 @@ class DrawnTask(Task):
         return problems
 
     def judge(self, text: str, problem: Problem) -> Judgement:
-        """See `Task`: the first integer of the first line is the answer."""
+        """Read the first integer of the first line as the answer."""
         line, number = read_answer(text)
         answer = None if number is None else str(number)
         return Judgement(line, answer, answer == problem.expected)
@@ -89,7 +94,7 @@ class DrawnTask(Task):
         problems: Sequence[Problem],
         max_new_tokens: int,
     ) -> None:
-        """See `Task`: every expected answer must fit."""
+        """Raise a SettingError unless every expected answer fits."""
         questions = [problem.prompt for problem in problems]
         answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
         question_tokens = tokenizer(questions)["input_ids"]
@@ -105,14 +110,13 @@ class DrawnTask(Task):
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
-        """See `Task`."""
         if self.operands != _PUBLISHED_OPERANDS or model.quantization != "none":
             return {}
         return self.operation.published.get(without_suffixes(model.name), {})
 
 
 def read_answer(completion: str) -> tuple[str, int | None]:
-    """A completion's first line, and the first integer in it; None if there is none. `1,234` is one integer."""
+    """A completion's first line, and the first integer in it; None if there is none."""
     line = completion.partition("\n")[0]
     match = _INTEGER.search(line[:_LONGEST_LINE])
     return line, int(match[0].replace(",", "")) if match else None

@@ -1,4 +1,4 @@
-"""Prompts of a set as token ids; those that are too long are refused, skipped or cut."""
+"""Prompts as token ids, for `Session`; those that are too long are refused, skipped or truncated."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _encode(
 
 
 def origin(settings: PromptSettings) -> str | None:
-    """Where a prompt set comes from and under which licence, in one line; None for a file that tells neither."""
+    """Where a prompt set comes from and its licence, in one line; None where neither is known."""
     parts = []
     if settings.repository is not None:
         parts.append(f"from {settings.repository} on the hub, at {_revision(settings)}")
@@ -127,53 +127,66 @@ def encode_set(
     new_tokens: int,
 ) -> Encoded:
     """Encode prompts; those that are too long are refused, skipped or truncated as
-    `prompts.too_long` says.
+    `prompts.too_long` says. Lines say what the settings do not show.
+
+    Args:
+        new_tokens: that follow each prompt.
 
     Raises:
-        SettingError: a prompt that does not fit into a model's context with the `new_tokens` that follow it, where
-            `prompts.too_long` does not say what to do, or nothing would be left; no prompt could fit.
+        SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
+            say what to do, or no prompt would be left.
     """
-    too_long = settings.prompts.too_long
     template = settings.chat_template
-    num_skipped = 0
-    num_truncated = 0
     token_ids = encode(planned, prompts, template)
+    encoded = Encoded(prompts, token_ids, chats_of(prompts))
+    encoded = _fitted(encoded, planned, settings, new_tokens)
+    described = prompt_set.described(encoded.prompts)
+    if described:
+        say(described)
+    num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
+    if template == "never" and num_chats:
+        say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
+    return encoded
+
+
+def _fitted(
+    encoded: Encoded, planned: PlannedPair, settings: PromptedSettings, new_tokens: int
+) -> Encoded:
+    """Skip, truncate or refuse prompts that are too long."""
     room = _room_for_prompts(planned, settings, new_tokens)
+    prompts = encoded.prompts
+    token_ids = encoded.token_ids
     long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
     where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
+    too_long = settings.prompts.too_long
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{problem} and are left out")
         kept = [place for place in range(len(prompts)) if place not in long]
-        prompts = tuple(prompts[place] for place in kept)
-        token_ids = [token_ids[place] for place in kept]
-        num_skipped = len(long)
-    elif too_long == "truncate" and long and room is not None and room > 1:
+        return encoded.part(kept)._replace(num_skipped=len(long))
+    if too_long == "truncate" and long and room is not None and room > 1:
         say(f"{problem}: their last {room} tokens are read")
         for place in long:
             token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
-        num_truncated = len(long)
-    else:
+        return encoded._replace(chats=[], num_truncated=len(long))
+    excess = planned.excess(token_ids, new_tokens)
+    if excess is not None:
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
         advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
-        excess = planned.excess(token_ids, new_tokens)
-        if excess is not None:
-            longest = f"the longest has {excess.num_prompt_tokens} tokens"
-            raise SettingError("prompts", f"{problem}; {longest}; {excess.rule}{advice}")
-    if described := prompt_set.described(prompts):
-        say(described)
-    num_chats = sum(len(prompt.chat()) > 1 for prompt in prompts)
-    if template == "never" and num_chats:
-        say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
-    chats = [] if num_truncated else chats_of(prompts)
-    return Encoded(prompts, token_ids, chats, num_skipped, num_truncated)
+        longest = f"the longest has {excess.num_prompt_tokens} tokens"
+        raise SettingError("prompts", f"{problem}; {longest}; {excess.rule}{advice}")
+    return encoded
 
 
 def _room_for_prompts(
     planned: PlannedPair, settings: PromptedSettings, new_tokens: int
 ) -> int | None:
-    """Return the most tokens of a prompt, None without a limit. Raises SettingError where none fits."""
+    """Return the most tokens that a prompt may have, None without a limit.
+
+    Raises:
+        SettingError: not even one token fits.
+    """
     room = planned.room(new_tokens)
     if room is None or room >= 1:
         return room
@@ -182,11 +195,13 @@ def _room_for_prompts(
     raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
 
 
-def _last(tokens: list[int], count: int, first: int | None) -> list[int]:
-    """The last `count` tokens; the first of them is the one that every text begins with, if this text does."""
-    if tokens[0] == first:
-        return [*tokens[:1], *tokens[1 - count :]]
-    return tokens[-count:]
+def _last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
+    """The last `count` tokens of a text, the first of which stays the beginning-of-sequence token
+    if the text has one.
+    """
+    if token_ids[0] == bos_token:
+        return [*token_ids[:1], *token_ids[1 - count :]]
+    return token_ids[-count:]
 
 
 def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase) -> AnySettings:

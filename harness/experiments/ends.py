@@ -27,7 +27,8 @@ def end_columns(requests: Iterable[RequestRecord], end_tokens: Collection[int]) 
     A rate is None without iterations that are known to have begun there.
 
     Args:
-        end_tokens: token ids that end a text; the first of them in an answer is the text's last token.
+        end_tokens: token ids that end a text; the first of them in an answer is the text's last
+            token.
     """
     within: list[tuple[int, int]] = []
     after: list[tuple[int, int]] = []

@@ -10,16 +10,20 @@ from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 
 
 def energy_columns(generations: Sequence[Generation], units: Sequence[int]) -> dict[str, Any]:
-    """The columns of one arm; none where no GPU tells."""
-    used = [(generation, generation.gpu) for generation in generations]
-    if not used or any(gpu is None for _, gpu in used):
+    """The columns of one arm; none without GPUs that report their energy.
+
+    Args:
+        units: of each generation, the prompt, batch or lap that it measured.
+    """
+    used = [generation.gpu for generation in generations if generation.gpu is not None]
+    if not used or len(used) < len(generations):
         return {}
-    throttled = {unit for unit, (_, gpu) in zip(units, used, strict=False) if gpu and gpu.throttled}
+    throttled = {unit for unit, gpu in zip(units, used, strict=False) if gpu.throttled}
     columns: dict[str, Any] = {
         "num_units": len(set(units[: len(used)])),
         "num_throttled_units": len(throttled),
     }
-    joules = [gpu.joules for _, gpu in used if gpu is not None and gpu.joules is not None]
+    joules = [gpu.joules for gpu in used if gpu.joules is not None]
     tokens = sum(_num_tokens(generation) for generation in generations)
     if len(joules) == len(used) and tokens:
         columns["joules_per_token"] = sum(joules) / tokens
@@ -33,7 +37,9 @@ def energy_ratio_columns(
     num_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The columns of both arms' ratio, with a paired interval over units; none where one is not known."""
+    """The columns of both arms' ratio, with a paired interval over units; none where the joules of
+    any generation are unknown.
+    """
     regular_joules: list[float] = []
     speculative_joules: list[float] = []
     for pair in zip(regular, speculative, strict=False):
@@ -55,7 +61,6 @@ def energy_ratio_columns(
 
 
 def _joules_per_token(generation: Generation) -> float | None:
-    """None where it is not known."""
     joules = None if generation.gpu is None else generation.gpu.joules
     num_tokens = _num_tokens(generation)
     if joules is None or num_tokens == 0:

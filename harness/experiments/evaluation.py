@@ -1,4 +1,6 @@
-"""`eval`: how many questions each arm answers correctly; the same questions, batched, and resumed where a run ended."""
+"""`eval`: how many questions each arm answers correctly. Both get the same ones, in batches, and a
+run goes on where an earlier one ended.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,22 @@ StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 class Evaluation(Experiment):
     """Both arms on the questions of each seed.
 
-    Answers are appended batch by batch to a store, a CSV file named after a digest of everything that determines an
-    answer and its time. So however a run ends, the same command continues from there.
+    Answers are appended batch by batch to a store, a CSV file named after a digest of everything
+    that determines an answer and its time. So however a run ends, the same command continues from
+    there.
+
+    Attributes:
+        task: asks and judges.
+        problems: the questions of all seeds.
+        answers: those so far, with those of earlier runs.
+        resumed: seed and index of the questions that earlier runs answered.
+        smallest_batch: the fewest questions that were answered together; None before any.
     """
 
     document = staticmethod(eval_document)
 
     def __init__(self, settings: EvalSettings) -> None:
-        # A batch has one seed, so that none is larger.
+        # A batch has one seed, so that it is never larger than the questions of a seed.
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
@@ -151,8 +161,8 @@ class Evaluation(Experiment):
     def _answer(self, session: Session, token_ids: Sequence[Sequence[int]], store: Path) -> None:
         """Give every arm, batch by batch, the questions without an answer.
 
-        Both arms answer a batch before the next begins, and then it is written: a question is answered by all arms or
-        by none.
+        Both arms answer a batch before the next begins, and then it is written: a question is
+        answered by all arms or by none.
         """
         size = self.settings.batch_size
         session.open(size, max(map(len, token_ids)), share_prefix=True)
@@ -173,7 +183,7 @@ class Evaluation(Experiment):
         ask_all(session, pending, after_question, warmups=pending[:1])
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
-        """The questions without an answer, in batches. A batch has one seed, because its random numbers have."""
+        """The questions without an answer, in batches. A question of an engine has one seed."""
         ends = self.task.ends
         stop_tokens = tokens_with(session.tokenizer, ends) if ends else frozenset()
         pending = [
@@ -207,7 +217,11 @@ class Evaluation(Experiment):
     def _read(
         self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
     ) -> Iterator[AnswerRow]:
-        """An arm's answers to a batch of questions, each with an equal share of the batch's time."""
+        """An arm's answers to a batch of questions, each with an equal share of the batch's time.
+
+        Args:
+            batch: the questions, in the order of the generation's rows.
+        """
         for problem, request in zip(batch, generation.requests, strict=True):
             text = session.tokenizer.decode(
                 request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -251,7 +265,9 @@ EXPERIMENT = Evaluation
 
 
 def _task(settings: EvalSettings) -> Task:
-    """The task that the settings name. Raises SettingError for one that cannot be asked with these settings."""
+    """The task that the settings name. Raises SettingError for one that cannot be asked with these
+    settings.
+    """
     if settings.task.startswith(LM_EVAL):
         task = LmEvalTask(settings.task)
         task.check_limit(settings.decoding.max_new_tokens)
@@ -275,7 +291,7 @@ def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
 
 
 def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
-    """Figures of one arm; those that need an answer are None where there is none."""
+    """The columns of one arm; those that need an answer are None where there is none."""
     correct = sum(answer.correct for answer in answers)
     total = len(answers)
     times = [answer.time_ms for answer in answers]

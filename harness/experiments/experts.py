@@ -1,11 +1,13 @@
 """How many experts of a mixture a verification reads, and a regular step.
 
-The memory that a pass over few tokens reads is most of its time, and tokens that take different experts
-read more of them. So verification costs a mixture more than a dense model.
+Reading weights takes most of the time of a pass over few tokens. Each token of a verification may
+take other experts, whose weights are then read as well. So verification costs a mixture more than a
+dense model.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +24,7 @@ class ExpertsRead(NamedTuple):
     """Different experts that a pass reads in a layer, averaged over layers and passes.
 
     Attributes:
+        num_experts: of a layer, in all.
         step: of a regular step at the same places.
         verification: of a pass over the last token and its draft tokens.
     """
@@ -39,16 +42,21 @@ class _Verified(NamedTuple):
 
 
 def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
-    """Answer a question again and count. None for a dense model, or where an engine does not tell what it proposed."""
+    """Let the speculative arm answer a question again, and count.
+
+    None for a dense model, or where an engine does not report what it proposed.
+    """
     reference = engine.reference
     arm = engine.arms[-1]
     if reference is None or reference.num_experts is None or not arm.tells_drafts:
         return None
     generation = run_lap(engine, arm, question)
     verifications = list(_verifications(question.prompts, generation.iterations))
-    every = -(-len(verifications) * len(question.prompts) // _MOST_PASSES)
+    # Each row of a verification is a pass, so that only every n-th verification is counted.
+    num_passes = len(verifications) * len(question.prompts)
+    every = max(1, math.ceil(num_passes / _MOST_PASSES))
     layers: list[_Layer] = []
-    for rows in verifications[:: max(1, every)]:
+    for rows in verifications[::every]:
         layers += _layers(reference, rows)
     if not layers:
         return None
@@ -62,7 +70,7 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
 def _verifications(
     prompts: Sequence[Sequence[int]], iterations: Sequence[Iteration]
 ) -> Iterator[list[_Verified]]:
-    """The rows of each verification."""
+    """The rows of each verification, from the records of an answer."""
     texts = [list(prompt) for prompt in prompts]
     for iteration in iterations:
         rows = zip(iteration.rows, iteration.proposed, strict=True)

@@ -33,7 +33,7 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
 
 
 def goodput_columns(generations: Sequence[Generation], slo: Mapping[str, float]) -> dict[str, Any]:
-    """Return the columns of one arm."""
+    """Return the columns of one arm: good requests per second, and their share."""
     seconds = sum(generation.seconds for generation in generations)
     num_good = sum(_num_good(generations, slo))
     num_requests = sum(len(generation.requests) for generation in generations)

@@ -1,15 +1,16 @@
-"""Both arms on the same questions, in turns."""
+"""Asks both arms the same questions, in turns; used by every command that compares arms."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.pace import pace
+from harness.experiments.pace import Pace
 from harness.experiments.progress import progress, say
 from harness.experiments.session import Session
 from harness.results.locked_files import append_lines
@@ -44,10 +45,10 @@ def ask_all(
         after_question: gets the answers of all arms; returns a text for the bar.
         warmups: what each arm answers first, unmeasured.
         arms: the engine's by default.
-        allow_failures: see `run_lap`.
+        allow_failures: whether a request may fail; its error is then in its record.
         after_warmup: gets the name of an arm.
-        after_answer: gets the answers so far.
-        question_for: the question as an arm of this name is asked it.
+        after_answer: gets the answers of the arms that have answered so far.
+        question_for: gives the question as the arm of this name is asked it.
 
     Raises:
         RunError: an arm was given up. Until then every question had its `after_question`.
@@ -57,33 +58,28 @@ def ask_all(
     arms = engine.arms if arms is None else arms
     warm: set[str] = set()
     bar = progress("warming up" if warmups else "measuring", len(questions))
-    with bar as advance, pace(len(questions), say) as answered, quick_collections():
+    with bar as advance, closing(Pace(len(questions), say)) as pace, quick_collections():
         for question, in_turn in zip(questions, _alternating(arms), strict=False):
             answers: Answers = {}
             for arm in in_turn:
                 # Just before its question, because an engine may hold one arm at a time.
                 if arm.name not in warm or not engine.is_loaded(arm):
-                    _warm_up(engine, arm, warmups, allow_failures)
+                    for warmup in warmups:
+                        generate(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
                     after_warmup(arm.name)
                 own_question = question_for(question, arm.name)
                 answers[arm.name] = _answer(session, engine, arm, own_question, allow_failures)
                 after_answer(question, answers)
             advance(after_question(question, answers) or "measuring")
-            answered()
+            pace.answered()
             _check_answering(arms)
-
-
-def _warm_up(engine: Engine, arm: Arm, warmups: Sequence[Question], allow_failures: bool) -> None:
-    """Let an arm answer some questions, unmeasured."""
-    for warmup in warmups:
-        generate(engine, arm, warmup, allow_failures=allow_failures)
 
 
 def _answer(
     session: Session, engine: Engine, arm: Arm, question: Question, allow_failures: bool
 ) -> Generation:
-    """Let an arm answer, and write its requests in the form of other tools."""
+    """Let an arm answer, and write its requests in the form of AIPerf."""
     if engine.queues:
         time.sleep(_REST_S)
     generation = generate(engine, arm, question, allow_failures=allow_failures)
@@ -101,7 +97,9 @@ def _alternating(arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
 
 
 def _check_answering(arms: Sequence[Arm]) -> None:
-    """Raise a RunError for an arm that gets no more requests: the other's answers would have no partners."""
+    """Raise a RunError for an arm that gets no more requests: answers of the other arm would have
+    nothing to be compared with.
+    """
     for arm in arms:
         if arm.given_up is not None:
             raise RunError(f"{arm.name}: {arm.given_up}")

@@ -1,7 +1,7 @@
-"""Laps: how prompts are dealt out where an engine keeps requests in flight, so that arms alternate.
+"""Laps: how prompts are dealt out where an engine keeps requests in flight.
 
-Requests that are in flight together are not independent of each other. So both arms take turns lap by lap, and a lap
-is what an interval is over.
+Requests that are in flight together are not independent of each other. So both arms take turns lap
+by lap, and intervals are over laps.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) 
 
 
 def in_laps(num_prompts: int, num_laps: int) -> list[slice]:
-    """Return the prompts of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6, 6:10."""
+    """Return the prompts of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6,
+    6:10.
+    """
     ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]

@@ -1,4 +1,6 @@
-"""`latency`: regular against speculative decoding on the same prompts, with the interval and the reason."""
+"""`latency`: regular against speculative decoding on the same prompts, with the interval and the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,19 @@ TEST_TOKENS = 16
 
 
 class Latency(Experiment):
-    """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine queues.
+    """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
+    requests in flight (`Engine.queues`).
 
-    On a CPU stopwatches run in the timed runs. Where they would slow these, each arm runs once more under stopwatches
-    after the timed runs of a batch, so that drift of the machine hits the times and their split alike.
+    Stopwatches split the time of an arm into drafting and verifying. Where they cost nothing, as on
+    a CPU, they run while an arm is timed. Elsewhere each arm answers a batch once more under
+    stopwatches, after both were timed, so that drift of the machine hits the times and their split
+    alike.
+
+    Attributes:
+        overridden: what `test=true` changes, as a message; empty for nothing.
+        measured: the answers of each arm, by its name.
+        figures: what becomes columns of the rows.
+        prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -70,22 +81,23 @@ class Latency(Experiment):
         settings = decide_ignore_eos(self.settings, session.tokenizer)
         session.settings = self.settings = self.figures.settings = settings
         encoded = self._encode(session)
-        conversations = Conversations(session, self.prompt_set)
-        conversations.follow_ups(
-            Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
-        )
+        first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
+        conversations = Conversations(session, self.prompt_set, first_turns)
         longest = max(encoded.longest, conversations.longest)
         batch_size = settings.batch_size
         if not asks_again(settings, self.prompt_set):
-            # No more than are measured, where some were skipped.
+            # Prompts that are too long may have been skipped.
             batch_size = min(batch_size, len(encoded.prompts))
 
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
         if settings.weights == "stored":
             self.figures.end_tokens = session.end_tokens()
-        asking = Asking(session, settings, self.prompt_set, encoded, conversations)
-        self._plan(asking, engine)
+        asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
+        self.figures.units = asking.units
+        self.figures.moments = asking.moments
+        self.figures.share_prompts = asking.share_prompts
+        self.figures.salted = engine.salts
         if settings.engine.aa:
             self._compare_identical(session, engine, asking)
         self._time_arms(session, engine, asking)
@@ -97,7 +109,7 @@ class Latency(Experiment):
         self.figures.experts = experts_read(engine, example)
         self.figures.pass_ms = engine.pass_ms(example)
         if placed is not None:
-            # On average half of the new tokens are there.
+            # An average step reads the prompt and half of the new tokens.
             context = encoded.mean_length + settings.decoding.max_new_tokens / 2
             self.figures.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
@@ -120,13 +132,6 @@ class Latency(Experiment):
                 again = "one prompt, which is asked again"
             say(f"num_prompts={settings.num_prompts}: {self.prompt_set.name} has {again}")
         return encoded
-
-    def _plan(self, asking: Asking, engine: Engine) -> None:
-        asking.plan(engine)
-        self.figures.units = asking.units
-        self.figures.moments = asking.moments
-        self.figures.share_prompts = asking.share_prompts
-        self.figures.salted = engine.salts
 
     def _write_acceptance(self, session: Session) -> None:
         """Write what other tools read of the acceptance, where it was told."""
@@ -160,11 +165,11 @@ class Latency(Experiment):
         for arm, phases in engine.watched():
             self.measured[arm.name].phases = phases
             watched.append(arm)
-        # The arms of the timed runs, and those that run once more after them.
-        arms: Sequence[Arm] = engine.arms
+        timed: Sequence[Arm] = engine.arms
+        # Those that answer once more, under stopwatches.
         again: Sequence[Arm] = watched
         if engine.stopwatches_are_free:
-            arms = watched
+            timed = watched
             again = []
 
         def after_warmup(name: str) -> None:
@@ -175,19 +180,19 @@ class Latency(Experiment):
             conversations.keep(answers)
             # A lap may take long: it must not be lost with the other arm's.
             if engine.queues:
-                self._keep(session, answers, list(answers)[-1:])
+                self._keep(session, answers, new=list(answers)[-1:])
 
         def after_question(question: Question, answers: Answers) -> None:
             for arm in again:
                 generate(engine, arm, conversations.for_arm(question, arm.name))
             if not engine.queues:
-                self._keep(session, answers, list(answers))
+                self._keep(session, answers, new=list(answers))
 
         self._ask(
             session,
             asking,
             after_question,
-            arms=arms,
+            arms=timed,
             after_warmup=after_warmup,
             after_answer=after_answer,
         )
@@ -238,7 +243,9 @@ class Latency(Experiment):
         self.figures.identical = speedup.columns("aa_ratio")
 
     def _check_batch(self) -> None:
-        """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft would know."""
+        """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft
+        would know.
+        """
         again = asks_again(self.settings, self.prompt_set)
         if again and getattr(self.settings.draft, "shared", False):
             rule = (
@@ -253,37 +260,30 @@ class Latency(Experiment):
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
-    def _keep(
-        self,
-        session: Session,
-        generations: dict[str, Generation],
-        new: Sequence[str],
-    ) -> None:
-        """Keep the answers of the arms that are `new`, and write those that are complete.
+    def _keep(self, session: Session, answers: Answers, new: Sequence[str]) -> None:
+        """Keep the new answers to a question, and write the rows of those that are complete.
 
         Rows of the speculative arm say where its text parts from the regular one: they wait for it.
+
+        Args:
+            answers: of the arms that have answered so far.
+            new: the arms whose answers are not kept yet.
         """
         for name in new:
-            self.measured[name].generations.append(generations[name])
-        if "regular" not in generations:
+            self.measured[name].generations.append(answers[name])
+        if "regular" not in answers:
             return
-        if len(generations) > 1:
-            self._compare_texts(session.engine, generations)
-        number = self.figures.units[len(self.measured["regular"].generations) - 1]
-        complete = list(new) if "regular" not in new else list(generations)
+        if len(answers) > 1:
+            self._compare_texts(session.engine, answers)
+        question_number = len(self.measured["regular"].generations) - 1
+        unit = self.figures.units[question_number]
+        # The regular answer also completes a speculative one that came before it.
+        complete = answers if "regular" in new else new
         rows = []
         for name in self.measured:
             if name in complete:
-                for request in generations[name].requests:
-                    rows.append(
-                        self._prompt_row(
-                            session,
-                            arm=name,
-                            generation=generations[name],
-                            request=request,
-                            unit=number,
-                        )
-                    )
+                for request in answers[name].requests:
+                    rows.append(self._prompt_row(session, answers[name], request, unit))
         self.prompt_rows += rows
         session.append(LATENCY_PROMPTS_FILE, rows)
 
@@ -305,8 +305,8 @@ class Latency(Experiment):
         if reason is not None:
             raise RunError(f"no verdict: {reason}, the first with {failures[0].error}")
 
-    def _compare_texts(self, engine: Engine | None, generations: dict[str, Generation]) -> None:
-        """Greedy speculative output must be the regular one: note where the texts of a batch part.
+    def _compare_texts(self, engine: Engine | None, answers: Answers) -> None:
+        """Note where greedy texts of the speculative arm part from the regular ones.
 
         A turn before which the arms' answers differ already is not compared.
         """
@@ -315,7 +315,7 @@ class Latency(Experiment):
             return
         assert engine is not None
         divergences = self.measured["speculative"].divergences
-        regular, speculative = (generations[name] for name in self.measured)
+        regular, speculative = (answers[name] for name in self.measured)
         assert regular.question is not None
         assert speculative.question is not None
         prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
@@ -327,28 +327,17 @@ class Latency(Experiment):
                 )
 
     def _prompt_row(
-        self,
-        session: Session,
-        arm: str,
-        generation: Generation,
-        request: RequestRecord,
-        unit: int,
+        self, session: Session, generation: Generation, request: RequestRecord, unit: int
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
+        arm = generation.arm
         prompt = self.prompt_set.at(request.index)
         occurrence = self.prompt_set.occurrence(request.index)
         # A row of a batch takes as long as its batch.
         seconds = request.seconds if generation.sent else generation.seconds
-        figures: dict[str, Any] = {}
-        if generation.gpu is not None:
-            figures["joules"] = generation.gpu.joules
-            figures["gpu_throttled"] = ", ".join(generation.gpu.throttled) or None
-        if request.error is not None:
-            figures["error"] = str(request.error)
+        gpu = generation.gpu
+        throttled = gpu.throttled if gpu else ()
         parted = self.measured[arm].divergences.get(request.index)
-        if parted is not None:
-            figures["divergence_position"] = parted.position
-            figures["logit_margin"] = parted.logit_margin
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
@@ -366,7 +355,11 @@ class Latency(Experiment):
             time_to_first_token_ms=request.time_to_first_token_ms,
             cached_tokens=request.num_cached,
             unit=unit,
-            **figures,
+            joules=gpu and gpu.joules,
+            gpu_throttled=", ".join(throttled) or None,
+            error=request.error and str(request.error),
+            divergence_position=parted and parted.position,
+            logit_margin=parted and parted.logit_margin,
         )
 
 

@@ -25,13 +25,17 @@ from harness.results.speculation_profile import MeasuredAcceptance, length_colum
 
 @dataclass
 class LatencyFigures:
-    """What a run has measured so far; what it has not measured has its default here.
+    """The figures that a run has measured so far; anything else has its default here.
 
     Attributes:
         arms: by name, the regular one first.
-        units, moments, share_prompts: of the questions; see `Asking`.
+        units: of each question, the same number for those whose answers are not independent, such
+            as turns of a conversation; intervals are over units.
+        moments: of each question, the number of its batch or lap in time.
+        share_prompts: whether units share prompts, so that an interval over them covers no prompts.
         salted: whether a server's prefix cache tells repetitions apart; None where there is none.
-        end_tokens: with which the model ends a text; none where its texts mean nothing.
+        end_tokens: with which the model ends a text; none with random weights, whose texts mean
+            nothing.
         suspicion: columns about another engine's sampling.
         identical: columns of the regular arm measured against itself.
         pass_ms: the time of a pass of the target by its number of tokens.

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from harness.config.errors import SettingError
 
-# More than tokens of natural text have, so that a text has enough of them in any language and vocabulary.
+# More characters than tokens of natural text have, so that a text has enough tokens in any language
+# and vocabulary.
 _CHARACTERS_PER_TOKEN = 12
 
 
 def of_lengths(documents: Sequence[str], lengths: Sequence[int]) -> list[tuple[str, int]]:
     """For each document a text that begins with it, and the tokens to which it is to be cut.
 
-    Lengths are dealt out in turn. A text goes on with the documents that follow, the first ones after the last, and
+    Lengths are dealt out in turn: with lengths 512 and 4096, documents 0, 2, 4, ... begin texts of
+    512 tokens. A text goes on with the documents that follow, the first ones after the last, and
     has none twice: repeated text would be easy to predict.
 
     Raises:

@@ -48,8 +48,9 @@ class Score(NamedTuple):
 class LmEvalTask(Task):
     """One task with its prompts.
 
-    An instance of lm-evaluation-harness is one question; its `args` are the prompt and the settings
-    of the generation.
+    An `instance`, in lm-evaluation-harness's words, is one question; its `args` are the prompt and
+    the settings of the generation. A filter finds the answer in a completion, and a metric scores
+    it.
 
     Attributes:
         task: the task as the user names it, `lm_eval:gsm8k`.
@@ -57,7 +58,9 @@ class LmEvalTask(Task):
         max_tokens: the most tokens that a completion may have.
         metric_column: the metric and filter that decide, for the results.
 
-    Raises SettingError for a task that cannot be asked.
+    Raises:
+        SettingError: the task cannot be asked.
+        RunError: its data are out of reach.
     """
 
     def __init__(self, task: str) -> None:

@@ -7,16 +7,11 @@ distributed as the target has it, for every sampling setting that the engine tak
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from torch import Tensor
+from collections.abc import Sequence
+from typing import Any
 
 from harness.config.errors import RunError, SettingError
-from harness.engines.batches import in_batches
-from harness.engines.divergence import Divergence, check_known, first_divergence
+from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.timing import Generation, quick_collections
@@ -26,66 +21,42 @@ from harness.experiments.lossless import (
     SampledTest,
     greedy_columns,
     require_token_ids,
-    sampled_columns,
     together,
 )
-from harness.experiments.outcomes import Floats
 from harness.experiments.progress import progress, say
-from harness.experiments.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
+from harness.experiments.quantiles import QuantileTest
 from harness.experiments.references import References
 from harness.experiments.samplings import Sampling, samplings
+from harness.experiments.scores import AnsweredRequest, Scores
 from harness.experiments.session import Session
 from harness.experiments.workload import FOLLOW_UP, PlannedRequest, Workload, most_drawn
 from harness.menu.commands.recovery import RecoverySettings
 from harness.menu.records import engine_of
 from harness.results.acceptance import Acceptance
 
+# Column `sampling` of the check of pairs.
 PAIRS = "neighbouring tokens"
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
-# Tokens whose logits `logit_bias` raises: the beginning of a prompt.
+# So many of a prompt's tokens have their logits raised by `logit_bias`.
 _NUM_BIASED = 4
-# Texts of each sampling setting from which rounding is estimated.
-_NUM_ROUNDED = 8
 # Without exact probabilities: tokens compared of each text, and texts of each sampling setting.
 _NUM_COMPARED = 3
 _NUM_ALONE = 500
 # Drawn tokens of `num_draws=auto` at least, and at most.
 _FEWEST_TOKENS = 2000
 _MOST_TOKENS = 4_000_000
-# Texts whose logits are computed together: of a large vocabulary, those of one text are many.
-_SCORED_TOGETHER = 8
-
-
-class _Text(NamedTuple):
-    """A request, and the tokens of its answer."""
-
-    planned: PlannedRequest
-    token_ids: Sequence[int]
-
-
-class _Rounded(NamedTuple):
-    """The exact probabilities [n, V] along a text, by two routes that differ by rounding alone."""
-
-    probabilities: Floats
-    others: Floats
-
-
-class _Group(NamedTuple):
-    """Drawn tokens of a sampling setting that are tested together.
-
-    Attributes:
-        quantiles: of the tokens in the exact distribution.
-        rounded_masses: of the cells of the test, as another rounding has them; None if not known.
-    """
-
-    name: str
-    quantiles: Floats
-    rounded_masses: Floats | None
 
 
 class LoadTest:
     """The checks of a run under load. Opens the engine, and tries which sampling settings it takes.
+
+    `run` asks greedy and drawn requests beside each other. Where the model's exact probabilities
+    are known, they score all answers (`Scores`); elsewhere the same requests are asked again, one
+    at a time, and both answers are compared.
+
+    Args:
+        prompts: token ids of each.
 
     Attributes:
         checks: the columns of each check, as they are found.
@@ -103,16 +74,18 @@ class LoadTest:
         self._settings = settings
         self._prompts = prompts
         self._num_in_flight = settings.load
+        # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = max(map(len, prompts)) + 1
-        second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
-        session.place(self._num_in_flight, second)
-        engine = session.open(self._num_in_flight, second, fault=settings.fault)
+        longest_second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
+        session.place(self._num_in_flight, longest_second)
+        engine = session.open(self._num_in_flight, longest_second, fault=settings.fault)
         self._arm = engine.arms[-1]
-        self._taken: list[Sampling] = []
+        # Sampling settings that are tested, and names of those that the engine refused.
+        self._samplings: list[Sampling] = []
         self._refused: list[str] = []
         if settings.decoding.temperature > 0:
             self._try_samplings()
-        self._workload = Workload(prompts, self._taken, settings.decoding, settings.seed)
+        self._workload = Workload(prompts, self._samplings, settings.decoding, settings.seed)
 
     def run(self) -> None:
         """Ask under load, and check the answers."""
@@ -142,13 +115,12 @@ class LoadTest:
         tried = samplings(settings.decoding, biased, self._arm.penalises_prompts)
         if engine_of(settings).own_loop:
             # Our loop has no others, which nobody expects of it.
-            self._taken += [sampling for sampling in tried if not sampling.parameters]
+            self._samplings += [sampling for sampling in tried if not sampling.parameters]
             return
         for sampling in tried:
-            if is_taken(
-                self._arm, PlannedRequest(tuple(prompt), sampling, 1, index=0), settings.seed
-            ):
-                self._taken.append(sampling)
+            planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
+            if is_taken(self._arm, planned, settings.seed):
+                self._samplings.append(sampling)
             else:
                 self._refused.append(sampling.name)
         if self._refused:
@@ -174,29 +146,28 @@ class LoadTest:
     # With exact probabilities.
 
     def _compare_with_exact(self, reference: Reference) -> None:
-        # Half of them in each round.
+        """Ask two rounds of requests, the second after answers of the first, and score the answers."""
         num_tokens = self._num_drawn_tokens()
-        num_drawn = math.ceil(num_tokens / self._mean_length / 2)
-        first = self._workload.first_turns(num_drawn)
+        num_drawn_each = math.ceil(num_tokens / self._mean_length / 2)
+        first = self._workload.first_turns(num_drawn_each)
         self._say_how_much(len(first), num_tokens)
         answers = self._answers(first, self._num_in_flight)
         first_texts = [answer.token_ids for answer in answers]
-        second = self._workload.second_turns(first, first_texts, num_drawn)
+        second = self._workload.second_turns(first, first_texts, num_drawn_each)
         answers += self._answers(second, self._num_in_flight, "under load, second turns")
-        compared: list[_Text] = []
+        compared: list[AnsweredRequest] = []
         read: list[RequestRecord] = []
         for planned, answer in zip([*first, *second], answers, strict=True):
             if planned.is_compared and answer.token_ids:
-                compared.append(_Text(planned, answer.token_ids))
+                compared.append(AnsweredRequest(planned, answer.token_ids))
                 read.append(answer)
         require_token_ids(read)
-        batch_size = min(self._num_in_flight, _SCORED_TOGETHER)
-        scores = _Scores(reference, batch_size, self._settings.seed)
+        scores = Scores(reference, self._num_in_flight, self._settings.seed)
         with progress("comparing", len(compared)) as advance:
             for _ in scores.add(compared):
                 advance(None)
-        self.checks.append(greedy_columns(scores.divergences, scores.num_greedy))
-        if self._taken:
+        self.checks.append(greedy_columns(scores.divergences, scores.num_greedy_tokens))
+        if self._samplings:
             acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
             self._add_quantiles(scores, acceptance)
             # Some servers tell it without iterations.
@@ -212,7 +183,7 @@ class LoadTest:
         about = f"two rounds of about {num_requests:,} requests, {self._num_in_flight} in flight"
         tested = "greedy texts"
         if num_tokens:
-            settings = f"{len(self._taken)} sampling settings"
+            settings = f"{len(self._samplings)} sampling settings"
             tested = f"greedy texts and {num_tokens:,} drawn tokens over {settings}"
         say(f"testing the {self._arm.name} arm with {tested}: {about}")
 
@@ -223,7 +194,7 @@ class LoadTest:
 
     def _num_drawn_tokens(self) -> int:
         num_draws = self._settings.num_draws
-        if not self._taken:
+        if not self._samplings:
             return 0
         if num_draws != "auto":
             return num_draws
@@ -231,48 +202,40 @@ class LoadTest:
         return self._tokens_needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
 
     def _tokens_needed(self, least: int) -> int | None:
-        return tokens_needed(self._test(), len(self._taken), self._mean_length, least)
+        return tokens_needed(self._test(), len(self._samplings), self._mean_length, least)
 
     def _test(self) -> QuantileTest:
         # First tokens and later ones of each setting, pairs, and all together.
-        num_tests = 2 * len(self._taken) + 2
-        level = self._settings.false_alarm_rate / num_tests
-        return QuantileTest(level, self._settings.shift)
+        num_tests = 2 * len(self._samplings) + 2
+        level_share = self._settings.false_alarm_rate / num_tests
+        return QuantileTest(level_share, self._settings.shift)
 
-    def _add_quantiles(self, scores: _Scores, acceptance: Acceptance) -> None:
+    def _add_quantiles(self, scores: Scores, acceptance: Acceptance) -> None:
+        """Add the checks of drawn tokens: of each group, of pairs, and of all groups together."""
         test = self._test()
         parts = []
-        for sampling in self._taken:
+        for sampling in self._samplings:
             for group in scores.groups(sampling):
                 check = test.check(group.quantiles, group.rounded_masses)
                 parts.append(check)
-                self.checks.append(
-                    sampled_columns(check) | {"sampling": f"{sampling.name}, {group.name}"}
-                )
-        pairs = test.check_pairs(scores.all_quantiles)
-        self.checks.append(sampled_columns(pairs) | {"sampling": PAIRS})
+                self._add_check(check, sampling=f"{sampling.name}, {group.name}")
+        self._add_check(test.check_pairs(scores.quantiles_by_text), sampling=PAIRS)
         overall = together(parts)
         needed = None
         if overall.verdict == "undecided":
             needed = self._tokens_needed(overall.num_draws)
-        self._add_overall(overall, acceptance, needed)
+        self._add_overall(overall, acceptance=acceptance, num_draws_needed=needed)
 
-    def _add_overall(
-        self, check: SampledCheck, acceptance: Acceptance, num_draws_needed: int | None = None
-    ) -> None:
-        self.checks.append(
-            sampled_columns(check)
-            | {
-                "acceptance": acceptance,
-                "refused": ", ".join(self._refused) or None,
-                "num_draws_needed": num_draws_needed,
-            }
-        )
+    def _add_check(self, check: SampledCheck, **figures: Any) -> None:
+        self.checks.append(check.columns() | figures)
+
+    def _add_overall(self, check: SampledCheck, **figures: Any) -> None:
+        self._add_check(check, refused=", ".join(self._refused) or None, **figures)
 
     # Without them: the same requests alone.
 
     def _compare_with_alone(self) -> None:
-        taken = self._taken
+        """Ask requests under load and then one at a time, and compare both answers."""
         workload = self._workload
         greedy = [
             planned
@@ -280,10 +243,12 @@ class LoadTest:
             if planned.is_greedy and planned.is_compared
         ]
         num_draws = self._settings.num_draws
-        num_each = _NUM_ALONE if num_draws == "auto" else -(-num_draws // max(1, len(taken)))
+        num_each = _NUM_ALONE
+        if num_draws != "auto":
+            num_each = math.ceil(num_draws / max(1, len(self._samplings)))
         drawn: list[PlannedRequest] = []
-        for place, sampling in enumerate(taken):
-            prompt = self._prompts[place % len(self._prompts)]
+        for number, sampling in enumerate(self._samplings):
+            prompt = self._prompts[number % len(self._prompts)]
             drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
         loaded = workload.shuffled([*greedy, *drawn])
         about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
@@ -291,26 +256,23 @@ class LoadTest:
         answers = self._answers(loaded, self._num_in_flight)
         under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
         self._add_greedy_texts(greedy, [under_load[planned.index] for planned in greedy])
-        if not taken:
+        if not self._samplings:
             return
-        level = self._settings.false_alarm_rate / (len(taken) + 1)
-        test = SampledTest(_NUM_COMPARED, level, self._settings.shift)
+        level_share = self._settings.false_alarm_rate / (len(self._samplings) + 1)
+        test = SampledTest(_NUM_COMPARED, level_share, self._settings.shift)
         parts = []
-        for sampling in taken:
+        for sampling in self._samplings:
             of_sampling = [planned for planned in drawn if planned.sampling is sampling]
             again = workload.repeated(of_sampling[0].prompt, sampling, num_each, _NUM_COMPARED)
             alone = self._answers(again, 1, f"alone, {sampling.name}")
             loaded_answers = [under_load[planned.index] for planned in of_sampling]
-            samples = [
-                Generation("alone", requests=alone),
-                Generation("load", requests=loaded_answers),
-            ]
-            check = test.compare(samples[:1], samples[1:])
+            check = test.compare(
+                [Generation("alone", requests=alone)],
+                [Generation("load", requests=loaded_answers)],
+            )
             parts.append(check)
-            named = {"sampling": f"{sampling.name}, beside those alone"}
-            self.checks.append(sampled_columns(check) | named)
-        overall = together(parts)
-        self._add_overall(overall, overall.acceptance)
+            self._add_check(check, sampling=f"{sampling.name}, beside those alone")
+        self._add_overall(together(parts))
 
     def _add_greedy_texts(
         self, greedy: Sequence[PlannedRequest], answers: Sequence[RequestRecord]
@@ -333,80 +295,6 @@ class LoadTest:
                 )
         num_tokens = sum(len(answer.token_ids) for answer in answers)
         self.checks.append(greedy_columns(divergences, num_tokens))
-
-
-class _Scores:
-    """The verdict of exact probabilities over texts.
-
-    Attributes:
-        divergences: for each greedy text the first token that is not the likeliest, None without
-            one.
-        num_greedy: number of tokens of greedy texts.
-        all_quantiles: for each drawn text the quantiles of its tokens.
-    """
-
-    def __init__(self, reference: Reference, batch_size: int, seed: int) -> None:
-        self.divergences: list[Divergence | None] = []
-        self.num_greedy = 0
-        self.all_quantiles: list[Floats] = []
-        self._reference = reference
-        self._batch_size = batch_size
-        self._generator = np.random.default_rng([seed, 1])
-        self._quantiles: dict[str, list[Floats]] = defaultdict(list)
-        self._rounded: dict[str, list[_Rounded]] = defaultdict(list)
-
-    def add(self, texts: Sequence[_Text]) -> Iterator[None]:
-        """Score texts; yields after each."""
-        # Texts of about the same length need little filling.
-        by_length = sorted(texts, key=lambda text: len(text.token_ids))
-        for batch in in_batches(by_length, self._batch_size):
-            for text in batch:
-                check_known(
-                    [*text.planned.prompt, *text.token_ids], self._reference.vocabulary_size
-                )
-            prompts = [text.planned.prompt for text in batch]
-            logits = self._reference.logits_along(prompts, [text.token_ids for text in batch])
-            for row, (planned, token_ids) in enumerate(batch):
-                self._add(planned, token_ids, logits[row, : len(token_ids)])
-                yield
-
-    def groups(self, sampling: Sampling) -> Iterator[_Group]:
-        """Yield the first tokens of a setting's texts, and the later ones."""
-        yield self._group("first tokens", sampling, slice(0, 1))
-        yield self._group("later tokens", sampling, slice(1, None))
-
-    def _group(self, name: str, sampling: Sampling, places: slice) -> _Group:
-        by_text = self._quantiles[sampling.name]
-        values = np.concatenate([values[places] for values in by_text]) if by_text else np.zeros(0)
-        rounded_masses = None
-        rounded = self._rounded[sampling.name]
-        if rounded:
-            exact = np.concatenate([each.probabilities[places] for each in rounded])
-            others = np.concatenate([each.others[places] for each in rounded])
-            if len(exact):
-                rounded_masses = cell_masses(exact, others, num_cells_for(len(values)))
-        return _Group(name, values, rounded_masses)
-
-    def _add(self, planned: PlannedRequest, text: Sequence[int], logits: Tensor) -> None:
-        if planned.is_greedy:
-            likeliest = logits.argmax(-1).tolist()
-            self.num_greedy += len(text)
-            # After the first token that differs, the texts are not comparable.
-            self.divergences.append(
-                first_divergence(self._reference, planned.prompt, likeliest, text)
-            )
-            return
-        sampling = planned.sampling
-        exact = sampling.probabilities_along(logits, planned.prompt, text)
-        of_text = quantiles(exact, text, self._generator)
-        self._quantiles[sampling.name].append(of_text)
-        self.all_quantiles.append(of_text)
-        if len(self._rounded[sampling.name]) < _NUM_ROUNDED and len(planned.prompt) > 1:
-            # The same logits by another route: in a batch of one, with a prompt one token shorter.
-            *prompt, last = planned.prompt
-            other_logits = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
-            others = sampling.probabilities_along(other_logits, planned.prompt, text)
-            self._rounded[sampling.name].append(_Rounded(exact, others))
 
 
 def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:

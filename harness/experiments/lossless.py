@@ -1,7 +1,8 @@
 """Is an arm lossless? Two tests that look only at its tokens, so that any arm can be tested.
 
-Greedy, its tokens must be the regular arm's. Sampled, the first tokens of many continuations of one prompt must follow
-the target's exact distribution.
+Greedy, its tokens must be the regular arm's (`judge_greedy`). Sampled, the first tokens of many
+continuations of one prompt must follow the target's exact distribution: a `SampledTest` of them
+yields a `SampledCheck`, and `together` adds up the checks of several prompts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from harness.config.errors import RunError
 from harness.engines.divergence import Divergence
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
-from harness.experiments.outcomes import Floats, Outcomes, observed_outcomes
+from harness.experiments.prefix_distribution import PrefixDistribution, observed_distribution
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.chi_square import (
     chi_square_distance,
@@ -27,35 +28,22 @@ from harness.results.statistics.chi_square import (
     chi_square_tail_power,
     chi_square_test,
 )
+from harness.results.statistics.interval import Floats
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
-# Fewest draws that a cell of the χ² test is expected to get. Far out in the tail the χ² approximation rejects too
-# often, and the more so the rarer the cells: with 100 the true false-alarm rate at a nominal 1e-11 is 3e-10 (exact
-# binomial sums of two cells). So each test uses a hundredth of its share, and the stated rate is kept.
+# Fewest draws that a cell of the χ² test is expected to get. Far out in the tail the χ²
+# approximation rejects too often, and the more so the rarer the cells: with 100 the true
+# false-alarm rate at a nominal 1e-11 is 3e-10 (exact binomial sums of two cells). So each test uses
+# a hundredth of its share, and the stated rate is kept.
 MIN_EXPECTED = 100
 SHARE_OF_LEVEL = 0.01
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
-# The null may be twice as far from the exact distribution as two ways of computing it are apart: the loop's forward
-# passes have shapes that differ from both. Distances are squared, so 4 = 2². In float32 this is nothing; in half
-# precision it is most of the threshold.
+# The null may be twice as far from the exact distribution as two ways of computing it are apart:
+# the loop's forward passes have shapes that differ from both. Distances are squared, so 4 = 2². In
+# float32 this is nothing; in half precision it is most of the threshold.
 ROUNDING_ALLOWANCE = 4.0
-
-# Attributes of a sampled check that `Session.row` takes.
-_COLUMNS = (
-    "num_prompts",
-    "num_tokens",
-    "num_draws",
-    "statistic",
-    "degrees_of_freedom",
-    "p_value",
-    "significance_level",
-    "power",
-    "rounding",
-    "verdict",
-    "acceptance",
-)
 
 
 def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
@@ -107,31 +95,29 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampledCheck:
-    """Whether sampled continuations follow the exact distribution: of one prompt, or of several together.
+    """Whether drawn tokens follow the exact distribution: the result of one χ² test, or of several
+    together.
 
     Attributes:
-        num_tokens: counted of each continuation.
         significance_level: a p-value below it calls the arm lossy.
-        num_prompts: that the draws continue.
-        statistic, degrees_of_freedom: of the χ² test.
-        rounding: part of the statistic that the test attributes to rounding.
-        visible: by how much the stated shift of the second token's distribution, and of the third's, would raise the
-            statistic. The first token is the target's own, the second is where a proposal is tested, and the third
-            follows an acceptance (with one draft token it is the bonus token) or a roll-back.
-        acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm never ran.
+        rounding: by how much rounding of the logits may raise the statistic on average.
+        visible: by how much the stated shift would raise it on average: one number for each token
+            that may be shifted. Of continuations these are the second token, where a proposal is
+            tested, and the third, which follows an acceptance (with one draft token it is the bonus
+            token) or a roll-back; the first token is the target's own.
+        acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm
+            never ran.
     """
 
-    num_tokens: int
     significance_level: float
-    num_prompts: int
     num_draws: int
     statistic: float
     degrees_of_freedom: int
     rounding: float
     visible: Floats
-    acceptance: Acceptance
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     @property
     def p_value(self) -> float:
@@ -139,12 +125,11 @@ class SampledCheck:
 
     @property
     def power(self) -> float:
-        """Chance that the test sees the shift of whichever token it sees less."""
-        alpha = self.significance_level
+        """Chance that the test sees the shift of the token where it sees it least."""
         return chi_square_tail_power(
             self.degrees_of_freedom,
             noncentrality=float(self.visible.min()),
-            alpha=alpha,
+            alpha=self.significance_level,
             tolerated=self.rounding,
         )
 
@@ -154,13 +139,20 @@ class SampledCheck:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
 
-
-def sampled_columns(check: SampledCheck) -> dict[str, Any]:
-    """The columns of a check of draws."""
-    columns = {name: getattr(check, name) for name in _COLUMNS}
-    if not check.degrees_of_freedom:
-        columns["p_value"] = None
-    return {"check": "sampled", **columns}
+    def columns(self) -> dict[str, Any]:
+        """The columns of the check, and its acceptance as `Session.row` takes it."""
+        return {
+            "check": "sampled",
+            "num_draws": self.num_draws,
+            "statistic": self.statistic,
+            "degrees_of_freedom": self.degrees_of_freedom,
+            "p_value": self.p_value if self.degrees_of_freedom else None,
+            "significance_level": self.significance_level,
+            "power": self.power,
+            "rounding": self.rounding,
+            "verdict": self.verdict,
+            "acceptance": self.acceptance,
+        }
 
 
 def together(checks: Sequence[SampledCheck]) -> SampledCheck:
@@ -169,7 +161,6 @@ def together(checks: Sequence[SampledCheck]) -> SampledCheck:
     """
     return dataclasses.replace(
         checks[0],
-        num_prompts=sum(check.num_prompts for check in checks),
         num_draws=sum(check.num_draws for check in checks),
         statistic=sum(check.statistic for check in checks),
         degrees_of_freedom=sum(check.degrees_of_freedom for check in checks),
@@ -185,7 +176,7 @@ class SampledTest:
 
     Attributes:
         num_tokens: counted of each continuation.
-        level_share: this test's share of the false-alarm rate; its significance level is
+        level_share: this test's share of the run's false-alarm rate; its significance level is
             `SHARE_OF_LEVEL` of that.
         shift: total variation of a token's distribution that must be seen.
     """
@@ -194,38 +185,41 @@ class SampledTest:
     level_share: float
     shift: float
 
-    def check(self, generations: Iterable[Generation], outcomes: Outcomes) -> SampledCheck:
-        """Compare continuations of one prompt, `num_tokens` new tokens per row, with `outcomes`, the exact ones."""
-        outcomes = outcomes.first(self.num_tokens)
-        counts = outcomes.count([])
+    def check(self, draws: Iterable[Generation], exact: PrefixDistribution) -> SampledCheck:
+        """Compare draws, continuations of one prompt by `num_tokens` tokens, with what is exact."""
+        exact = exact.first(self.num_tokens)
+        counts = exact.count([])
         acceptance = Acceptance()
-        for generation in generations:
-            counts += outcomes.count(generation.tokens)
+        for generation in draws:
+            counts += exact.count(generation.tokens)
             acceptance += generation.acceptance
-        return self._check([counts], outcomes, acceptance)
+        return self._check([counts], exact, acceptance)
 
-    def expected(self, outcomes: Outcomes, num_draws: int) -> SampledCheck:
+    def expected(self, exact: PrefixDistribution, num_draws: int) -> SampledCheck:
         """Return the check of draws that have exactly the expected counts: only its power means
         anything.
         """
-        outcomes = outcomes.first(self.num_tokens)
-        return self._check([outcomes.probabilities * num_draws], outcomes, Acceptance())
+        exact = exact.first(self.num_tokens)
+        return self._check([exact.cells * num_draws], exact, Acceptance())
 
     def compare(self, regular: Sequence[Generation], other: Sequence[Generation]) -> SampledCheck:
-        """Compare as many continuations of one prompt by two arms: a χ² test that both have one distribution.
+        """Compare as many continuations of one prompt by two arms: both have one distribution.
 
-        It takes twice the draws of `check` to see the same shift, and half of them are the regular arm's.
+        It takes twice the draws of `check` to see the same shift, and half of them are the regular
+        arm's.
         """
         samples = [
             [tokens for generation in arm for tokens in generation.tokens]
             for arm in (regular, other)
         ]
-        outcomes = observed_outcomes([*samples[0], *samples[1]], self.num_tokens, 2 * MIN_EXPECTED)
+        pooled = observed_distribution(
+            [*samples[0], *samples[1]], self.num_tokens, 2 * MIN_EXPECTED
+        )
         acceptance = sum((generation.acceptance for generation in other), Acceptance())
-        return self._check([outcomes.count(sample) for sample in samples], outcomes, acceptance)
+        return self._check([pooled.count(sample) for sample in samples], pooled, acceptance)
 
     def _check(
-        self, counts: Sequence[ArrayLike], outcomes: Outcomes, acceptance: Acceptance
+        self, counts: Sequence[ArrayLike], exact: PrefixDistribution, acceptance: Acceptance
     ) -> SampledCheck:
         """Test one sample against the exact distribution, or two against their pooled one.
 
@@ -235,32 +229,30 @@ class SampledTest:
         of one.
 
         Args:
-            counts: of each sample, [num_cells] in the order of `outcomes.prefixes`.
+            counts: of each sample, [num_cells] in the order of `exact.prefixes`.
         """
-        exact = outcomes.probabilities
+        cells = exact.cells
         num_samples = len(counts)
         num_draws = round(np.sum(counts[-1]))
-        results = [chi_square_test(each, exact, MIN_EXPECTED) for each in counts]
+        results = [chi_square_test(each, cells, MIN_EXPECTED) for each in counts]
 
-        def noncentrality(other: Floats) -> float:
+        def noncentrality(other_cells: Floats) -> float:
             distance = chi_square_distance(
-                probabilities=exact,
-                other_probabilities=other,
+                probabilities=cells,
+                other_probabilities=other_cells,
                 num_draws=num_draws,
                 min_expected=MIN_EXPECTED,
             )
             return num_draws / num_samples * distance
 
-        second_token = noncentrality(outcomes.shifted(1, self.shift))
-        third_token = noncentrality(outcomes.shifted(2, self.shift))
+        second_token = noncentrality(exact.shifted_cells(1, self.shift))
+        third_token = noncentrality(exact.shifted_cells(2, self.shift))
         return SampledCheck(
-            num_tokens=self.num_tokens,
             significance_level=SHARE_OF_LEVEL * self.level_share,
-            num_prompts=1,
             num_draws=num_draws,
             statistic=sum(result.statistic for result in results),
             degrees_of_freedom=results[0].degrees_of_freedom,
-            rounding=ROUNDING_ALLOWANCE * noncentrality(outcomes.cached_probabilities),
+            rounding=ROUNDING_ALLOWANCE * noncentrality(exact.cached_cells),
             visible=np.array([second_token, third_token]),
             acceptance=acceptance,
         )

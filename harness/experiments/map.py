@@ -1,10 +1,11 @@
-"""`map`: speed-ups over a grid of batch size, context and K, the schedules that follow, and where it stops paying."""
+"""`map`: speed-ups over a grid of batch size, context and K, the schedules that follow, and where
+speculation stops paying.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.batches import in_batches
 from harness.engines.protocol import Engine, Question
-from harness.engines.timing import Generation
 from harness.experiments.encoding import Encoded, decide_ignore_eos
 from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.measured_arm import MeasuredArm
@@ -28,6 +28,7 @@ from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
 from harness.menu.experiment import Experiment
 from harness.menu.records import engine_of, method_of
 from harness.report.map import map_document, schedule_of
+from harness.report.optional_plots import optional_plots
 from harness.report.runs import Run
 from harness.report.table import Document
 from harness.results.acceptance import Acceptance
@@ -49,9 +50,10 @@ class MeasuredCell:
     """The figures of one measured cell.
 
     Attributes:
-        acceptance: by iteration, where the engine reports it.
+        acceptance: of the speculative arm's iterations, where the engine reports them.
         reported: the columns about acceptance that a server reports.
-        most_drafted: the largest number of draft tokens of an iteration that it reports; None where it does not.
+        most_drafted: the most draft tokens of an iteration that a server reports; None where it
+            does not.
     """
 
     speedup: Interval
@@ -63,14 +65,25 @@ class MeasuredCell:
 
 
 class Map(Experiment):
-    """Measures the cells of a grid that tell most about where speculation pays, and interpolates the others."""
+    """Measures the cells of a grid that show best where speculation pays, and interpolates the
+    others.
+
+    A cell has an index on each side of the grid. With batch_sizes=[1,4,16], one context and
+    draft_tokens=[1,3,5], cell (2, 0, 1) has batch size 16 and K=3.
+
+    Attributes:
+        draft_tokens: the K of the grid; (None,) for a server, whose K cannot be changed.
+        prompt_sets, encoded: one for each context.
+        measured: the figures of the cells that were measured.
+        started_for: the K that the open engine was started for, where starting takes long.
+    """
 
     def __init__(self, settings: MapSettings) -> None:
         _refuse_what_the_grid_has(settings)
-        self.numbers = _numbers(settings)
+        self.draft_tokens = _draft_tokens(settings)
         batch_size = settings.batch_sizes[-1]
         # Caches and memory are planned for the largest K.
-        decoding = _with_k(settings.decoding, self.numbers[-1])
+        decoding = _with_k(settings.decoding, self.draft_tokens[-1])
         self.settings = dataclasses.replace(settings, decoding=decoding, batch_size=batch_size)
         self.prompt_sets = [self._prompts(length) for length in settings.contexts or (None,)]
         most = min(len(prompt_set.prompts) for prompt_set in self.prompt_sets)
@@ -79,17 +92,15 @@ class Map(Experiment):
             raise SettingError("batch_sizes", rule, batch_size)
         self.encoded: list[Encoded] = []
         self.measured: dict[Cell, MeasuredCell] = {}
-        # The K that the open engine was started for, where starting takes long.
         self.started_for: int | str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sides of the grid: batch sizes, contexts, K."""
         settings = self.settings
-        return len(settings.batch_sizes), len(self.prompt_sets), len(self.numbers)
+        return len(settings.batch_sizes), len(self.prompt_sets), len(self.draft_tokens)
 
     def measure(self, session: Session) -> None:
-        """See `Experiment.measure`."""
         settings = decide_ignore_eos(self.settings, session.tokenizer)
         session.settings = self.settings = settings
         new_tokens = settings.decoding.max_new_tokens
@@ -105,16 +116,17 @@ class Map(Experiment):
         _write_picture(session, rows)
 
     def rows(self, session: Session) -> list[MapRow]:
-        """A row for each cell; where the run ended early for those that were measured, or one that says why."""
+        """A row for each cell; of a run that ended early those that were measured, or one row that
+        says why.
+        """
         if not self.measured:
             return [session.row(MapRow)]
-        # Before the corners of the grid are measured others would be a guess.
+        # Interpolated values would be a guess before the corners of the grid are measured.
         cells = cells_of(self.shape) if session.status == "ok" else sorted(self.measured)
-        bounds = self._surfaces()
-        return [self._row(session, cell, bounds) for cell in cells]
+        surfaces = self._surfaces()
+        return [self._row(session, cell, surfaces) for cell in cells]
 
     def document(self, rows: Sequence[MapRow]) -> Document:
-        """See `Experiment.document`."""
         return map_document(rows)
 
     def _prompts(self, length: int | None) -> PromptSet:
@@ -134,40 +146,41 @@ class Map(Experiment):
         return min(wanted, available)
 
     def _measure_cell(self, session: Session, cell: Cell) -> float:
-        """Time both arms, keep the figures, and give the speed-up."""
+        """Time both arms, keep the figures, and return the speed-up."""
         settings = self.settings
         batch_size = settings.batch_sizes[cell[0]]
         encoded = self.encoded[cell[1]]
-        k = self.numbers[cell[2]]
+        k = self.draft_tokens[cell[2]]
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
         say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
         engine = self._open(session, batch_size, encoded.longest, decoding)
-        # Every cell asks the same prompts: a new engine has a salt of its own.
+        # Every cell asks the same prompts, which a prefix cache would know: with `repeats` requests
+        # carry the salt of their engine, and a new engine has a new one.
         repeats = () if engine.salts is None else [0] * batch_size
-        number = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size) * batch_size
+        num_batches = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size)
         questions = []
-        for places in in_batches(range(number), batch_size):
+        for places in in_batches(range(num_batches * batch_size), batch_size):
             part = encoded.part(places)
             question = session.ask(
                 part.token_ids, part.indices, decoding, chats=part.chats, repeats=repeats
             )
             questions.append(question)
-        generations: dict[str, list[Generation]] = {"regular": [], "speculative": []}
+        arms = {name: MeasuredArm(name) for name in settings.arms}
 
         def after_question(question: Question, answers: Answers) -> None:
             for name, generation in answers.items():
-                generations[name].append(generation)
+                arms[name].generations.append(generation)
 
         warmups = questions[:1] * settings.num_warmup
         ask_all(session, questions, after_question, warmups)
-        measured = self.measured[cell] = self._figures(generations)
+        measured = self.measured[cell] = self._figures(arms["regular"], arms["speculative"])
         return measured.speedup.estimate
 
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
     ) -> Engine:
-        """The engine of a cell. One that starts slowly is started for all cells of a K.
+        """The engine of a cell. An engine that starts slowly is started once for all cells of a K.
 
         Raises:
             RunError: its arms would be loaded again for every question.
@@ -185,23 +198,23 @@ class Map(Experiment):
                 raise RunError(_ONE_AT_A_TIME)
         return engine
 
-    def _figures(self, answers: Mapping[str, Sequence[Generation]]) -> MeasuredCell:
-        regular = answers["regular"]
-        speculative = answers["speculative"]
+    def _figures(self, regular: MeasuredArm, speculative: MeasuredArm) -> MeasuredCell:
         settings = self.settings
-        times = paired_times(regular, speculative)
-        columns = MeasuredArm("speculative", list(speculative)).columns(())
+        times = paired_times(regular.generations, speculative.generations)
+        columns = speculative.columns(())
         return MeasuredCell(
             times.speedup(settings.num_resamples, settings.seed),
-            acceptance=sum((generation.acceptance for generation in speculative), Acceptance()),
+            acceptance=speculative.acceptance,
             reported={name: columns[name] for name in _REPORTED if columns.get(name) is not None},
-            regular_ms_per_token=_mean_time(regular),
-            speculative_ms_per_token=_mean_time(speculative),
+            regular_ms_per_token=regular.columns(())["ms_per_token"],
+            speculative_ms_per_token=columns["ms_per_token"],
             most_drafted=_most_drafted(columns),
         )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Speed-ups of all cells, and the ends of their intervals where any cell has one."""
+        """Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of
+        the grid's shape by `estimate`, `low` and `high`.
+        """
         found = {}
         for name in ("estimate", "low", "high"):
             values = {cell: getattr(one.speedup, name) for cell, one in self.measured.items()}
@@ -210,22 +223,18 @@ class Map(Experiment):
                 found[name] = np.exp(interpolated(self.shape, known))
         return found
 
-    def _number(self, cell: Cell) -> int | None:
-        """The K of a cell; of a server the one that it has reported, if any."""
-        number = self.numbers[cell[2]]
-        if number is not None:
-            return number
-        return reported_number(list(self.measured.values()))
-
     def _row(
         self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
     ) -> MapRow:
         ends = {name: float(values[cell]) for name, values in surfaces.items()}
         measured = self.measured.get(cell)
+        k = self.draft_tokens[cell[2]]
+        if k is None:
+            k = reported_k(list(self.measured.values()))
         figures: dict[str, Any] = {
             "batch_size": self.settings.batch_sizes[cell[0]],
             "context": round(self.encoded[cell[1]].mean_length),
-            "num_draft_tokens": self._number(cell),
+            "num_draft_tokens": k,
             "measured": measured is not None,
             "speedup": ends["estimate"],
             "speedup_low": ends.get("low"),
@@ -242,7 +251,7 @@ class Map(Experiment):
     def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
         schedule = schedule_of(rows)
         if not any(schedule.values()):
-            # No engine takes a schedule that never drafts, and some servers do not tell their K.
+            # No engine takes a schedule that never drafts, and some servers do not report their K.
             return
         for name, content in schedule_files(schedule, _draft_for_vllm(session)).items():
             replace_file(session.directory / name, content.encode())
@@ -258,8 +267,8 @@ def _refuse_what_the_grid_has(settings: MapSettings) -> None:
     require(batch_size == MapSettings.batch_size, "batch_size", rule, batch_size)
 
 
-def _numbers(settings: MapSettings) -> tuple[int | None, ...]:
-    """The K of the grid; None for that of a server, which does not take another one and may tell it later."""
+def _draft_tokens(settings: MapSettings) -> tuple[int | None, ...]:
+    """The K of the grid; None for that of a server, which takes no other and may report it later."""
     if not engine_of(settings).computes_here:
         return (None,)
     return DRAFT_TOKENS if settings.draft_tokens is None else settings.draft_tokens
@@ -269,9 +278,9 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
     return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
 
 
-def reported_number(cells: Sequence[MeasuredCell]) -> int | None:
-    """The K that a server reported in its cells; None where it reported none, or another one under another load."""
-    # Exact where the answers tell every iteration; the mean of sums may miss it.
+def reported_k(cells: Sequence[MeasuredCell]) -> int | None:
+    """The K that a server reported in its cells; None where it reported none, or different ones."""
+    # Exact where the answers report every iteration; `most_drafted` may come from a mean.
     exact = {cell.acceptance.num_places for cell in cells}
     if 0 not in exact and len(exact) > 1:
         return None
@@ -279,7 +288,7 @@ def reported_number(cells: Sequence[MeasuredCell]) -> int | None:
 
 
 def _most_drafted(columns: Mapping[str, Any]) -> int | None:
-    """The K of a server, from what it reports of acceptance: by position, or the mean of what it drafted."""
+    """The K of a server, from its acceptance by position, or from the mean of what it drafted."""
     by_position = columns.get("marginal_acceptance_by_position") or ()
     mean = columns.get("mean_proposed") or 0.0
     # The last iterations of answers draft less.
@@ -287,7 +296,9 @@ def _most_drafted(columns: Mapping[str, Any]) -> int | None:
 
 
 def _draft_for_vllm(session: Session) -> dict[str, Any]:
-    """The draft as entries of vLLM's `--speculative-config`; none for one that vLLM does not have, or a server's."""
+    """The draft as entries of vLLM's `--speculative-config`; none for a draft that vLLM does not
+    have, or that of a server.
+    """
     planned = session.planned
     draft_settings = planned.draft_settings
     if draft_settings is None:
@@ -299,22 +310,12 @@ def _draft_for_vllm(session: Session) -> dict[str, Any]:
     return {name: value for name, value in words.items() if value is not None}
 
 
-def _mean_time(generations: Sequence[Generation]) -> float:
-    """Milliseconds per token, over batches or requests."""
-    return statistics.fmean(ms for generation in generations for ms in generation.times.values())
-
-
 def _write_picture(session: Session, rows: Sequence[MapRow]) -> None:
-    """Write the map's drawing; a line says where matplotlib is not there for it."""
-    try:
-        from harness.report.plots import picture_files
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        say("no drawing of the map without matplotlib: pip install 'harness[report]'")
-        return
-    for name, content in picture_files(RECORD, Run(list(rows))).items():
-        replace_file(session.directory / name, content.encode())
+    """Write the map's drawing, if plots can be drawn."""
+    plots = optional_plots()
+    if plots is not None:
+        for name, content in plots.picture_files(RECORD, Run(list(rows))).items():
+            replace_file(session.directory / name, content.encode())
 
 
 EXPERIMENT = Map

@@ -1,4 +1,4 @@
-"""One arm in a run of `latency`: its answers, and the columns that follow from them."""
+"""One arm in a run of `latency` or `map`: its answers, and the columns that follow from them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from harness.results.acceptance import (
 
 @dataclass
 class MeasuredArm:
-    """The work of one arm, batch by batch.
+    """The work of one arm.
 
     Attributes:
-        generations: the timed ones.
-        phases: from the pass under stopwatches.
-        divergences: of greedy speculative output from the regular one, by prompt; None where there is none.
+        generations: the timed answers to the questions, batch by batch, or lap by lap where
+            requests are sent (`Generation.sent`).
+        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches.
+        divergences: of greedy speculative output from the regular one, by index of the prompt; None
+            where there is none.
     """
 
     name: str
@@ -63,7 +65,8 @@ class MeasuredArm:
         """The columns for which this arm alone is needed.
 
         Args:
-            end_tokens: with which the model ends a text; none where its texts mean nothing.
+            end_tokens: with which the model ends a text; none with random weights, whose texts mean
+                nothing.
         """
         answered = self.answered
         columns = self._length_columns() | self._time_columns() | self._phase_columns()
@@ -82,7 +85,9 @@ class MeasuredArm:
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:
-        """The columns from the server's counters: traffic of others, and acceptance if answers tell no iterations."""
+        """The columns from the server's counters: traffic of other clients, and acceptance if
+        answers report no iterations.
+        """
         counted = total([generation.counted for generation in self.generations])
         if counted is None:
             return {}
@@ -126,7 +131,7 @@ class MeasuredArm:
         }
 
     def _phase_columns(self) -> dict[str, Any]:
-        """The columns from the stopwatches, and for a draft those about its proposals."""
+        """The columns from the stopwatches, and the number of identical texts."""
         phases = self.phases
         pass_ms = phases.mean_ms("forward")
         if self.name == "regular":
@@ -142,12 +147,15 @@ class MeasuredArm:
         return columns
 
     def _iteration_ms(self) -> float | None:
-        """A whole turn of the loop in the timed run; its time beyond drafting and verifying is the rest."""
-        turned = [generation for generation in self.generations if not generation.sent]
-        num_iterations = sum(len(generation.decided) - 1 for generation in turned)
+        """The mean time of an iteration in the timed runs: drafting, verifying, and the rest.
+
+        `decided` has the seconds at which each record came; the first one is of the prompts' pass.
+        """
+        batches = [generation for generation in self.generations if not generation.sent]
+        num_iterations = sum(len(generation.decided) - 1 for generation in batches)
         if not num_iterations:
             return None
-        seconds = sum(generation.seconds - generation.decided[0] for generation in turned)
+        seconds = sum(generation.seconds - generation.decided[0] for generation in batches)
         return 1000 * seconds / num_iterations
 
 

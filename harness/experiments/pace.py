@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from harness.config.machine import num_usable_cores
 
-# Seconds of silence after which something is said, and of a run whose length is said before.
+# A silence longer than this is explained, and a run longer than this has its length announced.
 SILENT_S = 60.0
-# Times the usual time of a question that count as silence.
+# A question that usually takes longer is only late after this many times its usual time.
 _MANY_TIMES = 5.0
 
 
 class Pace:
-    """Follows the questions of a run. A thread that sleeps says where one takes long.
+    """Follows the questions of a run. A thread that sleeps says so where one takes long.
 
     Args:
-        num_questions: of the run.
+        num_questions: that are asked one after the other; each may be a batch or a lap of prompts.
         say: gets lines for the user.
     """
 
@@ -29,7 +28,7 @@ class Pace:
         self._say = say
         self._seconds: list[float] = []
         self._began = time.monotonic()
-        self._timer = self._waiting()
+        self._timer = self._start_timer()
 
     def answered(self) -> None:
         """Note that the next question has been answered by all arms."""
@@ -39,8 +38,8 @@ class Pace:
         self._began = now
         # The first one comes with the warm-up.
         if len(self._seconds) == 2:
-            self._estimate()
-        self._timer = self._waiting()
+            self._announce_length()
+        self._timer = self._start_timer()
 
     def close(self) -> None:
         """Stop following."""
@@ -51,37 +50,26 @@ class Pace:
         later = self._seconds[1:]
         return sum(later) / len(later) if later else None
 
-    def _estimate(self) -> None:
+    def _announce_length(self) -> None:
         left = (self._usual_s or 0.0) * (self._num_questions - len(self._seconds))
         if left > SILENT_S:
             self._say(f"measuring takes about {in_words(left)} more")
 
-    def _waiting(self) -> threading.Timer:
+    def _start_timer(self) -> threading.Timer:
         patience = max(SILENT_S, _MANY_TIMES * (self._usual_s or 0.0))
-        timer = threading.Timer(patience, self._tell, (patience,))
+        timer = threading.Timer(patience, self._explain_silence, (patience,))
         timer.daemon = True
         timer.start()
         return timer
 
-    def _tell(self, patience: float) -> None:
+    def _explain_silence(self, patience: float) -> None:
         usual = self._usual_s
         number = len(self._seconds) + 1
-        begins = (
-            f"question {number} of {self._num_questions} is not answered after {in_words(patience)}"
-        )
+        waited = in_words(patience)
+        sentence = f"question {number} of {self._num_questions} is not answered after {waited}"
         if usual is not None:
-            begins += f", many times its estimate of {in_words(usual)}"
-        self._say(f"{begins} {_load()}".rstrip())
-
-
-@contextmanager
-def pace(num_questions: int, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Follow a run; yields the function that is called after each question."""
-    following = Pace(num_questions, say)
-    try:
-        yield following.answered
-    finally:
-        following.close()
+            sentence += f", many times its estimate of {in_words(usual)}"
+        self._say(f"{sentence} {load_in_words()}".rstrip())
 
 
 def in_words(seconds: float) -> str:
@@ -93,10 +81,15 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours"
 
 
-def _load() -> str:
+def load_in_words() -> str:
     """The load of the machine, in words; empty where the system does not tell."""
+    load = load_average()
+    return "" if load is None else f"(load {load:.1f} on {num_usable_cores()} cores)"
+
+
+def load_average() -> float | None:
+    """Programs that ran or waited for a core, on average over the last minute."""
     try:
-        load = os.getloadavg()[0]
+        return os.getloadavg()[0]
     except (AttributeError, OSError):
-        return ""
-    return f"(load {load:.1f} on {num_usable_cores()} cores)"
+        return None

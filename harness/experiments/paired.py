@@ -37,13 +37,22 @@ def paired_times(
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
+    For example, prompts 0 to 3 are asked in two laps of two, and prompt 3 fails in one of the arms:
+
+        times by prompt, regular        0: 20   1: 22   2: 21   3: 23
+        times by prompt, speculative    0: 10   1: 12   2: 11
+        regular [42, 21], speculative [22, 11]
+
     Args:
-        regular, speculative: answers to the same questions, in the same order; one may be missing.
-        units: the unit of each question, where several are one: turns of the same conversations.
+        regular, speculative: answers to the same questions, in the same order; of a run that was
+            stopped, one arm may have an answer less.
+        units: the unit of each question, where several are one: turns of the same conversations,
+            or questions that are asked again. By default each is a unit.
         decode_only: leave out the time until the first tokens, and these.
     """
 
     def times_of(generation: Generation) -> dict[int, float]:
+        """Milliseconds per token, by the index of the prompt or of the batch's first prompt."""
         return generation.decode_times if decode_only else generation.times
 
     speculative_ms: dict[int, float] = {}
@@ -83,6 +92,7 @@ def drift_columns(times: PairedTimes) -> dict[str, Any]:
 
 
 def _unit(generations: Sequence[Generation]) -> str:
+    """What one question is called."""
     if all(len(generation.requests) == 1 for generation in generations):
         return "prompt"
     return "lap" if any(generation.sent for generation in generations) else "batch"

@@ -1,4 +1,8 @@
-"""`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?"""
+"""`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
+
+Models are sketched from their configurations, placed on a real or pretended machine (`models.fit`),
+and the bytes of the placement become the columns of one row.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from harness.engines.pair import sketch_pair
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.experiments.session import Session
 from harness.menu.commands.plan import PlanSettings
+from harness.menu.experiment import Experiment
 from harness.models.case import Case, Demand, Memory, Misfit, Placement
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
@@ -37,8 +42,10 @@ class Machine:
     """The devices for a pair.
 
     Attributes:
-        free: bytes on each GPU and, as `"cpu"`, in main memory.
-        bandwidths: speed of memory in GB/s, by device name; empty if unknown.
+        free: bytes on each GPU, by its number, and in main memory, as `"cpu"`.
+        name: for reports.
+        bandwidths: possible speeds of its memory in GB/s, by product name; empty if unknown.
+        pretended: whether there are no such GPUs here.
     """
 
     free: Memory
@@ -57,7 +64,7 @@ class Machine:
         return torch.device("meta" if self.pretended else "cuda")
 
 
-class Plan:
+class Plan(Experiment):
     """Sketches the models and places them on a real or pretended machine; decodes nothing."""
 
     def __init__(self, settings: PlanSettings) -> None:
@@ -152,9 +159,7 @@ def _this_machine(placement: PlacementSettings) -> Machine:
 
 
 def _slowest(names: Sequence[str]) -> dict[str, float]:
-    """The bandwidth of the slowest GPU that is known, by its name: it decides, as each layer is
-    read where it is.
-    """
+    """The bandwidth of the slowest GPU that is known, by its name. A token waits for every GPU."""
     bandwidths = {}
     for name in names:
         gpu = known_gpu(name)
@@ -215,10 +220,11 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
         prefix = "" if sketch is case.models[0] else "draft_"
         figures |= _model_sizes(prefix, sketch, placement)
     if case.shared:
+        # The draft is made of the target's own layers.
         figures |= _model_sizes("draft_", case.models[0], placements[0])
         figures |= {"draft_bytes": 0, "draft_device_map": None}
         if figures["cache_bytes"] is not None:
-            # The target and its draft have equal caches.
+            # The sketch has both caches, that of the target and that of its draft, which are equal.
             figures["cache_bytes"] //= 2
             figures["draft_cache_bytes"] //= 2
     return figures
@@ -307,8 +313,13 @@ def _limits(
 def _step_bytes(
     demand: Demand, sketch: Sketch, placement: Placement, tokens_of_a_row: int = 1
 ) -> float:
-    """The bytes that one pass reads, of one GPU if every layer is split: these read at once."""
-    # On average half of the new tokens are there.
+    """The bytes that one pass reads. If every layer is split over GPUs, these read at the same
+    time, so that the bytes of one of them count.
+
+    Args:
+        tokens_of_a_row: 1 for a step, K + 1 for a verification.
+    """
+    # An average pass finds half of the new tokens in the cache.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
     cache = sum(sketch.block_caches(tokens, demand.batch_size))
     weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
@@ -322,7 +333,7 @@ def _milliseconds(num_bytes: float, bandwidth_gb_s: float | None) -> float | Non
 
 
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:
-    """More for the user to know; None for nothing."""
+    """Further sentences for the user; None for nothing."""
     notes = [sketch.about_cache for sketch in case.models]
     if offloads(placements[0].device_map):
         notes.append(

@@ -1,4 +1,6 @@
-"""Where the time of an arm goes, operator by operator: a trace for Perfetto or Chrome, and the top of it as a table."""
+"""Where the time of an arm goes, operator by operator: a trace for Perfetto or Chrome, and the top
+of it as a table.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.models.devices import synchronize
 from harness.report.table import Column, Table, TableRow, number, percent
 
-# A few iterations say it all, and a trace of more takes long to open.
+# Tokens that are decoded: a few iterations say it all, and a trace of more takes long to open.
 NUM_TOKENS = 8
+# Rows of the table.
 _NUM_OPERATORS = 8
 
 
 def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Table]:
-    """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into `directory`.
+    """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into
+    `directory`.
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
     """
@@ -39,7 +43,9 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Ta
 
 @dataclass(frozen=True)
 class _Watched:
-    """What is listed: on a GPU kernels, because those of a CUDA graph belong to no operator."""
+    """What the table lists: operators on a CPU, but kernels on a GPU, because those of a CUDA graph
+    belong to no operator.
+    """
 
     device: str
     kind: DeviceType

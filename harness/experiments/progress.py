@@ -19,11 +19,11 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
-    """A progress bar over `total` steps, quiet when stderr is no terminal; yields the function that ends a step.
+    """A progress bar over `total` steps, which is not shown where stderr is no terminal.
 
-    Its argument replaces the text of the bar, unless it is None.
-
-    Nothing is drawn between two steps: a bar that refreshes itself would take time from the measurement.
+    Yields the function that ends a step; its argument replaces the text of the bar, unless it is
+    None. Nothing is drawn between two steps: a bar that refreshes itself would take time from the
+    measurement.
     """
     console = LastingConsole(stderr=True)
     columns = (

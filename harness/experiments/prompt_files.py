@@ -1,4 +1,6 @@
-"""Files of prompt sets, here or on the hub, as numbered rows: a text, or a mapping from columns to values."""
+"""Files of prompt sets, here or on the hub, as numbered rows: a text, or a mapping from columns to
+values.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,15 @@ class BadFile(Exception):
     """Why a file is refused. `load_prompts` adds the setting and its value."""
 
 
-def local_files(settings: PromptSettings) -> list[Path]:
-    """The files of a prompt set on this machine; those on the hub are fetched unless they are in its cache.
+def local_files(settings: PromptSettings, named_by: str = "prompts") -> list[Path]:
+    """The files of a prompt set on this machine; those on the hub are fetched unless they are in
+    its cache.
 
-    A branch is taken as it was last fetched: asking whether it has changed takes half a minute without a network.
+    A branch is taken as it was last fetched: asking whether it has changed takes half a minute
+    without a network.
+
+    Args:
+        named_by: the user's setting that led to this set, for errors.
 
     Raises:
         SettingError: the repository has no such file or revision.
@@ -35,10 +42,10 @@ def local_files(settings: PromptSettings) -> list[Path]:
     """
     if settings.repository is None:
         return [Path(file).expanduser() for file in settings.files]
-    return [_fetched(settings, file) for file in settings.files]
+    return [_fetched(settings, file, named_by) for file in settings.files]
 
 
-def _fetched(settings: PromptSettings, file: str) -> Path:
+def _fetched(settings: PromptSettings, file: str, named_by: str) -> Path:
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
@@ -58,8 +65,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     except Exception as exception:
         # In this form `explain` takes any repository, also one of a data set.
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
-        error = explain(exception, "prompts", place)
-        raise error or RunError(f"prompts: {first_line(exception)}") from exception
+        error = explain(exception, named_by, place, "dataset")
+        raise error or RunError(f"{named_by}: {first_line(exception)}") from exception
     return Path(path)
 
 
@@ -117,7 +124,8 @@ def _raw(path: Path, source: str | None) -> bytes:
 def _lines(path: Path, source: str | None) -> list[str]:
     raw = _raw(path, source).removeprefix(codecs.BOM_UTF8)
     try:
-        # Not splitlines(): it also splits at characters that may occur within a prompt, such as U+2028 and form feed.
+        # Not splitlines(): it also splits at characters that may occur within a prompt, such as
+        # U+2028 and form feed.
         return raw.decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1

@@ -1,9 +1,10 @@
 """Prompt sets, from files here or on the hub.
 
-`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows with `prompt` (text, as
-in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and SPEED-Bench), `messages` (a chat),
-`conversations` (as in ShareGPT), `question` (as in GSM8K) or `instruction` (with `input` or `context`, as in Alpaca and
-Dolly), and optionally `category`. Settings name other columns, or make the prompt from several of them.
+`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
+with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
+SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
+`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`.
+Settings name other columns, or make the prompt from several of them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.experiments.lengths import of_lengths
 from harness.experiments.prompt_files import BadFile, local_files, read_rows
 
-# Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text, which says where to
-# fetch it. Only capitals count, because "Data should be fetched ..." may well be a real prompt.
+# Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
+# which says where to fetch it. Only capitals count, because "Data should be fetched ..." may well
+# be a real prompt.
 _FETCH_ORDER = re.compile(
     r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
 )
@@ -45,13 +47,17 @@ _MOST_NAMED = 15
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, perhaps with its kind of task; of a chat, the user's last message, with which `messages` end.
+    """One prompt of a set.
 
     Attributes:
+        text: of a chat the user's last message, with which `messages` end.
+        category: its kind of task; None where the set has none.
+        messages: of a chat; None for plain text.
         index: its place in the prompt set, from 0; with the seed it determines the random numbers.
         line: of the file, or row of a table, from 1.
         num_tokens: to which the text is cut; None for all of it.
-        turns: what the user says in a conversation of several turns, this text first; empty for one turn.
+        turns: what the user says in a conversation of several turns, this text first; empty for one
+            turn.
         turn: of a conversation, from 1; None for a prompt that is none.
     """
 
@@ -81,9 +87,10 @@ class Occurrence(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts in the order of their file, and a digest of texts and messages: the same in any file format.
+    """Prompts in the order of their file.
 
     Attributes:
+        digest: of texts and messages: the same in any file format.
         seed: takes prompts of each category at random; None takes the first.
     """
 
@@ -93,7 +100,11 @@ class PromptSet:
     seed: int | None = None
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """`count` prompts, from each category in turn; a SettingError when there are fewer."""
+        """`count` prompts, from each category in turn.
+
+        Raises:
+            SettingError: there are fewer.
+        """
         if count > len(self.prompts):
             raise SettingError(
                 "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
@@ -112,7 +123,11 @@ class PromptSet:
         return tuple(taken[:count])
 
     def index(self, occurrence: Occurrence) -> int:
-        """The index of a prompt, or of a turn of a conversation, for each time that it is asked."""
+        """The index of a prompt, or of a turn of a conversation, for each time that it is asked.
+
+        In a set of 10 conversations of 2 turns, the turns of the fourth one have the indices 3 and
+        13; when it is asked again, 23 and 33.
+        """
         times = occurrence.turn + self._most_turns * occurrence.repeat
         return occurrence.place + len(self.prompts) * times
 
@@ -123,7 +138,9 @@ class PromptSet:
         return Occurrence(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
-        """The prompt of an index, which may be a later turn, or asked again."""
+        """The prompt of an index, which may be of a later turn, or of another time that it is
+        asked.
+        """
         occurrence = self.occurrence(index)
         prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
         if not prompt.turns:
@@ -142,7 +159,7 @@ class PromptSet:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
-        """Indices of the prompts that `take` took; None where they are simply the first ones, or all."""
+        """Which prompts `take` took, in a line; None where they are simply the first ones, or all."""
         categories = {prompt.category for prompt in self.prompts}
         if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
             return None
@@ -168,8 +185,8 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     """Read a prompt set.
 
     Raises:
-        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, or has no prompts, placeholders, or not the
-            columns that the settings name.
+        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, has no prompts, or has
+            placeholders, or lacks columns that the settings name.
         RunError: it is on the hub, which is out of reach.
     """
     read: list[Prompt] = []

@@ -22,9 +22,8 @@ from harness.experiments.lossless import (
     SHARE_OF_LEVEL,
     SampledCheck,
 )
-from harness.experiments.outcomes import Floats
-from harness.results.acceptance import Acceptance
 from harness.results.statistics.chi_square import chi_square_test
+from harness.results.statistics.interval import Floats
 
 # More cells find narrow shifts better, and broad ones worse.
 _MOST_CELLS = 20
@@ -48,7 +47,8 @@ def quantiles(
 def cell_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
     """Return the shares of quantiles in equal cells, if tokens are drawn from `other`.
 
-    Both distributions are [n, V]; quantiles are those in the exact one.
+    Both distributions are [n, V]; quantiles are those in the exact one. With exact [[0.5, 0.5]],
+    other [[0.6, 0.4]] and 2 cells the shares are [0.6, 0.4].
     """
     edges = np.linspace(0, 1, num_cells + 1)
     masses = np.zeros(num_cells)
@@ -69,7 +69,8 @@ class QuantileTest:
     """The tests of one run.
 
     Args:
-        level_share: each test's share of the false-alarm rate.
+        level_share: each test's share of the run's false-alarm rate; its significance level is
+            `SHARE_OF_LEVEL` of that.
         shift: the change of the quantiles' distribution that must be found, as total variation.
     """
 
@@ -82,8 +83,8 @@ class QuantileTest:
 
         Args:
             sample: the quantiles [n].
-            rounded: the `cell_masses` that rounding of the logits may lead to; None for no
-                rounding.
+            rounded: `cell_masses` if logits are rounded in another way, as many as the test has
+                cells (`num_cells_for`); None for no rounding.
         """
         num_cells = num_cells_for(len(sample))
         counts, _ = np.histogram(sample, num_cells, (0, 1))
@@ -108,11 +109,7 @@ class QuantileTest:
         return self._check(np.full(num_cells, num_quantiles / num_cells))
 
     def _check(self, counts: ArrayLike, rounding_distance: float = 0.0) -> SampledCheck:
-        """Test counts per cell, by a χ² statistic with `num_cells` - 1 degrees of freedom.
-
-        Under a shift the statistic is noncentral χ². `visible` and `rounding` of the check are the
-        noncentralities of the shift that must be found, and of rounding.
-        """
+        """Test counts per cell, by a χ² statistic with `num_cells` - 1 degrees of freedom."""
         counts = np.asarray(counts)
         num_cells = len(counts)
         num_quantiles = round(counts.sum())
@@ -122,19 +119,16 @@ class QuantileTest:
             uniform = np.full(num_cells, 1 / num_cells)
             statistic = chi_square_test(counts, uniform, MIN_EXPECTED).statistic
             # The shift that is hardest to find: every cell has the share 2 · shift too much or too
-            # little. Σ (observed − expected)² / expected is then n (2 · shift)².
+            # little. Shift 0.05 and 10 cells: five cells with 0.11, five with 0.09. That raises
+            # Σ (observed − expected)² / expected by n (2 · shift)².
             visible = num_quantiles * (2 * self._shift) ** 2
-        # A `SampledCheck` is made for texts of several tokens. Here each draw is a quantile.
         return SampledCheck(
-            num_tokens=1,
             significance_level=SHARE_OF_LEVEL * self._level_share,
-            num_prompts=1,
             num_draws=num_quantiles,
             statistic=statistic,
             degrees_of_freedom=num_cells - 1,
             rounding=ROUNDING_ALLOWANCE * num_quantiles * rounding_distance,
             visible=np.array([visible]),
-            acceptance=Acceptance(),
         )
 
 

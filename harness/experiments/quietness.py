@@ -14,8 +14,10 @@ import pynvml
 
 from harness.config.machine import num_usable_cores
 from harness.engines.energy import nvml_gpus, throttle_reasons
+from harness.experiments.pace import load_average, load_in_words
 
-# Seconds after which a run that waits more than it computes says so.
+# After this many seconds a run says so if it has less than this share of the processor time that it
+# asks for.
 _LONG_S = 60.0
 _LITTLE = 0.5
 
@@ -57,7 +59,7 @@ class GpuState:
     other_processes: int | None = None
 
     def look(self, gpus: Sequence[int]) -> None:
-        """Take in the present state. What NVML does not tell stays as it is."""
+        """Take in the present state of some GPUs, as far as NVML tells it."""
         for gpu in gpus:
             with suppress(pynvml.NVMLError):
                 handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
@@ -70,7 +72,7 @@ class GpuState:
 
 
 class Quietness:
-    """Watches from its creation on.
+    """Watches the machine from its creation on, while a run is timed.
 
     Args:
         on_gpus: whether models compute on GPUs.
@@ -86,7 +88,7 @@ class Quietness:
         self._gpus = nvml_gpus() if on_gpus else []
 
     def look(self) -> None:
-        """Look between two timed answers."""
+        """Look at the GPUs, and at the processor time so far. Called between two timed answers."""
         self._gpu.look(self._gpus)
         share = self._processor_share()
         if self._said or share is None or share >= _LITTLE:
@@ -95,15 +97,15 @@ class Quietness:
             self._said = True
             self._say(
                 f"this takes long: the process gets {share:.0%} of the processor time that it asks for"
-                f" (load {_load() or 0:.1f} on {num_usable_cores()} cores)"
+                f" {load_in_words()}"
             )
 
     def columns(self) -> dict[str, Any]:
-        """The columns about it."""
+        """The columns about the machine since the creation."""
         reasons = ", ".join(sorted(self._gpu.reasons))
         return {
             "processor_share": self._processor_share(),
-            "load": _load(),
+            "load": load_average(),
             "num_cores": num_usable_cores(),
             "other_gpu_processes": self._gpu.other_processes,
             "lowest_gpu_clock_mhz": self._gpu.lowest_clock_mhz,
@@ -116,13 +118,5 @@ class Quietness:
             return None
         ran = now.ran - self._first.ran
         waited = now.waited - self._first.waited
-        # Threads that ended took their times with them.
+        # The times of threads that have ended are missing, so that a difference may be negative.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None
-
-
-def _load() -> float | None:
-    """Programs that ran or waited for a core, on average over the last minute."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None

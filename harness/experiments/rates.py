@@ -15,13 +15,17 @@ def rate_columns(
 ) -> dict[str, Any]:
     """The ends of both intervals; None where there are too few units.
 
+    Two rows that take 2 s for 10 tokens each come at 10 tokens per second in all, and each of their
+    two readers gets 5.
+
     Args:
-        units: the unit of each generation.
+        units: of each generation, the prompt, batch or lap that it measured.
     """
     units_answered: list[int] = []
     tokens: list[float] = []
     seconds: list[float] = []
-    # Seconds in which a reader gets a token, on average over batches or requests.
+    # Readers are the batches or requests of a generation, and a wait is the seconds per token of
+    # one: tokens per second of a reader are 1 / the mean wait.
     num_readers: list[float] = []
     waits: list[float] = []
     for generation, unit in zip(generations, units, strict=False):

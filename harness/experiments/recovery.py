@@ -1,9 +1,9 @@
 """`recovery`: is this pair, with these settings, on this machine, lossless?
 
 First the greedy texts of both arms are compared. Then, above temperature 0, the speculative arm
-continues a few contexts, beginnings that are cut from the prompts (`contexts`), many times each: its
-draws. A test looks at the draws at one K, 1 or the run's own. A check is its result after one
-context, or after all of them together (`lossless`), and becomes a row.
+continues a few contexts, beginnings that are cut from the prompts (`contexts`), many times each:
+its draws. A test looks at the draws at one K, 1 or the run's own (`draw_plan`). A check is its
+result after one context, or after all of them together (`lossless`), and becomes a row.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from harness.config.errors import RunError, VerdictError
-from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.engines.batches import in_batches
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Arm, Question, Reference
+from harness.engines.protocol import Arm, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.contexts import CONTEXT_TOKENS, Context, choose_contexts, last_contexts
+from harness.experiments.contexts import CONTEXT_TOKENS, Context
+from harness.experiments.draw_plan import (
+    DrawPlan,
+    PlannedTest,
+    num_counted_tokens,
+    plan_draws,
+    total_draws_needed,
+)
 from harness.experiments.encoding import Encoded
 from harness.experiments.interleaving import Answers, ask_all
 from harness.experiments.load import LoadTest
 from harness.experiments.lossless import (
-    MIN_EXPECTED,
-    REQUIRED_POWER,
     SampledCheck,
-    SampledTest,
     greedy_columns,
     require_token_ids,
-    sampled_columns,
     together,
 )
-from harness.experiments.outcomes import Outcomes, exact_outcomes
+from harness.experiments.prefix_distribution import PrefixDistribution
 from harness.experiments.progress import progress, say
 from harness.experiments.prompts import load_prompts
 from harness.experiments.references import References
@@ -45,54 +47,17 @@ from harness.menu.records import engine_of
 from harness.report.recovery import recovery_document, summarise
 from harness.results.rows.recovery import RecoveryRow
 
-# Multiples of the number of draws that are tried. Each costs another computation of the exact
-# outcomes, because with more draws rarer continuations count.
-_FACTORS = (2, 4, 8, 16, 32, 64)
-# Draws of `num_draws=auto` over all tests, where so few are enough.
-_FEWEST_DRAWS = 60_000
-
-
-class _TestOfK(NamedTuple):
-    """The test of the draws at one K: 1, or the run's own."""
-
-    num_draft_tokens: NumDraftTokens
-    test: SampledTest
-
-
-class _DrawPlan(NamedTuple):
-    """The draws that `recovery` takes.
-
-    Attributes:
-        num_draws: after each context, for each test.
-    """
-
-    decoding: DecodingSettings
-    contexts: Sequence[Context]
-    tests: Sequence[_TestOfK]
-    num_draws: int
-
-    def streams_of(self, place: int) -> list[range]:
-        """The streams of random numbers of a test's draws: one range for each context.
-
-        With 2 contexts, 2 tests and 3 draws, test 0 has 0-2 and 6-8, and test 1 has 3-5 and 9-11.
-        """
-        streams: list[range] = []
-        for context_place in range(len(self.contexts)):
-            first = (context_place * len(self.tests) + place) * self.num_draws
-            streams.append(range(first, first + self.num_draws))
-        return streams
-
 
 class _Need(NamedTuple):
-    """What an engine must have room for; the names are those of `Session.place`."""
+    """What an engine must have room for: the arguments of `Session.place`."""
 
     num_rows: int
-    prompt_length: int
+    prompt_tokens: int
     new_tokens: int
 
     @property
     def num_slots(self) -> int:
-        return self.num_rows * (self.prompt_length + self.new_tokens)
+        return self.num_rows * (self.prompt_tokens + self.new_tokens)
 
 
 class Recovery(Experiment):
@@ -141,7 +106,7 @@ class Recovery(Experiment):
         session.place(*max(needs, key=lambda need: need.num_slots))
 
         if settings.draft is None:
-            session.open(greedy.num_rows, greedy.prompt_length)
+            session.open(greedy.num_rows, greedy.prompt_tokens)
         else:
             self._compare_greedy_texts(session, references, encoded, greedy)
         if decoding.temperature > 0:
@@ -166,11 +131,11 @@ class Recovery(Experiment):
     def _compare_greedy_texts(
         self, session: Session, references: References, encoded: Encoded, need: _Need
     ) -> None:
-        """The speculative arm against the regular arm at temperature 0, on every prompt, in ragged batches."""
+        """Compare both arms at temperature 0, on every prompt, in batches of unequal lengths."""
         arms = self.settings.arms
         decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
         engine = session.open(
-            need.num_rows, need.prompt_length, decoding, fault=self.settings.fault
+            need.num_rows, need.prompt_tokens, decoding, fault=self.settings.fault
         )
         divergences: list[Divergence | None] = []
 
@@ -197,11 +162,15 @@ class Recovery(Experiment):
         regular: RequestRecord,
         speculative: RequestRecord,
     ) -> Divergence | None:
-        """Where greedy texts of both arms part; of one without token ids, where it leaves the reference's."""
+        """Where greedy texts of both arms part; None where they are the same.
+
+        Of a text without token ids, where it parts from the reference's.
+        """
         if regular.token_ids == speculative.token_ids:
             return None
         if not speculative.from_text:
-            # The ids are those that were decided, so the reference can tell the margin between them.
+            # The ids are those that were decided, so the reference can tell the margin between
+            # them.
             return first_divergence(
                 references.for_tokens(), prompt, regular.token_ids, speculative.token_ids
             )
@@ -214,205 +183,98 @@ class Recovery(Experiment):
     def _compare_draws(
         self, session: Session, references: References, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Test after a few contexts with each number of draft tokens, and finally all contexts together.
-
-        With one draft token, acceptance, rejection, bonus and what follows a roll-back all fall on the second and third
-        token already. With the run's own number the whole first proposal and its bonus token are generated. Each test
-        counts as many tokens as it draws.
-        """
-        plan = self._plan_draws(references.for_tokens(), token_ids)
+        """Test after each context with each K of the plan, and finally all contexts together."""
+        reference = references.for_tokens()
+        plan = plan_draws(self.settings, reference, token_ids)
         batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
-        num_batches = batches_each * len(plan.contexts) * len(plan.tests)
-        num_drawn = plan.num_draws * len(plan.contexts) * len(plan.tests)
+        num_batches = batches_each * plan.num_parts
+        num_drawn = plan.num_draws * plan.num_parts
         say(f"drawing {num_drawn:,} continuations in {num_batches:,} batches")
-        if references.for_tokens() is None:
+        if reference is None:
             say("without the exact distribution: answers are compared with each other")
             # Both arms draw.
             num_batches *= 2
         checks = []
         with progress("drawing", num_batches) as advance, quick_collections():
-            exact = self._exact_outcomes(references.for_tokens(), plan)
-            for place in range(len(plan.tests)):
-                checks.append(self._draw_and_check(session, plan, place, exact, advance))
-        for test, of_contexts in zip(plan.tests, checks, strict=True):
+            exact = None if reference is None else plan.exact(reference)
+            for test_number in range(len(plan.tests)):
+                checks.append(self._draw_and_check(session, plan, test_number, exact, advance))
+        for planned, of_contexts in zip(plan.tests, checks, strict=True):
             check = together(of_contexts)
             num_needed = None
             if check.verdict == "undecided":
-                num_needed = self._total_draws_needed(references.for_tokens(), plan, test.test)
-            self._add_sampled(test.num_draft_tokens, check, num_draws_needed=num_needed)
-
-    def _total_draws_needed(
-        self, reference: Reference | None, plan: _DrawPlan, test: SampledTest
-    ) -> int | None:
-        """The setting `num_draws` that would be enough for a test; None if that is not known."""
-        if reference is None:
-            return None
-        say("working out how many draws would be enough")
-        each = draws_needed(reference, plan.contexts, plan.decoding, test, plan.num_draws)
-        return None if each is None else each * len(plan.contexts) * len(plan.tests)
-
-    def _plan_draws(
-        self, reference: Reference | None, token_ids: Sequence[Sequence[int]]
-    ) -> _DrawPlan:
-        settings = self.settings
-        decoding = dataclasses.replace(settings.decoding, ignore_eos=True)
-        # Without a draft the number says no more than how many tokens are counted.
-        own_number = decoding.num_draft_tokens
-        # A server's own number cannot be changed.
-        fixed = settings.draft is None or not engine_of(settings).computes_here
-        numbers = [own_number] if fixed else list(dict.fromkeys((1, own_number)))
-        contexts = (
-            last_contexts(token_ids)
-            if reference is None
-            else choose_contexts(reference, token_ids, decoding)
-        )
-        # The tests of all contexts together count as well.
-        level = settings.false_alarm_rate / ((len(contexts) + 1) * len(numbers))
-        tests = [
-            _TestOfK(number, SampledTest(num_counted_tokens(number), level, settings.shift))
-            for number in numbers
-        ]
-        sampled = [test.test for test in tests]
-        num_draws = self._num_draws_each(reference, contexts, decoding, sampled)
-        return _DrawPlan(decoding, contexts, tests, num_draws)
-
-    def _exact_outcomes(
-        self, reference: Reference | None, plan: _DrawPlan
-    ) -> list[Outcomes | None]:
-        """The exact distribution after each context; None where there is no reference."""
-        if reference is None:
-            return [None] * len(plan.contexts)
-        # For the longest test; `SampledTest.check` cuts them to the tokens that it counts.
-        num_tokens = num_counted_tokens(plan.decoding.num_draft_tokens)
-        outcomes = outcomes_after(
-            reference, plan.contexts, plan.decoding, num_tokens, plan.num_draws
-        )
-        return list(outcomes)
+                # The reference of the engine that is open now: the one above was another's.
+                reference = references.for_tokens()
+                num_needed = total_draws_needed(reference, plan, planned.test)
+            self._add_sampled(
+                planned, check, num_prompts=len(of_contexts), num_draws_needed=num_needed
+            )
 
     def _draw_and_check(
         self,
         session: Session,
-        plan: _DrawPlan,
-        place: int,
-        exact: Sequence[Outcomes | None],
+        plan: DrawPlan,
+        test_number: int,
+        exact: Sequence[PrefixDistribution] | None,
         advance: Callable[[str | None], None],
     ) -> list[SampledCheck]:
-        """Open an engine for one number of draft tokens, and test its draws after each context."""
-        number, test = plan.tests[place]
-        asked = dataclasses.replace(
-            plan.decoding, num_draft_tokens=number, max_new_tokens=test.num_tokens
+        """Open an engine for the K of one test, and check its draws after each context.
+
+        Args:
+            exact: the distribution after each context; None where it is unknown, and both arms'
+                draws are compared.
+            advance: called after each batch.
+        """
+        planned = plan.tests[test_number]
+        decoding = dataclasses.replace(
+            plan.decoding,
+            num_draft_tokens=planned.num_draft_tokens,
+            max_new_tokens=planned.test.num_tokens,
         )
         size = self.settings.batch_size
-        engine = session.open(size, CONTEXT_TOKENS, asked, fault=self.settings.fault)
+        engine = session.open(size, CONTEXT_TOKENS, decoding, fault=self.settings.fault)
 
         def draw(arm: Arm, context: Context, streams: Sequence[int]) -> Iterator[Generation]:
             for batch in in_batches(streams, size):
-                question = session.ask([context.token_ids] * len(batch), batch, asked)
+                question = session.ask([context.token_ids] * len(batch), batch, decoding)
                 generation = generate(engine, arm, question)
                 # The tokens of a text are not those that were drawn, nor as many.
                 if engine.reports_token_ids:
                     require_token_ids(generation.requests)
-                    require_lengths(generation, asked.max_new_tokens)
+                    require_lengths(generation, decoding.max_new_tokens)
                 yield generation
                 advance(None)
 
         checks = []
-        per_context = zip(plan.contexts, exact, plan.streams_of(place), strict=True)
-        for context, outcomes, streams in per_context:
+        for number, streams in enumerate(plan.streams_of(test_number)):
+            context = plan.contexts[number]
             draws = draw(engine.arms[-1], context, streams)
-            if outcomes is None:
-                check = test.compare(list(draw(engine.arms[0], context, streams)), list(draws))
+            if exact is None:
+                regular_draws = list(draw(engine.arms[0], context, streams))
+                check = planned.test.compare(regular_draws, list(draws))
             else:
-                check = test.check(draws, outcomes)
+                check = planned.test.check(draws, exact[number])
             checks.append(check)
-            prompt_index = self.prompts[context.prompt_index].index
-            self._add_sampled(number, check, prompt_index=prompt_index, context_end=context.end)
+            self._add_sampled(
+                planned,
+                check,
+                num_prompts=1,
+                prompt_index=self.prompts[context.prompt_index].index,
+                context_end=context.end,
+            )
         return checks
 
-    def _num_draws_each(
-        self,
-        reference: Reference | None,
-        contexts: Sequence[Context],
-        decoding: DecodingSettings,
-        tests: Sequence[SampledTest],
-    ) -> int:
-        """Draws after each context for each test, computed before drawing, so that the bar has an end."""
-        asked = self.settings.num_draws
-        parts = len(contexts) * len(tests)
-        if asked != "auto":
-            return asked // parts
-        fewest = _FEWEST_DRAWS // parts
-        if reference is None:
-            return fewest
-        say("working out how many draws are enough")
-        numbers: list[int] = []
-        for test in tests:
-            outcomes = outcomes_after(reference, contexts, decoding, test.num_tokens, fewest)
-            if has_power(test, outcomes, fewest):
-                numbers.append(fewest)
-            else:
-                # If even 64 times as many are not enough, draw the fewest: the verdict stays open.
-                needed = draws_needed(reference, contexts, decoding, test, fewest)
-                numbers.append(needed or fewest)
-        return max(numbers)
-
     def _add_sampled(
-        self, num_draft_tokens: NumDraftTokens, check: SampledCheck, **context: int | None
+        self, planned: PlannedTest, check: SampledCheck, **figures: int | None
     ) -> None:
-        figures = sampled_columns(check)
+        """Add the columns of a check of draws."""
+        columns = check.columns() | {"num_tokens": planned.test.num_tokens} | figures
         if self.settings.draft is not None and engine_of(self.settings).computes_here:
-            figures["num_draft_tokens"] = num_draft_tokens
-        self.checks.append(figures | context)
+            columns["num_draft_tokens"] = planned.num_draft_tokens
+        self.checks.append(columns)
 
 
 EXPERIMENT = Recovery
-
-
-def outcomes_after(
-    reference: Reference,
-    contexts: Sequence[Context],
-    decoding: DecodingSettings,
-    num_tokens: int,
-    num_draws: int,
-) -> list[Outcomes]:
-    """The exact distribution after each context, as finely as so many draws can test it."""
-    rare = MIN_EXPECTED / num_draws
-    return [
-        exact_outcomes(reference, context.token_ids, decoding, num_tokens, rare)
-        for context in contexts
-    ]
-
-
-def has_power(test: SampledTest, outcomes: Sequence[Outcomes], num_draws: int) -> bool:
-    """Whether so many draws after each context are enough for a verdict.
-
-    Args:
-        outcomes: after each context.
-    """
-    expected = together([test.expected(each, num_draws) for each in outcomes])
-    return expected.power >= REQUIRED_POWER
-
-
-def draws_needed(
-    reference: Reference,
-    contexts: Sequence[Context],
-    decoding: DecodingSettings,
-    test: SampledTest,
-    num_draws: int,
-) -> int | None:
-    """How many draws after each context are enough for a verdict, if `num_draws` are not.
-
-    With num_draws=1000 it tries 2000, 4000, ..., 64000. If 4000 are enough and 2000 are not, it
-    returns the smallest of 2100, 2200, ..., 4000 that is. None if 64000 are not enough.
-    """
-    for factor in _FACTORS:
-        most = factor * num_draws
-        outcomes = outcomes_after(reference, contexts, decoding, test.num_tokens, most)
-        if has_power(test, outcomes, most):
-            # Twentieths of the last step.
-            fewer = [round(most * (0.5 + step / 40)) for step in range(1, 20)]
-            return next((number for number in fewer if has_power(test, outcomes, number)), most)
-    return None
 
 
 def require_lengths(generation: Generation, num_tokens: int) -> None:
@@ -422,11 +284,3 @@ def require_lengths(generation: Generation, num_tokens: int) -> None:
         reason = "draws of different lengths cannot be compared: the engine must know ignore_eos"
         ended = f"an answer ended after {shortest} of {num_tokens} tokens"
         raise RunError(f"{generation.arm}: {ended}, and {reason}")
-
-
-def num_counted_tokens(num_draft_tokens: NumDraftTokens) -> int:
-    """The first token, which is the target's own, then a whole proposal, then its bonus token.
-
-    Of `auto` a proposal of four: longer ones would spread the draws over more outcomes than they can test.
-    """
-    return (4 if num_draft_tokens == "auto" else num_draft_tokens) + 2

@@ -17,7 +17,7 @@ from harness.models.case import Demand
 
 
 class References:
-    """The open engine's own reference; for an engine without one its target, loaded here once.
+    """Gives the reference that fits: the open engine's own, else its target, loaded here once.
 
     There is none for a server that makes chats of prompts, which reads other tokens than the model
     would here, nor for a server whose model cannot be loaded here.
@@ -30,11 +30,11 @@ class References:
         self._session = session
 
     def for_tokens(self) -> Reference | None:
-        """To compare token ids; None also where the engine does not report them."""
+        """The reference for token ids; None also where the engine does not report them."""
         return self.for_texts() if self._engine.reports_token_ids else None
 
     def for_texts(self) -> Reference | None:
-        """To compare texts, whose tokens may be unknown."""
+        """The reference for texts, whose tokens may be unknown; None where there is none."""
         if getattr(self._session.settings.engine, "chat", False):
             return None
         return self._engine.reference or self._loaded
@@ -61,6 +61,7 @@ class References:
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
+        """The target, loaded here; None, which a line says, where that of a server cannot be."""
         settings = self._session.settings
         try:
             return self._load()

@@ -1,4 +1,18 @@
-"""Asks the prompts of a set again, in another order, where more are wanted than the set has."""
+"""Asks the prompts of a set again, in another order, where more are wanted than the set has.
+
+With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, seed)`):
+
+    places     0, 1    2, 3    2, 3    0, 1
+    repeats    0, 0    0, 0    1, 1    1, 1
+    unit        0       1       1       0
+
+With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then a
+unit of its own, so that an interval says nothing about other prompts (`share_prompts`):
+
+    places     0, 1, 2, 1    2, 0, 1, 0
+    repeats    0, 0, 0, 1    1, 1, 2, 2
+    unit            0             1
+"""
 
 from __future__ import annotations
 
@@ -17,7 +31,8 @@ class Part(NamedTuple):
     Attributes:
         places: of the prompts, among those that are measured.
         repeats: how often each of them was asked before.
-        unit: the same whenever the same prompts are asked: they say nothing about other prompts.
+        unit: the same whenever the same prompts are asked, because their answers are not
+            independent.
     """
 
     places: Sequence[int]
@@ -26,7 +41,7 @@ class Part(NamedTuple):
 
 
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
-    """Batches of the same prompts each time; larger ones than all prompts share them."""
+    """Batches of the same prompts each time; batches that are larger than the set share prompts."""
     if size > num_prompts:
         return _sharing(num_prompts, num_asked, num_asked // size, seed)
     parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
@@ -36,15 +51,16 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
 def laps_to_ask(
     num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
 ) -> list[Part]:
-    """Laps of the same prompts each time; they share prompts where these are too few for intervals.
+    """Laps of the same prompts each time; laps share prompts where there would be too few laps for
+    an interval.
 
     Args:
-        num_laps: number of laps that the prompts make.
+        num_laps: gives the number of laps that so many prompts make.
     """
     number = min(num_prompts, num_laps(num_prompts))
-    one_each = number == num_prompts
+    one_prompt_each = number == num_prompts
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
-    if num_asked == num_prompts or one_each or has_interval:
+    if num_asked == num_prompts or one_prompt_each or has_interval:
         return _same_again(in_laps(num_prompts, number), num_prompts, num_asked, seed)
     return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
 
@@ -68,18 +84,20 @@ def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: 
     return asked
 
 
-def _sharing(num_prompts: int, num_asked: int, number: int, seed: int) -> list[Part]:
-    """So many parts, each a unit of its own, that have what prompts come next."""
+def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
+    """Parts that take the prompts as they come, again and again; each is a unit of its own."""
     requests = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     parts = []
-    for unit, part in enumerate(in_laps(num_asked, number)):
+    for unit, part in enumerate(in_laps(num_asked, num_parts)):
         places, repeats = zip(*requests[part], strict=True)
         parts.append(Part(places, repeats, unit))
     return parts
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
-    """All places, with how often they came before: in order, then in another one each time."""
+    """All places with how often they came before, without end: in order, then in a random order
+    each time.
+    """
     for repeat in itertools.count():
         order = list(range(number))
         if repeat:

@@ -1,4 +1,7 @@
-"""Runs a command: its experiment, and then its rows, however the experiment ended."""
+"""Runs a command: its experiment, and then its rows, however the experiment ended.
+
+`sweep.worker` calls this for every run, alone or a job of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ def run_command(
     """Run a command; its rows are written and printed however it ends.
 
     Args:
-        finishing: a context in which rows are made and written.
+        directory: of the run's own files.
+        keeper: holds the loaded pair where several runs follow each other; None for a run alone.
+        finishing: a context in which rows are made and written; of a job it postpones signals.
         run_id: that the rows carry; None for a new one.
 
     Raises:
@@ -66,7 +71,7 @@ def record_failure(
     *,
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
-    """Write the rows of a run whose process ended before it could; see `run_command`."""
+    """Write the rows of a run whose process ended before it could, with `reason` as their error."""
     experiment, session = _begin(command, settings, directory, None, run_id)
     session.status = "failed"
     session.error = reason

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from harness.config.settings import DecodingSettings
-from harness.experiments.outcomes import Floats, exact_probabilities
+from harness.experiments.prefix_distribution import exact_probabilities
+from harness.results.statistics.interval import Floats
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Sampling:
         name: for reports.
         parameters: of a server's API, with OpenAI's and vLLM's names: `min_p`, `presence_penalty`,
             `frequency_penalty`, `repetition_penalty`, `logit_bias`.
-        penalises_prompts: see `Arm`.
+        penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
     """
 
     name: str
@@ -49,7 +50,11 @@ class Sampling:
         return probabilities / probabilities.sum(-1, keepdims=True)
 
     def _penalised(self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Repetition counts prompt and text, as in transformers; the others the text alone, or both."""
+        """Logits [n, V] with the penalties for tokens that came before.
+
+        The repetition penalty counts prompt and text, as in transformers; the others count the text
+        alone, or both.
+        """
         if not self.parameters:
             return logits
         size = logits.shape[-1]
@@ -72,11 +77,13 @@ class Sampling:
 def samplings(
     decoding: DecodingSettings, biased: Sequence[int], penalises_prompts: bool = False
 ) -> list[Sampling]:
-    """The sampling settings to try: the run's own, and others beside it, each alone.
+    """The sampling settings to try: the run's own, and others one at a time.
+
+    These are tried at another temperature than the run's, without its top-k and top-p.
 
     Args:
         biased: tokens whose logits `logit_bias` raises.
-        penalises_prompts: see `Arm`.
+        penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)

@@ -1,5 +1,5 @@
 """Does the work of every command around its measurement: plan, encode, place, load, open an engine,
-and write rows.
+and write rows. `run.py` makes a session for a run, and hands it to the command's `measure`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Session:
         self.engine: Engine | None = None
         self.devices: list[str] = []
         self._measurement: Measurement | None = None
-        self._counts = {"num_skipped": 0, "num_truncated": 0}
-        self._origin_said = False
+        # Columns about prompts that were too long.
+        self._too_long = {"num_skipped": 0, "num_truncated": 0}
+        self._said_origin = False
         self._keeper = keeper or PairKeeper()
 
     @contextmanager
@@ -108,7 +109,7 @@ class Session:
         return self.planned.tokenizer
 
     def identify(self) -> Measurement:
-        """The identity of the measurement, which is determined once.
+        """The identity of the measurement, by which `resume` finds earlier rows; determined once.
 
         Runs with the same original settings are the same measurement: the command's own changes do
         not count.
@@ -134,21 +135,21 @@ class Session:
         it.
 
         Args:
-            setting: where the prompts come from.
+            setting: where the prompts come from, for the error.
             new_tokens: that follow each prompt; `decoding.max_new_tokens` by default.
 
         Raises:
             SettingError: a prompt does not fit into a model's context with its new tokens.
         """
-        planned = self._keeper.plan(self.settings)
-        token_ids = encode(planned, prompts, self.settings.chat_template)
-        excess = planned.excess(token_ids, new_tokens or self.settings.decoding.max_new_tokens)
+        token_ids = self.encode_unchecked(prompts)
+        new_tokens = new_tokens or self.settings.decoding.max_new_tokens
+        excess = self.planned.excess(token_ids, new_tokens)
         if excess is not None:
             raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
         return token_ids
 
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of prompts that may be too long for the models; otherwise see `encode`."""
+        """Token ids as `encode` has them, also of prompts that are too long for the models."""
         return encode(self.planned, prompts, self.settings.chat_template)
 
     def encode_set(
@@ -157,17 +158,14 @@ class Session:
         """Encode prompts of a set; those that are too long are refused, skipped or truncated as
         `prompts.too_long` says, and rows count them.
         """
-        planned = self._keeper.plan(self.settings)
         settings: Any = self.settings
         about = origin(settings.prompts)
-        if about is not None and not self._origin_said:
+        if about is not None and not self._said_origin:
             say(about)
-        self._origin_said = True
-        encoded = encode_set(planned, settings, prompt_set, prompts, new_tokens)
-        self._counts = {
-            "num_skipped": encoded.num_skipped,
-            "num_truncated": encoded.num_truncated,
-        }
+        self._said_origin = True
+        encoded = encode_set(self.planned, settings, prompt_set, prompts, new_tokens)
+        self._too_long["num_skipped"] = encoded.num_skipped
+        self._too_long["num_truncated"] = encoded.num_truncated
         return encoded
 
     def place(
@@ -178,6 +176,7 @@ class Session:
         Returns None where the engine loads no pair here.
 
         Args:
+            batch_size: rows that are decoded together.
             prompt_tokens: the most tokens of a prompt.
             new_tokens: the most that follow; `decoding.max_new_tokens` by default.
 
@@ -222,7 +221,15 @@ class Session:
         share_prefix: bool = False,
         fault: Fault = "none",
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one; see `Opening`."""
+        """Open the engine, with the pair loaded if it needs one.
+
+        Args:
+            batch_size: the most prompts of a question, or the most requests in flight.
+            longest_prompt: the most tokens of a prompt.
+            decoding: of the questions; that of the settings by default.
+            share_prefix: read the common beginning of a batch's prompts only once, if possible.
+            fault: a mistake to plant in the speculative arm.
+        """
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
         self.engine = self._keeper.open(
@@ -254,12 +261,14 @@ class Session:
         repeats: Sequence[int] = (),
         ends: Sequence[str] = (),
     ) -> Question:
-        """The question of one batch; the settings say the rest.
+        """The question of one batch: prompts that every arm is asked together.
 
         Args:
+            token_ids: of each prompt.
             indices: of the prompts; with the seed they determine the random numbers.
+            decoding, seed: those of the settings by default.
             stop_tokens: that end a row besides those at which the target ends a text.
-            chats, repeats, ends: see `Question`.
+            chats, repeats, ends: as `Question` has them.
         """
         if decoding is None:
             decoding = self.settings.decoding
@@ -272,9 +281,13 @@ class Session:
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
     ) -> AnyRow:
-        """A row with settings, circumstances, acceptance and figures; later ones win.
+        """A row of this run, from its settings, its circumstances and what was measured.
 
-        Of acceptance it has what this kind of row has columns for.
+        Where several have a column, figures come before acceptance, and both before the rest.
+
+        Args:
+            acceptance: of whose columns the row has those that this kind of row knows.
+            figures: columns that were measured.
 
         Raises:
             TypeError: a circumstance or a figure that the kind of row has no column for.
@@ -289,7 +302,7 @@ class Session:
                 # The pair of a server is unknown: the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
         if issubclass(kind, PromptedRow):
-            columns |= self._counts
+            columns |= self._too_long
         if acceptance is not None:
             about_acceptance = acceptance.columns(self.settings.num_levels)
             for name in about_acceptance.keys() & kind.columns().keys():
@@ -303,7 +316,10 @@ class Session:
         append_rows(self.directory / name, rows)
 
     def write_rows(self, rows: Sequence[RunRow]) -> str | None:
-        """Append rows to the run's own file and to the one that collects all runs; says where."""
+        """Append rows to the run's own file and to the one that collects all runs.
+
+        Returns a line that says where they are; None without rows.
+        """
         if not rows:
             return None
         self.append(f"{rows[0].kind}.csv", rows)

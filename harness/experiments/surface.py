@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RBFInterpolator
 
-# Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the smallest
-# batch, the third context and the second K.
+# Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the
+# smallest batch, the third context and the second K.
 Cell = tuple[int, ...]
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,8 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
         return None
     corners = [cell for cell in unknown if _is_corner(shape, cell)]
     if corners:
-        # Corners of equal K, the last side, one after the other: some engines restart for another K.
+        # Corners of equal K, the last side, one after the other: some engines restart for another
+        # K.
         return min(corners, key=lambda cell: cell[::-1])
     values = interpolated(shape, known)
     places = _coordinates(shape, list(known))

@@ -1,4 +1,6 @@
-"""Tasks of `eval` whose questions come from data sets: the prompt, the answer in a completion, and which are equal."""
+"""Tasks of `eval` whose questions come from data sets: how a row becomes a prompt, how the answer
+is read from a completion, and which answers are equal.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ _MATH_PROMPT = (
     "Solve this problem step by step. Write the final answer within \\boxed{{}}.\n\n"
     "Problem: {problem}\n\nSolution:"
 )
-# Patterns of what changes how a formula looks and not its value.
+# Patterns of what changes how a formula looks and not its value, with what replaces them.
 _LOOKS = (
-    # Not the second backslash of a row break.
+    # \left( 1, 2 \right) -> (1, 2), but not the second backslash of a row break.
     (re.compile(r"(?<!\\)\\(?:(?:left|right|displaystyle)(?![a-zA-Z])|[!,;: ])"), ""),
+    # \dfrac12 -> \frac12
     (re.compile(r"\\(d|t)frac"), r"\\frac"),
+    # \text{east} -> east
     (re.compile(r"\\(text|mathrm|mbox)\{([^{}]*)\}"), r"\2"),
+    # 90^\circ -> 90, \$5 -> 5, 5\% -> 5
     (re.compile(r"\^\{?\\circ\}?|\\\$|\$|\\%|%"), ""),
+    # \frac12 -> \frac{1}{2}
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
+    # Any space.
     (re.compile(r"\s"), ""),
 )
 _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -41,13 +48,14 @@ class SetTask(Task):
     """A task whose questions are rows of a data set.
 
     Attributes:
-        preset: of the prompt set, whose licence is said.
+        preset: of the prompt set.
         columns: that a row must have.
-        beginning: what every prompt begins with, from the settings of the set.
-        prompt: from a row to the text of the question.
-        expected: from a row to the correct answer.
-        read: from a completion to its part that counts, and the answer in it; None if there is none.
-        normal: an answer in the form in which equal ones are the same text.
+        beginning: makes what every prompt begins with, from the settings of the set.
+        prompt: makes the text of the question from a row.
+        expected: reads the correct answer from a row; None if there is none.
+        read: reads from a completion its part that counts, and the answer in it; None if there is
+            none.
+        normal: makes equal answers the same text, such as 5 from 5.00.
     """
 
     preset: str
@@ -65,13 +73,11 @@ class SetTask(Task):
 
     @property
     def origin(self) -> str | None:
-        """See `Task`: the repository and the licence."""
         return origin(self.settings)
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        """See `Task`. Raises SettingError also for a file without questions; RunError if it is out of reach."""
         settings = self.settings
-        rows = rows_of(settings, self.columns)
+        rows = rows_of(settings, self.columns, f"task={self.preset}")
         places = draw_rows(
             source=f"the data set {settings.name}", num_rows=len(rows), seed=seed, count=count
         )
@@ -92,7 +98,6 @@ class SetTask(Task):
         return problems
 
     def judge(self, text: str, problem: Problem) -> Judgement:
-        """See `Task`."""
         completion, answer = self.read(text)
         return Judgement(completion, answer, self.is_correct(answer, problem.expected))
 
@@ -101,9 +106,13 @@ class SetTask(Task):
         return answer is not None and self.normal(answer) == self.normal(expected)
 
 
-def rows_of(settings: PromptSettings, columns: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The rows of a data set's file, all of which have these columns."""
-    (path,) = local_files(settings)
+def rows_of(settings: PromptSettings, columns: Sequence[str], task: str) -> list[Mapping[str, Any]]:
+    """The rows of a data set's file, all of which have these columns.
+
+    Args:
+        task: the setting that led to this data set, for errors: `task=gsm8k`.
+    """
+    (path,) = local_files(settings, task)
     try:
         rows = [row for _, row in read_rows(path, settings.source)]
         for number, row in enumerate(rows, start=1):
@@ -121,7 +130,7 @@ def _gsm8k_question(row: Mapping[str, Any]) -> str:
 
 def _gsm8k_examples(settings: PromptSettings) -> str:
     training = dataclasses.replace(settings, file=_GSM8K_EXAMPLES)
-    rows = rows_of(training, ("question", "answer"))[:_NUM_EXAMPLES]
+    rows = rows_of(training, ("question", "answer"), "task=gsm8k")[:_NUM_EXAMPLES]
     return "".join(f"{_gsm8k_question(row)} {row['answer']}\n\n" for row in rows)
 
 
@@ -133,27 +142,28 @@ def gsm8k_answer(completion: str) -> tuple[str, str | None]:
 
 
 def plain_number(text: str) -> str:
-    """A number without commas between its digits, and without a point at its end."""
+    """A number without commas, without a point at its end, and without `.00`: `1,234.00.` ->
+    `1234`.
+    """
     return text.replace(",", "").rstrip(".").removesuffix(".00")
 
 
 def boxed_answer(completion: str) -> tuple[str, str | None]:
     r"""A solution up to where the next problem begins, and what is in its last `\boxed{}`."""
-    solution = completion.partition("\nProblem:")[0]
-    start = solution.rfind("\\boxed{")
-    if start < 0:
-        return solution.rstrip(), None
-    depth = 0
-    first = start + len("\\boxed{")
-    for place in range(first - 1, len(solution)):
-        depth += {"{": 1, "}": -1}.get(solution[place], 0)
+    solution = completion.partition("\nProblem:")[0].rstrip()
+    _, box, boxed = solution.rpartition("\\boxed{")
+    if not box:
+        return solution, None
+    depth = 1
+    for place, character in enumerate(boxed):
+        depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return solution.rstrip(), solution[first:place].strip() or None
-    return solution.rstrip(), None
+            return solution, boxed[:place].strip() or None
+    return solution, None
 
 
 def normal_formula(answer: str) -> str:
-    """A formula without what changes its looks alone."""
+    """A formula without anything that changes only how it looks."""
     for pattern, replacement in _LOOKS:
         answer = pattern.sub(replacement, answer)
     answer = answer.rstrip(".")

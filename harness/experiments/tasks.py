@@ -1,4 +1,7 @@
-"""The interface of a task of `eval`: its questions, where completions end, and how they are judged."""
+"""The interface of a task of `eval`: its questions, where completions end, and how they are judged.
+
+`drawn_tasks`, `task_sets` and `lm_eval_tasks` have the three kinds of tasks.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ class Problem:
     Attributes:
         index: counts from 0 within the seed.
         a, b: the operands of a drawn question; None for a question from a data set.
+        expected: the correct answer.
         source_row: the row of the data set, from 0; None for a drawn question.
     """
 
@@ -37,7 +41,9 @@ class Problem:
 
 
 class Judgement(NamedTuple):
-    """The part of a completion that counts, the answer in it (None if there is none), and whether it is correct."""
+    """The part of a completion that counts, the answer in it (None if there is none), and whether
+    it is correct.
+    """
 
     completion: str
     answer: str | None
@@ -64,13 +70,17 @@ class Task(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """12 hex digits of prompts and scores, where settings alone do not determine them; else None."""
+        """12 hex digits of prompts and scores, where settings alone do not determine them; else
+        None.
+        """
         return None
 
     def problems(self, seed: int, count: int) -> list[Problem]:
         """`count` questions drawn by the seed; a longer list begins with the shorter one.
 
-        Raises SettingError for more questions than there are.
+        Raises:
+            SettingError: there are fewer questions, or their file cannot be read.
+            RunError: their file is out of reach.
         """
 
     def judge(self, text: str, problem: Problem) -> Judgement:
@@ -82,7 +92,9 @@ class Task(Protocol):
         problems: Sequence[Problem],
         max_new_tokens: int,
     ) -> None:
-        """Raise SettingError where a token limit would cut off a correct answer, as far as that is known."""
+        """Raise SettingError where a token limit would cut off a correct answer, as far as that is
+        known.
+        """
         return
 
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
@@ -91,9 +103,13 @@ class Task(Protocol):
 
 
 def draw_rows(source: str, num_rows: int, seed: int, count: int) -> list[int]:
-    """`count` rows in an order drawn by the seed; a longer list begins with the shorter one.
+    """`count` row numbers in an order drawn by the seed; a longer list begins with the shorter one.
 
-    Raises SettingError for more than there are.
+    Args:
+        source: what has the rows, for the error.
+
+    Raises:
+        SettingError: there are fewer rows.
     """
     if count > num_rows:
         raise SettingError("num_prompts", f"{source} has only {num_rows} questions", count)

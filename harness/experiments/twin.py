@@ -1,4 +1,6 @@
-"""An arm that is measured against itself: how far apart two identical arms come out is the noise of the measurement."""
+"""An arm that is measured against itself: how far apart two identical arms come out is the noise of
+the measurement.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from harness.engines.requests import RequestRecord
 
 
 class Twin(Arm):
-    """An arm under a second name, for `engine.aa=true` (columns `aa_ratio`)."""
+    """An arm under a second name. With `engine.aa=true` two of them take turns, as both arms of a
+    run do, and the ratio of their times is in the columns `aa_ratio`.
+    """
 
     def __init__(self, name: str, arm: Arm) -> None:
         self.name = name
@@ -27,9 +31,7 @@ class Twin(Arm):
         return self.arm.last_requests
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        """See `Arm.stream`."""
         return self.arm.stream(question)
 
     def counted(self) -> Counted | None:
-        """See `Arm.counted`."""
         return self.arm.counted()

@@ -23,6 +23,7 @@ def identity_columns(settings: RunSettings) -> dict[str, str | None]:
 
 def placed_columns(placed: PlacedPair) -> dict[str, Any]:
     """The formats, sizes and places of the target and of what drafts."""
+    # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
     columns: dict[str, Any] = {"draft_layers": getattr(placed.draft_settings, "layers", None)}
     if placed.translation is not None:
         columns["translation"] = placed.translation.method

@@ -1,6 +1,7 @@
-"""The requests of `recovery load=8`: mixed lengths, prompts that begin alike, second turns.
+"""The requests of `recovery load=8`, of which a mistake in a batch or a cache should spoil some.
 
-Neighbours draw in other ways, and some are left midway.
+They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
+some are left midway. They come in two rounds (`first_turns`, `second_turns`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class PlannedRequest:
     """A request of the load.
 
     Attributes:
+        num_tokens: the length of its text.
         index: with the seed it determines the random numbers, where the engine takes them.
-        leave_after: see `LoadRequest`; the text is then not compared.
+        leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
+            None to wait for all.
     """
 
     prompt: tuple[int, ...]
@@ -65,7 +68,8 @@ class Workload:
 
     Args:
         prompts: token ids, none empty.
-        samplings: that are tested.
+        samplings: sampling settings that are tested, beside greedy requests.
+        decoding: of the run; its `max_new_tokens` is the most that a text has.
     """
 
     def __init__(
@@ -83,19 +87,28 @@ class Workload:
         self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
-        """Requests with the run's prompts, and with others that begin like them or nearly so."""
+        """Requests with the run's prompts, and with others that begin like them or nearly so.
+
+        One greedy request for each prompt, and `num_drawn` whose prompts are any of these.
+        """
         return self._mixed(list(self._alike()), num_drawn)
 
     def second_turns(
         self, planned: Sequence[PlannedRequest], answers: Sequence[Sequence[int]], num_drawn: int
     ) -> list[PlannedRequest]:
-        """Requests that go on after greedy answers to the prompts of the run."""
+        """Requests that go on after greedy answers to the prompts of the run.
+
+        Args:
+            planned: the first turns.
+            answers: their token ids.
+        """
         texts = []
         for request, answer in zip(planned, answers, strict=True):
             is_of_run = request.prompt in self._prompts
             if request.is_greedy and request.is_compared and is_of_run:
-                following = self._prompts[request.index % len(self._prompts)]
-                texts.append((*request.prompt, *answer, *following[-FOLLOW_UP:]))
+                # Any prompt of the run serves as what the user says next.
+                next_turn = self._prompts[request.index % len(self._prompts)]
+                texts.append((*request.prompt, *answer, *next_turn[-FOLLOW_UP:]))
         return self._mixed(texts, num_drawn)
 
     def repeated(
@@ -106,46 +119,50 @@ class Workload:
 
     def shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
         """The requests in a random order, with some among them that are left midway."""
-        texts = [request.prompt for request in planned]
+        prompts = [request.prompt for request in planned]
         mixed = list(planned)
         for _ in range(len(planned) // _READ_FOR_ONE_LEFT):
-            mixed.append(self._left_midway(texts))
-        return [mixed[place] for place in self._generator.permutation(len(mixed))]
+            mixed.append(self._left_midway(prompts))
+        return [mixed[number] for number in self._generator.permutation(len(mixed))]
 
     def _alike(self) -> Iterator[tuple[int, ...]]:
-        for place, prompt in enumerate(self._prompts):
-            other = self._prompts[(place + 1) % len(self._prompts)]
+        """Each prompt; its first half; that half, then the second half of another prompt; the
+        prompt without its second token.
+        """
+        for number, prompt in enumerate(self._prompts):
+            other = self._prompts[(number + 1) % len(self._prompts)]
             half = prompt[: (len(prompt) + 1) // 2]
             yield prompt
             yield half
             yield (*half, *other[len(other) // 2 :])
-            # The beginning that many tokenizers put before a text stays.
+            # The first token stays: many tokenizers put it before every text.
             yield (prompt[0], *prompt[2:])
 
-    def _mixed(self, texts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
+    def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
+        """A greedy request for each prompt, and drawn ones for any, in a random order."""
         requests = []
-        for text in texts:
+        for prompt in prompts:
             length = self._length(self._most)
-            requests.append(self._plan(text, self._greedy, length))
+            requests.append(self._plan(prompt, self._greedy, length))
         num_drawn = num_drawn if self._samplings else 0
         for number in range(num_drawn):
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
-            requests.append(self._plan(self._any(texts), sampling, length))
+            requests.append(self._plan(self._any(prompts), sampling, length))
         return self.shuffled(requests)
 
-    def _left_midway(self, texts: Sequence[tuple[int, ...]]) -> PlannedRequest:
+    def _left_midway(self, prompts: Sequence[tuple[int, ...]]) -> PlannedRequest:
         ways = [self._greedy, *self._samplings]
         sampling = ways[int(self._generator.integers(len(ways)))]
-        planned = self._plan(self._any(texts), sampling, self._most)
+        planned = self._plan(self._any(prompts), sampling, self._most)
         return dataclasses.replace(planned, leave_after=self._length(max(1, self._most // 2)))
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
         self._num_made += 1
         return PlannedRequest(prompt, sampling, num_tokens, self._num_made)
 
-    def _any(self, texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        return texts[int(self._generator.integers(len(texts)))]
+    def _any(self, prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        return prompts[int(self._generator.integers(len(prompts)))]
 
     def _length(self, most: int) -> int:
         return int(self._generator.integers(1, most + 1))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import huggingface_hub
 import psutil
@@ -35,9 +36,9 @@ _CUDA = {
     ),
 }
 _LOGIN = "log in with `hf auth login` (formerly `huggingface-cli login`) or set HF_TOKEN"
-_ABSENT = "{name} has not been downloaded, and HF_HUB_OFFLINE forbids fetching"
+_ABSENT = "{name} has not been downloaded, and HF_HUB_OFFLINE forbids fetching{nor_here}"
 _UNREACHABLE = (
-    "{name} cannot be fetched, the hub is out of reach: check the network\n"
+    "{name} cannot be fetched, the hub is out of reach: check the network{nor_here}\n"
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
 # Meanings of exceptions about a repository, by class name or a part of the message; the first match
@@ -51,7 +52,7 @@ _REPOSITORY = {
         f"{{name}} is gated: ask for access at https://huggingface.co/{{page}}, then {_LOGIN}"
     ),
     "RepositoryNotFoundError": (
-        f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}"
+        f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}{{nor_here}}"
     ),
     "OfflineModeIsEnabled": _ABSENT,
     **dict.fromkeys(
@@ -107,11 +108,17 @@ def _matches(exception: BaseException, kind: type[BaseException], pattern: str) 
     return isinstance(exception, kind) or re.search(pattern, str(exception)) is not None
 
 
-def explain(exception: BaseException, role: str, settings: ModelSettings) -> HarnessError | None:
+def explain(
+    exception: BaseException,
+    role: str,
+    settings: ModelSettings,
+    kind: Literal["model", "dataset"] = "model",
+) -> HarnessError | None:
     """Why a repository cannot be read, in one or two lines; None for an unknown failure.
 
     Args:
         role: `model`, `draft`, or the setting that names the repository.
+        kind: of repository.
     """
     chain = list(_chain(exception))
     for link in chain:
@@ -132,9 +139,19 @@ def explain(exception: BaseException, role: str, settings: ModelSettings) -> Har
         meaning = "{name} cannot be loaded: {line}"
     if meaning is None:
         return None
-    page = f"datasets/{name}" if role == "prompts" else name
-    explained = meaning.format(name=name, page=page, line=first_line(exception))
+    page = f"datasets/{name}" if kind == "dataset" else name
+    nor_here = _nor_here(settings) if kind == "model" else ""
+    line = first_line(exception)
+    explained = meaning.format(name=name, page=page, line=line, nor_here=nor_here)
     return RunError(f"{role}: {explained}")
+
+
+def _nor_here(settings: ModelSettings) -> str:
+    """Where else a name was looked up that may be meant as a directory; empty for a preset's name."""
+    is_typed = settings.name.startswith(settings.repository)
+    if not is_typed or Path(settings.repository).is_dir():
+        return ""
+    return f"; nor is there a directory {settings.repository} in {Path.cwd()}"
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> Exception:

@@ -12,6 +12,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.menu.command import Command
 from harness.menu.records import COMMANDS, commands
+from harness.report.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.report.others import others_table
 from harness.report.overview import environment_table, failures_table, files_table
 from harness.report.pages import html_page, markdown
@@ -21,7 +22,6 @@ from harness.report.terminal import WIDE, plain_console, print_document
 
 TITLE = "Speculative decoding: what was measured"
 _DEFAULT = Path("results")
-_NO_PLOTS = "pip install 'harness[report]'"
 
 _HELP = """\
 usage: python -m harness report [PATH ...] [output=DIR]
@@ -139,15 +139,11 @@ def write(report: Report, output: Path) -> list[Path]:
     """
     drawn: dict[str, list[str]] = {}
     note = Line("The plots are in report.html.", "dim")
-    try:
-        from harness.report.plots import plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        print(f"report: no plots without matplotlib; {_NO_PLOTS} brings it", file=sys.stderr)
-        note = Line(f"Plots need matplotlib: {_NO_PLOTS}", "dim")
+    plots = optional_plots()
+    if plots is None:
+        note = Line(f"Plots need matplotlib: {INSTALL_PLOTS}", "dim")
     else:
-        drawn = plots(report.shown)
+        drawn = plots.plots(report.shown)
     contents = {
         output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
         output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),

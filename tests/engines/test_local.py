@@ -18,7 +18,7 @@ from harness.engines.protocol import Question
 from harness.engines.reference import not_finite
 from harness.engines.runner_choice import resolve
 from harness.experiments.contexts import choose_contexts
-from harness.experiments.outcomes import exact_outcomes
+from harness.experiments.prefix_distribution import exact_distribution
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -91,7 +91,7 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
         engine = open_engine(one, runner)
         assert engine.runner == runner
         chosen = choose_contexts(engine.reference, PROMPTS, DECODING)
-        prefixes = exact_outcomes(engine.reference, PROMPTS[0], DECODING, 2, 0.001).prefixes
+        prefixes = exact_distribution(engine.reference, PROMPTS[0], DECODING, 2, 0.001).prefixes
         found.append((texts_of(engine), chosen, prefixes))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)

@@ -55,8 +55,8 @@ def answered(question: Question, length: int) -> Any:
 def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None:
     asked: list[list[str]] = []
     prompt_set = load_prompts(settings)
-    conversations = Conversations(fake_session(asked), prompt_set)
     first = Question([[1], [1], [1]], DecodingSettings(max_new_tokens=4), 0, [0, 1, 2])
+    conversations = Conversations(fake_session(asked), prompt_set, first)
     first = dataclasses.replace(first, chats=[prompt.chat() for prompt in prompt_set.prompts])
     second, third = conversations.follow_ups(first)
     assert (list(second.indices), list(third.indices)) == ([3, 5], [6])

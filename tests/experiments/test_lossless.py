@@ -24,6 +24,7 @@ from harness.engines.reference import ModelReference, open_reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.experiments.contexts import Context
+from harness.experiments.draw_plan import draws_needed
 from harness.experiments.lossless import (
     MIN_EXPECTED,
     REQUIRED_POWER,
@@ -32,8 +33,7 @@ from harness.experiments.lossless import (
     judge_greedy,
     together,
 )
-from harness.experiments.outcomes import Outcomes, exact_outcomes
-from harness.experiments.recovery import draws_needed
+from harness.experiments.prefix_distribution import PrefixDistribution, exact_distribution
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.loading import LoadedModel
 
@@ -66,10 +66,10 @@ def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEn
 
 
 @functools.cache
-def outcomes(
+def exact_after_prompt(
     decoding: DecodingSettings, dtype: torch.dtype, num_draws: int = NUM_DRAWS
-) -> Outcomes:
-    return exact_outcomes(
+) -> PrefixDistribution:
+    return exact_distribution(
         engine(dtype=dtype).reference,
         PROMPT,
         decoding,
@@ -101,7 +101,9 @@ def sample(
             yield generate(faulty, tested, Question([PROMPT] * len(streams), decoding, 0, streams))
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
-    exact = outcomes(DecodingSettings(temperature=0.7, **warped), dtype, max(num_draws, NUM_DRAWS))
+    exact = exact_after_prompt(
+        DecodingSettings(temperature=0.7, **warped), dtype, max(num_draws, NUM_DRAWS)
+    )
     return SampledTest(num_tokens, level_share=1e-9, shift=0.15).check(draws(), exact)
 
 
@@ -210,7 +212,7 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
 
     def power(num_draws: int) -> float:
         known = [
-            exact_outcomes(
+            exact_distribution(
                 engine().reference,
                 context.token_ids,
                 decoding,
@@ -234,7 +236,7 @@ def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> N
 def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
     check = sample(num_draws=NUM_DRAWS)
     expected = SampledTest(3, 1e-9, 0.15).expected(
-        outcomes(DecodingSettings(temperature=0.7), torch.float32), NUM_DRAWS
+        exact_after_prompt(DecodingSettings(temperature=0.7), torch.float32), NUM_DRAWS
     )
     assert expected.num_draws == check.num_draws
     assert expected.power == pytest.approx(check.power)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.experiments.map import Map, MeasuredCell, reported_number
+from harness.experiments.map import Map, MeasuredCell, reported_k
 from harness.experiments.session import Session
 from harness.experiments.surface import Cell
 from harness.report.map import crossing, map_document, schedule_of
@@ -121,9 +121,9 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
         return MeasuredCell(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
 
     alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
-    assert reported_number([alone, among_others]) is None
-    assert reported_number([among_others, among_others]) == 3
-    assert reported_number([cell(2, []), cell(3, [])]) == 3
+    assert reported_k([alone, among_others]) is None
+    assert reported_k([among_others, among_others]) == 3
+    assert reported_k([cell(2, []), cell(3, [])]) == 3
 
 
 def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:

@@ -251,7 +251,9 @@ def test_what_is_neither_cached_nor_in_reach_is_one_line(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(RunError, match="openai/gsm8k has not been downloaded"):
+    with pytest.raises(
+        RunError, match=r"^prompts: openai/gsm8k has not been downloaded.*fetching$"
+    ):
         load_prompts(preset("gsm8k"))
 
 

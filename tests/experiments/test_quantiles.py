@@ -19,9 +19,9 @@ from transformers import (
 
 from harness.config.settings import DecodingSettings
 from harness.experiments.lossless import SampledCheck, together
-from harness.experiments.outcomes import Floats
 from harness.experiments.quantiles import QuantileTest, cell_masses, quantiles
 from harness.experiments.samplings import Sampling, samplings
+from harness.results.statistics.interval import Floats
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)

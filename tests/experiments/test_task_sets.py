@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from huggingface_hub import constants
 
 from harness.config.errors import SettingError
 from harness.experiments.task_sets import SETS, boxed_answer, gsm8k_answer, normal_formula
@@ -76,6 +77,15 @@ def test_formulas_that_differ_in_looks_are_equal(one: str, other: str) -> None:
 )
 def test_other_formulas_are_not(one: str, other: str) -> None:
     assert normal_formula(one) != normal_formula(other)
+
+
+def test_a_task_whose_set_was_never_downloaded_is_named(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    outcome = harness("eval", "task=gsm8k", "decoding.max_new_tokens=512", code=1)
+    assert "task=gsm8k: openai/gsm8k has not been downloaded" in outcome.complaint
 
 
 def test_gsm8k_shows_five_solved_questions_of_the_training_part(

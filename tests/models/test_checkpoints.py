@@ -123,16 +123,23 @@ def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point_hub_at(monkeypatch, tmp_path, "http://127.0.0.1:9")  # the discard port: nobody listens
-    with pytest.raises(
-        RunError, match=r"the hub is out of reach: check the network\n.*HF_HUB_OFFLINE=1"
-    ):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError) as refused:
         read_checkpoint("model", settings_of("someone/model"))
+    first, second = str(refused.value).splitlines()
+    assert "the hub is out of reach: check the network" in first
+    # What was typed may have been meant as a directory, though not the repository of a preset.
+    assert first.endswith(f"nor is there a directory someone/model in {tmp_path}")
+    assert "HF_HUB_OFFLINE=1" in second
+    with pytest.raises(RunError, match="check the network\n"):
+        read_checkpoint("model", ModelSettings(name="7B", repository="someone/model"))
 
 
 def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(RunError, match="has not been downloaded, and HF_HUB_OFFLINE forbids"):
+    absent = "has not been downloaded, and HF_HUB_OFFLINE forbids.*; nor is there a directory"
+    with pytest.raises(RunError, match=absent):
         read_checkpoint("model", settings_of("someone/model"))
 
 

@@ -10,39 +10,43 @@ import torch
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.warp import Warp
-from harness.experiments.outcomes import Outcomes, exact_outcomes, exact_probabilities
+from harness.experiments.prefix_distribution import (
+    PrefixDistribution,
+    exact_distribution,
+    exact_probabilities,
+)
 from table_engine import TableEngine
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])
 
 
-def chain(num_tokens: int, min_probability: float, **decoding: float) -> Outcomes:
+def chain(num_tokens: int, min_probability: float, **decoding: float) -> PrefixDistribution:
     settings = DecodingSettings(**({"temperature": 1.0} | decoding))
-    return exact_outcomes(TableEngine(CHAIN), [0], settings, num_tokens, min_probability)
+    return exact_distribution(TableEngine(CHAIN), [0], settings, num_tokens, min_probability)
 
 
 def test_every_continuation_has_the_product_of_its_steps() -> None:
-    outcomes = chain(num_tokens=3, min_probability=0.0)
-    assert len(outcomes.prefixes) == 1 + 3 + 9 + 27
+    distribution = chain(num_tokens=3, min_probability=0.0)
+    assert len(distribution.prefixes) == 1 + 3 + 9 + 27
     for tokens in itertools.product(range(3), repeat=3):
         by_hand = CHAIN[0, tokens[0]] * CHAIN[tokens[0], tokens[1]] * CHAIN[tokens[1], tokens[2]]
-        assert outcomes.prefixes[tokens] == pytest.approx(by_hand.item(), rel=1e-6)
+        assert distribution.prefixes[tokens] == pytest.approx(by_hand.item(), rel=1e-6)
     # Every draw ends in a whole continuation, so nothing is left for the shorter prefixes.
-    probabilities = dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True))
+    probabilities = dict(zip(distribution.prefixes, distribution.cells, strict=True))
     assert probabilities[()] == pytest.approx(0, abs=1e-9)
     assert sum(probabilities.values()) == pytest.approx(1)
 
 
 def test_a_rare_prefix_counts_under_the_prefix_it_extends() -> None:
-    outcomes = chain(num_tokens=2, min_probability=0.14)
+    distribution = chain(num_tokens=2, min_probability=0.14)
     # 0.6 (1, then 2: 0.36), 0.3 (2, then 0: 0.15); all else is rarer.
-    assert set(outcomes.prefixes) == {(), (1,), (2,), (1, 2), (2, 0)}
+    assert set(distribution.prefixes) == {(), (1,), (2,), (1, 2), (2, 0)}
     expected = {(): 0.1, (1,): 0.24, (2,): 0.15, (1, 2): 0.36, (2, 0): 0.15}
-    assert dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True)) == pytest.approx(
+    assert dict(zip(distribution.prefixes, distribution.cells, strict=True)) == pytest.approx(
         expected
     )
     draws = [[0, 2], [1, 2], [1, 1], [2, 0], [2, 0], [0, 0]]
-    counts = dict(zip(outcomes.prefixes, outcomes.count(draws).tolist(), strict=True))
+    counts = dict(zip(distribution.prefixes, distribution.count(draws).tolist(), strict=True))
     assert counts == {(): 2, (1,): 1, (2,): 0, (1, 2): 1, (2, 0): 2}
 
 
@@ -50,30 +54,36 @@ def test_rare_tokens_after_a_common_prefix_are_tested_in_groups() -> None:
     """Ten equal tokens, none of which is known: a shift among them shows all the same."""
     uniform = TableEngine(torch.full((10, 10), 0.1))
     settings = DecodingSettings(temperature=1.0)
-    outcomes = exact_outcomes(uniform, [0], settings, 1, 0.15)
-    probabilities = dict(zip(outcomes.prefixes, outcomes.probabilities, strict=True))
+    distribution = exact_distribution(uniform, [0], settings, 1, 0.15)
+    probabilities = dict(zip(distribution.prefixes, distribution.cells, strict=True))
     # Groups of two tokens, while two groups' mass is left.
     expected = {(-1,): 0.2, (-2,): 0.2, (-3,): 0.2, (-4,): 0.2, (): 0.2}
     assert probabilities == pytest.approx(expected)
     counts = dict(
-        zip(outcomes.prefixes, outcomes.count([[token] for token in range(10)]), strict=True)
+        zip(
+            distribution.prefixes, distribution.count([[token] for token in range(10)]), strict=True
+        )
     )
     assert set(counts.values()) == {2}
-    assert np.abs(outcomes.shifted(0, 0.1) - outcomes.probabilities).sum() / 2 == pytest.approx(0.1)
-    longer = exact_outcomes(uniform, [0], settings, 2, 0.15)
-    assert set(longer.prefixes) == set(outcomes.prefixes), "nothing is known behind a group"
-    assert longer.first(1) == outcomes
+    assert np.abs(
+        distribution.shifted_cells(0, 0.1) - distribution.cells
+    ).sum() / 2 == pytest.approx(0.1)
+    longer = exact_distribution(uniform, [0], settings, 2, 0.15)
+    assert set(longer.prefixes) == set(distribution.prefixes), "nothing is known behind a group"
+    assert longer.first(1) == distribution
 
 
 def test_fewer_tokens_are_a_marginal() -> None:
     longer, shorter = (chain(number, 0.01) for number in (3, 1))
     assert longer.first(1) == shorter
-    assert longer.first(1).probabilities == pytest.approx(shorter.probabilities)
+    assert longer.first(1).cells == pytest.approx(shorter.cells)
 
 
 def test_a_shift_of_one_token_leaves_the_tokens_before_it() -> None:
-    outcomes = chain(num_tokens=2, min_probability=0.0)
-    probabilities = dict(zip(outcomes.prefixes, outcomes.shifted(1, 0.1), strict=True))
+    distribution = chain(num_tokens=2, min_probability=0.0)
+    probabilities = dict(
+        zip(distribution.prefixes, distribution.shifted_cells(1, 0.1), strict=True)
+    )
     for first in range(3):
         rows = [probabilities[first, second] / CHAIN[0, first].item() for second in range(3)]
         assert sum(rows) == pytest.approx(1)
@@ -81,8 +91,8 @@ def test_a_shift_of_one_token_leaves_the_tokens_before_it() -> None:
 
 
 def test_what_rounding_may_put_in_or_out_is_not_impossible() -> None:
-    outcomes = chain(num_tokens=1, min_probability=0.01, top_k=1)
-    assert 0 < outcomes.probabilities[0] < 1e-9
+    distribution = chain(num_tokens=1, min_probability=0.01, top_k=1)
+    assert 0 < distribution.cells[0] < 1e-9
 
 
 @pytest.mark.parametrize(
