@@ -5,41 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.report.latency import ACCEPTED, BOUNDS, SPEEDUP, latency_document
+from harness.report.names import named_runs
+from harness.report.runs import Run
 from harness.report.table import Column, Document, Table, number, sentences
-from harness.report.words import pair_name
 from harness.results.rows.distill import DistillRow
 
 
 def distill_document(rows: Sequence[DistillRow]) -> Document:
-    """Both measurements side by side, then the last one in full; nothing where nothing was measured."""
-    drafting = _drafting(rows)
-    if not drafting:
+    """Both measurements of a run side by side, then the last one in full; [] if nothing was measured."""
+    table = trained_table([Run(list(rows))])
+    if not table.rows:
         return []
-    last = drafting[-1]
+    last = _drafting(rows)[-1]
     learned = None
     if last.num_learned_tokens:
         tokens = f"{last.num_learned_tokens:,} tokens of {last.num_texts} answers"
         learned = f"{tokens}, loss {last.loss:.3f}"
-    last_measurement = [
-        row for row in rows if row.stage == last.stage and row.ms_per_token is not None
-    ]
-    return [trained_table(rows), *sentences("plain", learned), *latency_document(last_measurement)]
+    measured = [row for row in rows if row.stage == last.stage and row.ms_per_token is not None]
+    return [table, *sentences("plain", learned), *latency_document(measured)]
 
 
-def trained_table(rows: Sequence[DistillRow]) -> Table:
+def trained_table(runs: Sequence[Run]) -> Table:
     """One row per training and stage."""
+    lines = []
+    for named in named_runs(runs):
+        lines += [named._replace(row=row) for row in _drafting(named.run.rows)]
+    k = Column("K", of="row.num_draft_tokens", identifies_row=True)
     columns = (
-        Column("pair", text=True, of=pair_name, once=True),
-        Column("", text=True, of="stage"),
-        ACCEPTED,
-        Column("tokens per\niteration", number(), "tokens_per_iteration"),
-        SPEEDUP,
-        BOUNDS,
-        Column("learned\ntokens", "{:,}".format, "num_learned_tokens"),
-        Column("loss", number(3), "loss"),
+        Column("pair", text=True, of="name.cell", once=True),
+        *([k] if len(runs) > 1 else []),
+        Column("", text=True, of="row.stage"),
+        ACCEPTED.at("row"),
+        Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
+        SPEEDUP.at("row"),
+        BOUNDS.at("row"),
+        Column("learned\ntokens", "{:,}".format, "row.num_learned_tokens"),
+        Column("loss", number(3), "row.loss"),
     )
-    return Table.of("distill", "Before and after training", _drafting(rows), columns)
+    return Table.of("distill", "Before and after training", lines, columns)
 
 
 def _drafting(rows: Sequence[DistillRow]) -> list[DistillRow]:
+    """The rows of the speculative arm, where it was measured."""
     return [row for row in rows if row.arm == "speculative" and row.ms_per_token is not None]

@@ -14,7 +14,7 @@ from harness.results.schema import RunRow
 # Shown elsewhere, or no reason for a difference.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate".split()
+    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output".split()
 )
 # By the first word of a setting's path, columns in which rows must be equal to be compared in that
 # setting: rows with different drafts always differ in `draft.repository`, for example.

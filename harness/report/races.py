@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from harness.menu.records import is_elsewhere
 from harness.report.costs import tokens_per_iteration
+from harness.report.names import told_apart
 from harness.report.table import (
     Column,
     Document,
     Line,
     Table,
     TableRow,
-    grouped,
     interval,
     percent,
     sentences,
     times,
     visible,
 )
-from harness.report.words import in_words, labels, lossy_warning, pair_name
+from harness.report.words import common_settings, labels, lossy_warning
 from harness.results.acceptance import Rejection
 from harness.results.rows.compare import CompareRow
 from harness.results.work import why_no_verdict_of_race
@@ -100,18 +101,11 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
 def races_table(rows: Sequence[CompareRow]) -> Table:
     """One row per pair, settings and K, over all races that were timed."""
     timed = [row for row in rows if row.regular_ms_per_token is not None]
-    lines = []
-    for (pair, k), races in grouped(timed, lambda row: (_name(row), row.num_draft_tokens)).items():
-        compared = [row for row in races if why_no_verdict_of_race(row) is None]
-        speedups = [row.speedup for row in compared if row.speedup is not None]
-        rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
-        median = spread = None
-        if speedups:
-            median = statistics.median(speedups)
-        if len(speedups) > 1:
-            spread = interval(min(speedups), max(speedups))
-        accepted = statistics.fmean(rates) if rates else None
-        lines.append(TableRow((pair, k, len(races), median, spread, accepted)))
+    races_by_name: dict[tuple[str, object], list[CompareRow]] = {}
+    for name, row in zip(told_apart(timed), timed, strict=True):
+        cell = f"{name.pair}\n{' · '.join(name.settings)}".strip()
+        races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
+    lines = [TableRow((*key, *_medians(races))) for key, races in races_by_name.items()]
     columns = (
         Column("pair", text=True),
         Column("K", identifies_row=True),
@@ -121,14 +115,20 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
         Column("accepted", percent),
     )
     about = "Single prompts, timed once each: an impression, not a measurement."
+    if common := common_settings(timed):
+        about = f"{common}. {about}"
     return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
 
 
-def _name(row: CompareRow) -> str:
-    settings = [
-        in_words(row, name) for name in ("temperature", "number_formats", "devices", "lenience")
-    ]
-    return f"{pair_name(row)}\n{' · '.join(text for text in settings if text)}"
+def _medians(races: Sequence[CompareRow]) -> tuple[Any, ...]:
+    """How many races there are, their median speed-up and its range, and their mean acceptance."""
+    compared = [row for row in races if why_no_verdict_of_race(row) is None]
+    speedups = [row.speedup for row in compared if row.speedup is not None]
+    rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
+    median = statistics.median(speedups) if speedups else None
+    least_to_most = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
+    accepted = statistics.fmean(rates) if rates else None
+    return len(races), median, least_to_most, accepted
 
 
 def _quoted(token: str) -> str:

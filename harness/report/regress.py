@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.menu.records import commands
+from harness.report.names import Name, told_apart
 from harness.report.regression import (
     Compared,
     compared_runs,
@@ -18,7 +20,7 @@ from harness.report.regression import (
 from harness.report.runs import Run, every_run
 from harness.report.table import Column, Document, Line, Table, sentences
 from harness.report.terminal import WIDE, plain_console, print_document
-from harness.report.words import pair_name, short_commit
+from harness.report.words import short_commit
 from harness.results.statistics.interval import counted
 
 WORSE = 1
@@ -97,19 +99,7 @@ def document(
         compared: the comparisons of figures, a row of the table each.
         before, after, noise: all runs that were read, also those that have no counterpart.
     """
-    columns = [
-        Column("measurement", of=lambda one: pair_name(one.after), text=True, once=True),
-        Column("K", of="after.num_draft_tokens", optional=True),
-        Column("figure", of="figure.name", text=True),
-        Column("before", "{:.4g}".format, "means.before"),
-        Column("after", "{:.4g}".format, "means.after"),
-        Column("change", of="change"),
-        Column("95 % interval", of="interval"),
-        Column("would show", "{:.1%}".format, "visible"),
-        Column("verdict", of="in_words", text=True),
-    ]
-    table = Table.of("regress", "", compared, columns, strong=lambda one: one.verdict == "worse")
-    lines: list[Table | Line] = [table]
+    lines: list[Table | Line] = [_table(compared)]
     about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
     change = "Change: the geometric mean of after / before, prompt by prompt"
@@ -127,6 +117,40 @@ def document(
     lines += sentences("warning", *sorted(reasons), *_unpaired(before, after))
     lines += sentences("dim", *_differences(compared))
     return lines
+
+
+class _Named(NamedTuple):
+    """A comparison, with the name of its measurement among the others."""
+
+    name: Name
+    one: Compared
+
+
+def _named(compared: Sequence[Compared]) -> list[_Named]:
+    names = told_apart([one.after for one in compared])
+    return list(map(_Named, names, compared))
+
+
+def _table(compared: Sequence[Compared]) -> Table:
+    """One row per measurement and figure."""
+    columns = (
+        Column("figure", of="figure.name", text=True),
+        Column("before", "{:.4g}".format, "means.before"),
+        Column("after", "{:.4g}".format, "means.after"),
+        Column("change", of="change"),
+        Column("95 % interval", of="interval"),
+        Column("would show", "{:.1%}".format, "visible"),
+        Column("verdict", of="in_words", text=True),
+    )
+    measurement = Column("measurement", of="name.cell", text=True, once=True)
+    k = Column("K", of="name.num_draft_tokens", optional=True)
+    return Table.of(
+        "regress",
+        "",
+        _named(compared),
+        [measurement, k, *(column.at("one") for column in columns)],
+        strong=lambda named: named.one.verdict == "worse",
+    )
 
 
 def _settings(arguments: Sequence[str]) -> dict[str, str]:
@@ -173,7 +197,7 @@ def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
         value_after = settings_after.get(name)
         if value_before != value_after:
             differing.append(f"{name} {value_before} and {value_after}")
-    return f"has no run with the settings of one before: {', '.join(differing) or 'none'}"
+    return f"has no run with the settings of one before: {', '.join(differing)}"
 
 
 def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
@@ -209,10 +233,10 @@ def _short(name: str, value: str | None) -> str:
 
 def _judge(compared: Sequence[Compared]) -> None:
     """Raise a VerdictError unless nothing is worse."""
-    worse = [one for one in compared if one.verdict == "worse"]
+    worse = [named for named in _named(compared) if named.one.verdict == "worse"]
     unknown = [one for one in compared if one.verdict == "cannot tell"]
     if worse:
-        texts = [f"{one.figure.name} {one.change} for {pair_name(one.after)}" for one in worse]
+        texts = [f"{one.figure.name} {one.change} for {name.label(', ')}" for name, one in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
     if unknown:
         names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))

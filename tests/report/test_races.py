@@ -100,7 +100,16 @@ def test_races_of_a_pair_are_one_row() -> None:
     ]
     table = races_table(rows)
     assert table.shown()[1] == [
-        ("13B with 7B\ngreedy", "4", "2", "2.50×", "2.00 to 3.00", "50.0%"),
-        ("13B with 7B\ngreedy", "2", "1", "2.00×", "", "75.0%"),
+        ("13B with 7B", "4", "2", "2.50×", "2.00 to 3.00", "50.0%"),
+        ("13B with 7B", "2", "1", "2.00×", "", "75.0%"),
     ]
+    assert table.about.startswith("greedy. ")
     assert races_table(rows[3:]).rows == ()
+
+
+def test_races_in_different_settings_are_not_pooled() -> None:
+    other = {"engine": "huggingface", "max_new_tokens": 8, "speedup": 1.2}
+    rows = [CompareRow(run="1", **ROW), CompareRow(run="2", **ROW | other)]
+    shown = races_table(rows).shown()[1]
+    assert [cells[3] for cells in shown] == ["2.00×", "1.20×"]
+    assert "engine huggingface" in shown[1][0]

@@ -238,3 +238,16 @@ def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> 
     assert "no complete run" in harness.refused("regress", sides[0], f"after={tmp_path}/failed.csv")
     single = write_runs(tmp_path / "single", rng, np.ones(15), num_runs=1)
     assert "two runs" in harness.refused("regress", *sides, f"noise={single}")
+
+
+def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sides = []
+    for name, slowdown in (("before", 0.0), ("after", 0.3)):
+        for settings in ({"temperature": 0.5}, {"temperature": 1.0, "placement": "cpu"}):
+            write_runs(tmp_path / name, rng, np.ones(15), slowdown, num_runs=2, **settings)
+        sides.append(f"{name}={tmp_path / name}")
+    outcome = harness("regress", *sides, code=1)
+    for text in (outcome.stdout, outcome.complaint):
+        for name in ("temperature 0.5", "temperature 1", "placement cpu"):
+            assert name in text

@@ -132,7 +132,7 @@ class Distill(Command):
     def tables(self, runs: Sequence[Any]) -> Document:
         from harness.report.distill import trained_table
 
-        return [trained_table([row for run in runs for row in run.rows])]
+        return [trained_table(runs)]
 
 
 RECORD = Distill()
