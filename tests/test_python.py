@@ -95,7 +95,7 @@ def test_settings_may_be_keywords() -> None:
     [
         ([3], {}, "command=3: must be one of latency"),
         (["latency", 4], {}, "settings=4: must be text"),
-        (["latency", {"batch_size": 4}], {}, "settings={'batch_size': 4}: must be text"),
+        (["latency", {"batch_size": 4}], {}, "settings={batch_size:4}: must be text"),
         (["latency", "--help"], {}, "--help: is for the command line"),
         (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
         (["latency"], {"batch_sise": 4}, "batch_sise: no such setting (did you mean batch_size?)"),

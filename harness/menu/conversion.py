@@ -83,12 +83,26 @@ def setting_names(kind: type, prefix: str = "") -> list[str]:
     names: list[str] = []
     for name, hint in typing.get_type_hints(kind).items():
         names.append(prefix + name)
-        for part in (hint, *typing.get_args(hint)):
-            if part in _CHOSEN:
-                names += [f"{prefix}{name}.{key}" for key in _CHOSEN[part].setting_names()]
-            elif dataclasses.is_dataclass(part):
-                names += setting_names(typing.cast(type, part), f"{prefix}{name}.")
+        group = _group_of(hint)
+        if group in _CHOSEN:
+            names += [f"{prefix}{name}.{key}" for key in _CHOSEN[group].setting_names()]
+        elif group is not None:
+            names += setting_names(group, f"{prefix}{name}.")
     return names
+
+
+def plain_settings(kind: type) -> list[str]:
+    """The settings of a class that are values, and no groups such as `decoding`."""
+    hints = typing.get_type_hints(kind)
+    return [field.name for field in dataclasses.fields(kind) if not _group_of(hints[field.name])]
+
+
+def _group_of(hint: Any) -> type | None:
+    """The dataclass in a hint such as `DraftSettings | None`; None for a hint of values."""
+    for part in (hint, *typing.get_args(hint)):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+    return None
 
 
 def _fitting(kinds: Sequence[Any], value: Any) -> Any:

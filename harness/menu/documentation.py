@@ -21,6 +21,7 @@ from harness.config.settings import (
     ResultSettings,
 )
 from harness.menu import names
+from harness.menu.conversion import plain_settings
 from harness.menu.hybrid import SUMMARY as HYBRID_SUMMARY
 from harness.menu.hybrid import HybridSettings
 from harness.menu.records import COMMANDS, ENGINES, METHODS, commands
@@ -120,7 +121,7 @@ def of_command(kind: type[RunSettings]) -> list[Setting]:
 
 def of_all_commands(kind: type[RunSettings] = RunSettings) -> list[Setting]:
     """The settings outside groups that every command has."""
-    return described(kind, names.plain_settings(RunSettings))
+    return described(kind, plain_settings(RunSettings))
 
 
 def of_method(kind: type[DraftSettings]) -> list[Setting]:

@@ -25,7 +25,6 @@ There are configurations for
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import typing
 from collections.abc import Collection
@@ -46,7 +45,7 @@ from harness.config.settings import (
     require,
 )
 from harness.menu.command import Command
-from harness.menu.conversion import from_config
+from harness.menu.conversion import from_config, plain_settings
 from harness.menu.hybrid import HybridSettings
 from harness.menu.method import TextMethod
 from harness.menu.records import COMMANDS, ENGINES, METHODS
@@ -66,9 +65,31 @@ _OF_TREES = "_tree"
 _OF_A_COMMAND = "command:"
 
 
+# Lists of names -----------------------------------------------------------------------------------
+
+
 def drafts() -> list[str]:
     """The values of `draft=` apart from models and files."""
     return ["none", *(name for name, method in METHODS.all().items() if method.named)]
+
+
+def presets(group: str) -> list[str]:
+    """The names that have a file in a group of `conf/`."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def head_presets() -> list[str]:
+    """The presets of draft heads, in the group `model`."""
+    heads = []
+    for name in presets("model"):
+        file = CONF / "model" / f"{name}.yaml"
+        preset: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        if is_head(preset["repository"], preset.get("architecture")):
+            heads.append(name)
+    return heads
+
+
+# Names of models, drafts, engines and prompts -----------------------------------------------------
 
 
 def _model(name: str) -> dict[str, Any] | None:
@@ -137,6 +158,11 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
     }
 
 
+def method_name(draft: str) -> str:
+    """The method of what `draft=` names."""
+    return _method_and_choice(draft)[0]
+
+
 def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
     """The method that a name stands for, and the settings that the name implies.
 
@@ -164,73 +190,6 @@ def _engine(name: str) -> dict[str, Any] | None:
     return {"name": name} | _defaults(kind, own)
 
 
-def _defaults_of_method(method: str) -> dict[str, Any]:
-    """The defaults of a method's settings, apart from those that name the draft."""
-    kind = METHODS[method].settings
-    names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
-    return _defaults(kind, names)
-
-
-def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
-    """The defaults of these settings, where there are any."""
-    defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
-    return {
-        name: list(default) if isinstance(default, tuple) else default
-        for name, default in defaults.items()
-    }
-
-
-def plain_settings(kind: type) -> list[str]:
-    """The settings of a class that are values, and no groups such as `decoding`."""
-    hints = typing.get_type_hints(kind)
-    names = []
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        parts = (hint, *typing.get_args(hint))
-        is_group = any(dataclasses.is_dataclass(part) for part in parts)
-        if not is_group:
-            names.append(field.name)
-    return names
-
-
-def _plain_defaults(kind: type) -> dict[str, Any]:
-    return _defaults(kind, plain_settings(kind))
-
-
-def written(path: str) -> dict[str, Any]:
-    """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
-    return copy.deepcopy(_parsed(CONF / f"{path}.yaml"))
-
-
-@functools.cache
-def _parsed(file: Path) -> dict[str, Any]:
-    """A file of `conf/`. Hydra asks for each one several times."""
-    if not file.is_file():
-        return {}
-    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
-
-
-def method_name(draft: str) -> str:
-    """The method of what `draft=` names."""
-    return _method_and_choice(draft)[0]
-
-
-def presets(group: str) -> list[str]:
-    """The names that have a file in a group of `conf/`."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-
-
-def head_presets() -> list[str]:
-    """The presets of draft heads, in the group `model`."""
-    heads = []
-    for name in presets("model"):
-        file = CONF / "model" / f"{name}.yaml"
-        preset: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-        if is_head(preset["repository"], preset.get("architecture")):
-            heads.append(name)
-    return heads
-
-
 def _prompts(name: str) -> dict[str, Any] | None:
     """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
     if "/" in name or name.endswith(PROMPT_FILES):
@@ -251,16 +210,12 @@ def _pair(name: str) -> dict[str, Any]:
     return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
 
 
+# Commands -----------------------------------------------------------------------------------------
+
+
 def primary(command: str) -> str:
     """The name of the configuration that a run of a command begins with."""
     return command if COMMANDS.is_built_in(command) else _OF_A_COMMAND + quote(command, safe="")
-
-
-def _common() -> dict[str, Any]:
-    """The configuration `common`, which that of every command begins with."""
-    groups = {"model": ModelSettings, "decoding": DecodingSettings, "placement": PlacementSettings}
-    defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
-    return _plain_defaults(RunSettings) | defaults | written("common")
 
 
 def _command(name: str) -> dict[str, Any] | None:
@@ -274,6 +229,7 @@ def _command(name: str) -> dict[str, Any] | None:
     if issubclass(kind, PromptedSettings):
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
+    # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(plain_settings(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
     return config | (written(name) if built_in else _places_of(record))
@@ -285,6 +241,52 @@ def _places_of(record: Command) -> dict[str, Any]:
     run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
     outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
     return {"results": {"file": file}, "hydra": outputs}
+
+
+def _common() -> dict[str, Any]:
+    """The configuration `common`: that of every command begins with it."""
+    groups = {"model": ModelSettings, "decoding": DecodingSettings, "placement": PlacementSettings}
+    defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
+    return _plain_defaults(RunSettings) | defaults | written("common")
+
+
+# Defaults from classes and files ------------------------------------------------------------------
+
+
+def _plain_defaults(kind: type) -> dict[str, Any]:
+    return _defaults(kind, plain_settings(kind))
+
+
+def _defaults_of_method(method: str) -> dict[str, Any]:
+    """The defaults of a method's settings, apart from those that name the draft."""
+    kind = METHODS[method].settings
+    names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
+    return _defaults(kind, names)
+
+
+def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
+    """The defaults of these settings, where there are any."""
+    defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+    return {
+        name: list(default) if isinstance(default, tuple) else default
+        for name, default in defaults.items()
+    }
+
+
+def written(path: str) -> dict[str, Any]:
+    """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
+    return copy.deepcopy(_parsed(CONF / f"{path}.yaml"))
+
+
+@functools.cache
+def _parsed(file: Path) -> dict[str, Any]:
+    """A file of `conf/`. Hydra asks for each one several times."""
+    if not file.is_file():
+        return {}
+    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
+
+
+# All of them --------------------------------------------------------------------------------------
 
 
 _GROUPS = {

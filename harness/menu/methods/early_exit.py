@@ -79,7 +79,7 @@ class EarlyExit(Method):
         """Return a sketch without weights: a cache, and the target's layers that are read."""
         from harness.drafting.early_exit import exit_sketch
 
-        settings = _planned(plan.settings)
+        settings: Any = plan.settings
         return exit_sketch(target, settings, settings.num_layers, dtype)
 
     def describe(self, settings: EarlyExitSettings) -> str:
@@ -91,7 +91,7 @@ class EarlyExit(Method):
         """Return the target's first layers as a model."""
         from harness.drafting.early_exit import truncated
 
-        settings = _planned(pair.draft_settings)
+        settings: Any = pair.draft_settings
         shorter = truncated(pair.target.model, settings.num_layers)
         return dataclasses.replace(pair.target, settings=settings, model=shorter)
 
@@ -115,12 +115,6 @@ class EarlyExit(Method):
 
     def check_huggingface(self, settings: EarlyExitSettings, schedule: str) -> None:
         """Refuse nothing: `generate` can exit early with every schedule."""
-
-
-def _planned(settings: object) -> EarlyExitSettings:
-    """Return a plan's settings, which are of early exit or of a hybrid with it."""
-    assert isinstance(settings, EarlyExitSettings)
-    return settings
 
 
 RECORD = EarlyExit()
