@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts of iterations by (tokens proposed, tokens accepted). Sums of these are counts again."""
+    """Counts of iterations by (tokens proposed, tokens accepted). Sums of these are counts again.
+
+    For example three iterations, of which the second accepted all and the last proposed nothing:
+
+        Acceptance.of([(4, 2), (4, 4), (0, 0)])
+            num_iterations 2, num_proposed 8, num_accepted 6, num_tested 3 + 4
+            mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = (3 + 6) / 3
+            conditional_rates [1, 1, 1/2, 1], marginal_rates [1, 1, 1/2, 1/2]
+    """
 
     iterations: Counter[tuple[int, int]] = field(default_factory=Counter)
 

@@ -84,10 +84,11 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
         RunError: a failure within the block, or a lock that never comes.
         SettingError: such a failure that another value of `setting` fixes.
     """
+    path = Path(path)
     target = Path(os.path.realpath(path))
     lock = Path(f"{target}.lock")
     try:
-        _check_place(Path(path), target)
+        _check_place(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.touch()

@@ -175,9 +175,10 @@ def golden_lengths(
 
 
 def _conditional_by_schema(marginal: Sequence[float]) -> list[float]:
-    """Conditional rates as the schema has them.
+    """Conditional rates as the schema has them: the marginal rate of a position over that of the one before.
 
-    A proposal that ends early counts as a rejection here, but not in `accept_rates_of_tested`.
+    A proposal that ends early counts as a rejection here, but not in `accept_rates_of_tested`. Where one iteration
+    accepted 3 of 4 tokens, and one both of 2, the third position has 1/2 here and 1 there.
     """
     before = [1.0, *marginal[:-1]]
     return [
