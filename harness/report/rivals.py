@@ -1,6 +1,4 @@
-"""Which pairs are significantly slower than the fastest one, all compared at once, and what the
-best K is worth.
-"""
+"""Which pairs are significantly slower than the fastest one, and what the best K is worth."""
 
 from __future__ import annotations
 
@@ -55,8 +53,9 @@ def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     if times is None:
         alike = _overlapping(bests, num_compared(pairs))
     else:
-        _, *others = ranking(*times)
-        alike = [bests[ranked.index] for ranked in others if not ranked.worse]
+        # On the prompts that all have, another pair may be the fastest.
+        alike = [bests[ranked.index] for ranked in ranking(*times) if not ranked.worse]
+        alike = [pair for pair in alike if pair is not bests[0]]
     if not alike:
         return [Line("All other pairs are significantly slower.")]
     names = "; ".join(pair.name.label(", ") for pair in alike)
@@ -64,8 +63,10 @@ def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
 
 
 def _overlapping(bests: Sequence[MeasuredPair], num_pairs: int) -> list[MeasuredPair]:
-    """The pairs whose interval reaches that of the first one, where intervals hold for `num_pairs`
-    at once.
+    """The pairs whose interval reaches that of the first one.
+
+    Args:
+        num_pairs: intervals are so wide that they hold for this many at once.
     """
     lowest = interval_at_once(bests[0].row, num_pairs).low
     return [pair for pair in bests[1:] if interval_at_once(pair.row, num_pairs).high >= lowest]

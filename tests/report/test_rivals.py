@@ -89,3 +89,18 @@ def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:
     reach = [float(re.findall(r"interval (\d\.\d+) to", text)[0]) for text in (few, many)]
     assert reach[0] < reach[1] < 1.9
     assert "All other pairs are significantly slower." in few
+
+
+def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
+    """On the first eight prompts, which both have, another pair is faster than that of the first sentence."""
+    first = [("story", 60.0 + index) for index in range(8)]
+    for draft, speedup, prompts in (
+        ("3B", 2.0, [*first, *[("story", 20.0)] * 7]),
+        ("7B", 1.9, [(name, time - 4) for name, time in first]),
+    ):
+        run = latency_run(draft=draft, speedup=speedup)
+        append_rows(tmp_path / "latency.csv", run)
+        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
+    fastest, rivals, *_ = (line.text for line in build([tmp_path]).headlines)
+    assert "13B with 3B, K=4: 2.00×" in fastest
+    assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
