@@ -207,6 +207,8 @@ MISTAKES = {
     f"latency {URL} draft=lookup": "draft=lookup: needs engine.regular_url",
     f"latency {URL} engine.timeout_s=inf": "engine.timeout_s=inf: must be a number",
     f"latency {URL} engine.rate=inf": "engine.rate=inf: must be a number",
+    "latency engine=server engine.url=http://gpu1:one/v1": "engine.url=http://gpu1:one/v1: must be an address",
+    "latency engine=server engine.url=http://:8000/v1": "engine.url=http://:8000/v1: must be an address",
     "latency engine=server engine.url=gpu1:8000": "engine.url=gpu1:8000: must be an address",
     "latency engine.url=http://h/v1": "engine.url: needs engine=server",
     f"latency {URL} engine.rate=0": "engine.rate=0.0: must be positive",

@@ -108,7 +108,8 @@ class HuggingFaceEngine(Engine):
             arguments = method.huggingface(pair, draft_settings, decoding)
             if method.memory == "shared":
                 assistant = pair.target.model
-        self._reference = open_reference(pair, decoding, longest_prompt, say)
+        # The same weights in our eager runner.
+        self.reference: ModelReference = open_reference(pair, decoding, longest_prompt, say)
         self.devices = pair.devices
         self.runner = "generate"
         self.setup_seconds = 0.0
@@ -121,16 +122,11 @@ class HuggingFaceEngine(Engine):
             )
             self.arms = [*self.arms, speculative]
 
-    @property
-    def reference(self) -> ModelReference:
-        """The same weights in our eager runner."""
-        return self._reference
-
     def close(self) -> None:
         """End the thread and free the reference's runners; the pair is the caller's."""
         self.arms = ()
         self._thread.shutdown()
-        self._reference.close()
+        self.reference.close()
         release_memory(self.devices)
 
 

@@ -34,7 +34,7 @@ def keep_in_flight(
     for name, value in parameters:
         raise SettingError(name, "needs engine=server", value)
     answers = [
-        RequestRecord(place, len(request.question.prompts[0]))
+        RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
         for place, request in enumerate(requests)
     ]
     running = {0}
@@ -42,7 +42,7 @@ def keep_in_flight(
     record = next(records)
     while True:
         _note(record, answers)
-        ended = [row for row in record.rows if _has_ended(answers[row], requests[row])]
+        ended = [row for row in record.rows if _has_ended(answers[row], requests[row].question)]
         running.difference_update(ended)
         for row in ended:
             yield answers[row]
@@ -69,9 +69,7 @@ def _note(record: Iteration, answers: Sequence[RequestRecord]) -> None:
             answer.outcomes.append((len(proposed), num_accepted))
 
 
-def _has_ended(answer: RequestRecord, request: LoadRequest) -> bool:
-    most = request.question.decoding.max_new_tokens
-    if request.leave_after is not None:
-        most = min(most, request.leave_after)
-    is_stopped = answer.token_ids[-1] in request.question.stop_tokens
-    return is_stopped or answer.num_tokens >= most
+def _has_ended(answer: RequestRecord, question: Question) -> bool:
+    is_stopped = answer.token_ids[-1] in question.stop_tokens
+    is_full = answer.num_tokens >= question.decoding.max_new_tokens
+    return is_stopped or is_full or answer.may_be_left

@@ -212,20 +212,16 @@ class LocalEngine(Engine):
         self._pair = pair
         self._fault: Fault = fault
         self.runners = open_runners(pair, demanded, say)
-        self._reference = ModelReference(pair, self.runners)
+        self.reference: ModelReference = ModelReference(pair, self.runners)
         self.devices = pair.devices
+        self.stopwatches_are_free = self._stopwatches_are_free()
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms: Sequence[Arm] = self._make_arms()
 
-    @property
-    def reference(self) -> ModelReference:
-        return self._reference
-
-    @property
-    def stopwatches_are_free(self) -> bool:
-        """True on a CPU without 8-bit layers: elsewhere a stopwatch synchronises the GPU, or times
-        every 8-bit layer, and slows the run.
+    def _stopwatches_are_free(self) -> bool:
+        """Whether all is on a CPU without 8-bit layers. Elsewhere stopwatches slow the run: they
+        synchronise the GPU, or time every 8-bit layer.
         """
         for model in (self._pair.target, self.runners.draft_model):
             if model is not None and eight_bit_layers(model.model):

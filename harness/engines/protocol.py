@@ -197,6 +197,9 @@ class Engine:
         has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
         salts: whether a prompt that is asked again differs for a prefix cache, so that the cache
             does not answer it; None where there is no such cache between questions.
+        reference: the weights that generate, if they can be asked for their probabilities.
+        stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms may
+            have them too.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.
@@ -209,6 +212,8 @@ class Engine:
     alternates: bool = True
     has_rate: bool = False
     salts: bool | None = None
+    reference: Reference | None = None
+    stopwatches_are_free: bool = False
     runner: str | None = None
     server: str | None = None
     setup_seconds: float | None = None
@@ -218,23 +223,13 @@ class Engine:
         """The GPUs that compute, as NVML numbers them; none for an engine on another machine."""
         return gpus_of(self.devices)
 
-    @property
-    def reference(self) -> Reference | None:
-        """The weights that generate, where the engine can be asked for their probabilities."""
-        return None
-
     def is_loaded(self, arm: Arm) -> bool:
         """Whether the arm's weights are in memory. If not, it loads them and must warm up again."""
         return True
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """Each arm under its own stopwatches, of an engine that can time its phases."""
+        """Each arm under stopwatches of its own; none if the engine cannot time its phases."""
         return ()
-
-    @property
-    def stopwatches_are_free(self) -> bool:
-        """Whether these stopwatches cost next to nothing, so that timed arms may have them too."""
-        return False
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
         """Milliseconds of the target's pass over 1, 2, 3, ... tokens behind the question's prompts.

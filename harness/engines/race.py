@@ -18,7 +18,7 @@ from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
 # A shorter text than this is too short to compare both arms' times up to its end.
-FEWEST_COMPARED = 8
+_FEWEST_COMPARED = 8
 
 
 def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
     """
     lengths = [lap.requests[0].num_tokens for lap in (regular, speculative)]
     number = min(lengths)
-    if max(lengths) > number >= FEWEST_COMPARED:
+    if max(lengths) > number >= _FEWEST_COMPARED:
         slow, fast = (_seconds_until(lap, number) for lap in (regular, speculative))
         if slow and fast:
             return {"speedup": slow / fast, "num_compared": number}

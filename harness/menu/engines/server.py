@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
@@ -160,8 +160,16 @@ def _check_url(setting: str, url: str | None) -> None:
     # Settings are written into rows, so the message must not repeat a password either.
     rule = "must hold no user, password or query: use engine.api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
-    is_http = parts.scheme in ("http", "https") and bool(parts.netloc)
-    require(is_http, setting, _ADDRESS_RULE, url)
+    require(_is_address(parts), setting, _ADDRESS_RULE, url)
+
+
+def _is_address(parts: SplitResult) -> bool:
+    """Whether a URL is one of HTTP, with a host and at most a port that exists."""
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:  # no number, or one that is too large
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
 
 
 def _check_slo(slo: Mapping[str, float] | None) -> None:
