@@ -1,4 +1,4 @@
-"""Decoding settings as what the loops take: the warp, the rule of acceptance, prepared decisions."""
+"""From decoding settings to what the loops take: warp, rule of acceptance, prepared decisions."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class Verbose(NamedTuple):
 
     Attributes:
         token_ids: of the event's text. A token that ends within a character has no event.
-        never_drawn: tokens that the request does not allow: those that end texts, with `ignore_eos`.
+        never_drawn: tokens that the request does not allow: those that end texts, if it says
+            `ignore_eos`.
     """
 
     token_ids: list[int]
@@ -102,7 +103,7 @@ def read_chunk(event: Any) -> Chunk:
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
-    """The counts of drafts of vLLM, SGLang or llama.cpp, whose fields tell them apart; None without any.
+    """The counts of drafts of vLLM, SGLang or llama.cpp, told apart by their fields; None without.
 
     Raises:
         AnswerError: more tokens were accepted than drafted, or a count is no number.

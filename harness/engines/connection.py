@@ -25,21 +25,24 @@ def client_library() -> Any:
     return openai
 
 
-def new_client(openai: Any, url: str, key: str, timeout_s: float) -> Any:
+def new_client(openai: Any, url: str, key: str | None, timeout_s: float) -> Any:
     """A client of one server. A failed request is a result: it is counted, not repeated."""
     hooks = {"request": [_note_new_connection]}
     http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
-    options = {"api_key": key, "timeout": timeout_s, "max_retries": 0}
+    # The client needs a key, also for servers without one.
+    options = {"api_key": key or "none", "timeout": timeout_s, "max_retries": 0}
     return openai.AsyncOpenAI(base_url=url, http_client=http_client, **options)
 
 
-def api_key(settings: Any) -> str:
-    """The key from the environment; `none`, which the client sends, for servers without one."""
-    variable = settings.api_key_variable
-    key = os.environ.get(variable) if variable else "none"
-    if not key:
-        rule = "must name a variable of the environment"
-        raise SettingError("engine.api_key_variable", rule, variable)
+def api_key(setting: str, variable: str | None) -> str | None:
+    """The key in the environment variable that a setting names; None where it names none.
+
+    Raises:
+        SettingError: there is no such variable.
+    """
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise SettingError(setting, "must name a variable of the environment", variable)
     return key
 
 

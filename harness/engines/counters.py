@@ -49,8 +49,8 @@ _NAMES = {
     "harness_draft_tokens": "proposed",
     "harness_accepted_draft_tokens": "accepted",
 }
-# Share of our own tokens by which a server may count more, beyond a token for each request, before others are
-# suspected: some count the token that ends a text.
+# Share of our own tokens by which a server may count more, beyond a token for each request, before
+# others are suspected: some count the token that ends a text.
 _TOLERATED = 0.01
 
 
@@ -74,7 +74,7 @@ class Counted:
     preempted: float | None = None
 
     def plus(self, other: Counted, times: int = 1) -> Counted:
-        """Return the sum of both, the other one counted `times` times. A counter that one lacks is 0 there."""
+        """The sum of both, the other counted `times` times. A counter that one lacks is 0 there."""
         summed = replace(self, by_position=dict(self.by_position))
         for name in _COUNTERS:
             value = getattr(other, name)
@@ -128,7 +128,7 @@ class CounterPage:
         self._found: str | None = None
 
     def read(self) -> Counted | None:
-        """The counters now; None where the server has no such page, which is then not asked again."""
+        """The counters now; None where the server has no such page, and is then not asked again."""
         for url in list(self._candidates):
             counted = read_counters(page_of(url, self._key) or "")
             if counted != Counted():

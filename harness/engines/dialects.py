@@ -1,4 +1,4 @@
-"""What requests to each kind of server say beyond OpenAI's API, and what it means there.
+"""The parameters beyond OpenAI's API with which each kind of server is asked.
 
 A kind is known by `owned_by` of the first model in the server's list: `vllm`, `llamacpp`,
 `harness`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Servers whose requests have a `cache_salt`: a prefix cache answers only requests with the same one.
+# Servers whose requests have a `cache_salt`: a prefix cache answers those with an equal one alone.
 _SALTED = ("vllm", "sglang", "tensorrt_llm")
 _LLAMA_CPP = "llamacpp"
 # Servers that end an answer at any of `stop_token_ids`.

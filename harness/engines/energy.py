@@ -68,7 +68,7 @@ def throttle_reasons(gpu: int) -> list[str]:
 
 
 def nvml_gpus() -> list[int]:
-    """Indices for NVML of the GPUs that this process sees, in its order; [] where NVML is absent."""
+    """Indices for NVML of the GPUs that this process sees, in its order; [] without NVML."""
     try:
         pynvml.nvmlInit()
         everything = list(range(pynvml.nvmlDeviceGetCount()))

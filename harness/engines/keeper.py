@@ -15,10 +15,11 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, Fault
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
-from harness.engines.runner_choice import needs_new_process, resolve
+from harness.engines.runner_choice import resolve
 from harness.menu.engine import Opening
 from harness.menu.records import engine_of, pair_of
 from harness.models.case import Demand
+from harness.runners.graphs import GraphRecorder
 
 
 class PairKeeper:
@@ -107,8 +108,8 @@ class PairKeeper:
         return engine_of(settings).open(opening)
 
     def needs_new_process(self) -> bool:
-        """Whether something failed in this process after which it should measure nothing more."""
-        return needs_new_process()
+        """Whether the capture of a CUDA graph failed, after which this process should not go on."""
+        return GraphRecorder.has_failed
 
 
 def _planned_pair(settings: RunSettings) -> PlannedPair:

@@ -191,7 +191,10 @@ class PlannedPair(SketchedPair):
             if largest >= size:
                 token = self.tokenizer.convert_ids_to_tokens(largest)
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                rule = f"has token {largest} ({token}), and {model} has {size} (resize_token_embeddings adds more)"
+                rule = (
+                    f"has token {largest} ({token}), and {model} has {size} "
+                    "(resize_token_embeddings adds more)"
+                )
                 raise SettingError("model.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:

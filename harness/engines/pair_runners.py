@@ -142,14 +142,9 @@ def _target_runner(
         longest_prompt=demanded.longest_prompt,
         trees=trees,
     )
+    hidden_layers = () if method is None else tuple(method.layers(pair))
     return build_runner(
-        pair.target,
-        demanded.runner,
-        pair.vocabulary_size,
-        say,
-        shapes,
-        hidden_layers=() if method is None else tuple(method.layers(pair)),
-        with_trees=demanded.most_nodes > 0,
+        pair.target, demanded.runner, pair.vocabulary_size, say, shapes, hidden_layers
     )
 
 
@@ -202,15 +197,7 @@ def _draft_runner(
         longest_prompt=demanded.longest_prompt,
         trees=trees,
     )
-    return build_runner(
-        model,
-        demanded.runner,
-        size,
-        say,
-        shapes,
-        drafts=True,
-        with_trees=demanded.most_nodes > 0,
-    )
+    return build_runner(model, demanded.runner, size, say, shapes, role="draft")
 
 
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:

@@ -113,7 +113,7 @@ class Arm:
 
     @property
     def given_up(self) -> str | None:
-        """Why all further requests fail at once: too many had no answer. None while they are sent."""
+        """Why all further requests fail: too many had no answer. None while they are sent."""
         return None
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
@@ -198,8 +198,8 @@ class Engine:
         salts: whether a prompt that is asked again differs for a prefix cache, so that the cache
             does not answer it; None where there is no such cache between questions.
         reference: the weights that generate, if they can be asked for their probabilities.
-        stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms may
-            have them too.
+        stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms
+            may have them too.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         setup_seconds: what preparing took.

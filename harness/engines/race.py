@@ -1,4 +1,4 @@
-"""What `compare` and the page of `serve` show of a race, in which both arms answer one prompt.
+"""The figures of a race, in which both arms answer one prompt, for `compare` and serve's page.
 
 A lap is one arm's answer: its figures, where the two texts differ, and every rejection on the way.
 """

@@ -64,7 +64,8 @@ class RequestRecord:
             there were of each.
         branches: of trees: at each node that was reached, how many children were offered, and which
             of them was accepted.
-        num_cached: tokens of the prompt that the server took from a cache; None where it does not tell.
+        num_cached: tokens of the prompt that the server took from a cache; None where it does not
+            tell.
         sums: draft tokens over all iterations, as a server told them.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.

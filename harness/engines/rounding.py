@@ -1,8 +1,9 @@
 """How far equal computations of a model's logits are apart, measured on the model at hand.
 
-The last positions of a text are computed again by routes that would be equal without rounding: alone
-and in a batch, with and without a cache, one token at a time and several, and with embeddings that
-are changed by at most the epsilon of their format, after which every later operation rounds differently.
+The last positions of a text are computed again by routes that would be equal without rounding:
+alone and in a batch, with and without a cache, one token at a time and several, and with embeddings
+that are changed by at most the epsilon of their format, after which every later operation rounds
+differently. `recovery` asks whether that explains a difference between two greedy texts.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     """The largest margin between two tokens that rounding explains after the whole text.
 
     Args:
-        logits: [R, P, V], see `recompute`; the whole text is position 0.
+        logits: [R, P, V] as `recompute` returns them; position 0 is after the whole text.
         tokens: those two.
         epsilon: of the format that the logits were computed in.
     """
@@ -77,7 +78,7 @@ def _batched(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -> Tensor:
-    """Logits [P, V] after texts whose last `number` tokens are read behind a cache of the others."""
+    """Logits [P, V] after texts whose last `number` tokens are read behind the cached others."""
     outputs = []
     for batch in in_batches(texts, _NUM_ROWS):
         beginnings = [text[:-number] for text in batch]

@@ -32,7 +32,6 @@ from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.graphs import GraphRecorder
 from harness.runners.prepared_calls import CompilationError
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
@@ -48,7 +47,6 @@ _PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 # The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
 # with the same model, and checks it once.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
-
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
 _AUTO_PREPARED = (1, 2, 4, 8)
@@ -69,9 +67,9 @@ class Demanded:
     """
 
     decoding: DecodingSettings
-    runner: RunnerName = "auto"
+    runner: RunnerName
     batch_size: int = 1
-    longest_prompt: int = 0
+    longest_prompt: int
     share_prefix: bool = False
     fault: Fault = "none"
     most_nodes: int = 0
@@ -111,9 +109,9 @@ class Shapes:
     num_slots: int
     widths: Sequence[int]
     num_drawn: Sequence[int] = ()
-    warp: AnyWarp | None = None
+    warp: AnyWarp
     decisions: Mapping[int, Sequence[Decision]] | None = None
-    longest_prompt: int = 0
+    longest_prompt: int
     trees: TreeDemand | None = None
 
 
@@ -138,8 +136,7 @@ def build_runner(
     say: Callable[[str], None],
     shapes: Shapes,
     hidden_layers: tuple[int, ...] = (),
-    drafts: bool = False,
-    with_trees: bool = False,
+    role: str = "model",
 ) -> tuple[Runner, RunnerName]:
     """A runner for a model, and its name.
 
@@ -148,8 +145,7 @@ def build_runner(
         vocabulary_size: logits are cut to this width.
         say: gets a line when a model cannot have the runner.
         hidden_layers: the layers whose states the drafter reads.
-        drafts: whether the model is the draft, and not the target.
-        with_trees: whether trees of tokens extend it too, not chains alone.
+        role: `model` for the target, or `draft`; errors name it.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
@@ -161,11 +157,11 @@ def build_runner(
     if recurrent_kind(loaded.model.config) is not None:
         if chosen != "eager":
             say(f"{name} has a recurrent state; it runs with runner=eager")
-        return _snapshot_runner(loaded, shapes, drafts=drafts, common=common), "eager"
+        return _snapshot_runner(loaded, shapes, role, common), "eager"
 
     def build(chosen: RunnerName) -> Runner:
         if chosen == "eager":
-            return _eager_runner(loaded, shapes, drafts=drafts, common=common)
+            return _eager_runner(loaded, shapes, role, common)
         if chosen == "static":
             return _static_runner(loaded.model, shapes, common)
         built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
@@ -173,7 +169,7 @@ def build_runner(
         return built
 
     built, chosen = first_possible(name, chosen, build, say)
-    if with_trees:
+    if shapes.trees is not None and shapes.trees.widths:
         _check_trees(built, loaded, shapes, common)
     return built, chosen
 
@@ -247,13 +243,6 @@ def _preparation(runner: RunnerName) -> dict[str, Any]:
     return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
 
 
-def needs_new_process() -> bool:
-    """Whether the capture of a CUDA graph failed in this process, which should then measure nothing
-    more.
-    """
-    return GraphRecorder.has_failed
-
-
 def _static_runner(model: PreTrainedModel, shapes: Shapes, common: dict[str, Any]) -> Runner:
     num_slots = shapes.num_slots
     runner = StaticRunner(model, num_slots=num_slots, **common)
@@ -272,24 +261,22 @@ def _check_trees(runner: Any, loaded: LoadedModel, shapes: Shapes, common: Any) 
         raise SettingError("draft.tree", rule, "a tree") from reason
 
 
-def _eager_runner(
-    loaded: LoadedModel, shapes: Shapes, *, drafts: bool, common: dict[str, Any]
-) -> Runner:
+def _eager_runner(loaded: LoadedModel, shapes: Shapes, role: str, common: dict[str, Any]) -> Runner:
     """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
     num_rows = shapes.batch_size
     num_slots = shapes.num_slots
-    role = "draft" if drafts else "model"
     runner = EagerRunner(loaded.model, **common)
     try:
         runner.check(num_rows, num_slots)
     except UnsupportedModelError as reason:
-        rule = f"cannot be used for rows of up to {num_slots} tokens (batch_size={num_rows}): it {reason}"
+        rows = f"rows of up to {num_slots} tokens (batch_size={num_rows})"
+        rule = f"cannot be used for {rows}: it {reason}"
         raise SettingError(role, rule, loaded.settings.name) from reason
     return runner
 
 
 def _snapshot_runner(
-    loaded: LoadedModel, shapes: Shapes, *, drafts: bool, common: dict[str, Any]
+    loaded: LoadedModel, shapes: Shapes, role: str, common: dict[str, Any]
 ) -> Runner:
     """The runner of a model with a recurrent state, which is rolled back to a copy.
 
@@ -298,18 +285,20 @@ def _snapshot_runner(
     """
     num_rows = shapes.batch_size
     num_slots = shapes.num_slots
-    role = "draft" if drafts else "model"
+    # A target without a draft reads token by token, and is never rolled back.
     takes_back = max(shapes.widths) > 1
+    keeps_first = role == "model"
     name = loaded.settings.name
-    runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=not drafts, **common)
+    runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=keeps_first, **common)
     try:
         runner.check(1, num_slots)
     except UnsupportedModelError as reason:
-        advice = "choose another" if drafts or not takes_back else "draft=none measures it alone"
         tokens = "several tokens at once" if takes_back else "token by token"
-        raise SettingError(
-            role, f"cannot be used: reading {tokens}, it {reason}; {advice}", name
-        ) from reason
+        advice = "choose another"
+        if role == "model" and takes_back:
+            advice = "draft=none measures it alone"
+        rule = f"cannot be used: reading {tokens}, it {reason}; {advice}"
+        raise SettingError(role, rule, name) from reason
     try:
         runner.check(num_rows, num_slots)
     except UnsupportedModelError as reason:

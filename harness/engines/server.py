@@ -68,7 +68,7 @@ class ServerEngine(Engine):
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         openai = client_library()
-        key = api_key(settings)
+        key = api_key("engine.api_key_variable", settings.api_key_variable)
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)

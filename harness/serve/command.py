@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from harness.config.errors import SettingError
+from harness.engines.connection import api_key
 from harness.engines.keeper import PairKeeper
 from harness.menu.commands.serve import ServeSettings
 from harness.models.case import Demand
@@ -34,8 +34,9 @@ except ImportError as error:
         "serve", "needs more packages: pip install 'harness[serve]'", error.name
     ) from error
 
-_GRACE_S = 3  # that answers may still take after a signal
-_SENDING_S = 5  # and sending the rest of them
+# Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
+_GRACE_S = 3
+_SENDING_S = 5
 
 
 def run(
@@ -46,10 +47,7 @@ def run(
     Args:
         loading: a context in which the engine is opened, by another thread.
     """
-    variable = settings.api_key_variable
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
-        raise SettingError("api_key_variable", "must name a variable of the environment", variable)
+    key = api_key("api_key_variable", settings.api_key_variable)
     # Before the weights load, which may take minutes.
     listening = listen(settings)
     try:
@@ -87,7 +85,7 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """Lets answers end within a grace period after a signal; those that do not end with an error."""
+    """Lets answers end within a grace period after a signal; the others end with an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)

@@ -59,7 +59,7 @@ class ThreadChoice:
         self._warned_at = -_QUIET_S
 
     def choose_if_due(self) -> None:
-        """Choose, if the last choice is old enough. The scheduler calls it before every iteration."""
+        """Choose, if the last choice is old enough; called before every iteration."""
         if time.monotonic() >= self._due:
             self.choose()
 

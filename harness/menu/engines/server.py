@@ -35,8 +35,8 @@ class ServerSettings(EngineSettings):
         rate: requests per second on average, at random (Poisson) times, however many are in flight;
             None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
-        chat: ask the chat endpoint with the messages of each prompt, so that the server applies its own template
-            and parsers; otherwise prompts are sent as token ids or text.
+        chat: ask the chat endpoint with the messages of each prompt, so that the server applies its
+            own template and parsers; otherwise prompts are sent as token ids or text.
         slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
             first token, and on average for each token after it; None for no goodput.
         metrics_url: the page of the server's Prometheus counters, where it is not /metrics or
