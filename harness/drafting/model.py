@@ -80,11 +80,11 @@ class ModelDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._catch_up()
+        # New rows lack one token, so all others must.
         num_rows, num_unseen = self._unseen.shape
-        num_missing = num_unseen - 1  # new rows lack one
-        if num_missing > 0:
+        if num_unseen > 1:
             self._runner.extend(self._unseen[:, :-1])
-            self._runner.keep([num_missing] * num_rows)
+            self._runner.keep([num_unseen - 1] * num_rows)
         self._runner.add(prompts)
         new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
         self._unseen = torch.cat([self._unseen[:, -1:], new])
@@ -119,11 +119,14 @@ class ModelDrafter(Drafter):
             self._unseen = next_token
         else:
             self._runner.keep(added(num_accepted, num_unseen - 1))
-            last_unseen = self._unseen[:, -1:]
-            text = torch.cat([last_unseen, self._proposed], dim=1)
-            before_next = text.gather(1, to_device(num_accepted, device).unsqueeze(1))
-            self._unseen = torch.cat([before_next, next_token], dim=1)
+            self._leave_two_unseen(num_accepted, next_token)
         self._forget_proposal()
+
+    def _leave_two_unseen(self, num_accepted: Sequence[int], next_token: Tensor) -> None:
+        """Count all as seen but the last accepted token and the next one [B, 1]."""
+        text = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
+        places = to_device(num_accepted, text.device).unsqueeze(1)
+        self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)

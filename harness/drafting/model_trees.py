@@ -17,45 +17,37 @@ from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of, tokens_on
 from harness.decoding.warp import AnyWarp
+from harness.drafting.model import ModelDrafter
 from harness.drafting.score_temperatures import ScoreTemperatures
 from harness.drafting.tree_growth import Predictor
 from harness.drafting.tree_plan import TreePlan
 
 
-class ModelTreeDrafter(TreeDrafter):
+class ModelTreeDrafter(ModelDrafter, TreeDrafter):
     """Proposes trees by running a draft model.
 
     The last accepted token may be a leaf, which was never read. So the cache never keeps it: after
-    a verdict two tokens of the text are unread, and one more after each turn without a proposal.
+    a verdict two tokens of the text are unseen, and one more after each turn without a proposal.
 
     Args:
-        runner: the draft model's.
-        warp: the one applied to the target's logits.
+        runner, warp, device: as of `ModelDrafter`.
         plan: how the trees grow.
-        device: the target's, where proposals are used.
     """
-
-    layers = ()
 
     def __init__(
         self, runner: TreeRunner, warp: AnyWarp, plan: TreePlan, device: torch.device | str = "cpu"
     ) -> None:
-        self._runner = runner
-        self._warp = warp
+        super().__init__(runner, warp, device)
+        self._runner: TreeRunner = runner
         self._plan = plan
-        self._device = device
-        # [B, at least 1] decided tokens that the runner has not read.
-        self._unseen = torch.empty(0)
-        # What the runner has read of each row's tree, from a proposal to its verdict.
+        # What the runner has read of each row's tree, from a proposal to its verdict. Until then
+        # `_proposed` has the nodes of all trees [B, N], or once their paths are known those on them.
         self._trees: list[_ReadTree] | None = None
-        # [B, N], the nodes of the last tree; once its path is known, those on the path.
-        self._proposed = torch.empty(0)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        logits = self._runner.start(prompts).logits
-        self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
+        super().start(prompts, first_tokens, step)
         self._trees = None
         self._scores = ScoreTemperatures(self._plan.score_temperature)
         self._scores.add(len(prompts))
@@ -63,18 +55,15 @@ class ModelTreeDrafter(TreeDrafter):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._catch_up()
-        self._runner.add(prompts)
-        new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
-        self._unseen = torch.cat([self._unseen, new])
+        super().add(prompts, first_tokens, step)
         self._scores.add(len(prompts))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """See `Drafter.propose`: a chain, of which nothing stays in the cache."""
-        uniforms = uniforms.to(self._unseen.device)
-        tokens, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
+        proposal = super().propose(num_draft_tokens, uniforms)
         self._runner.keep([0] * len(self._unseen))
-        return Proposal(tokens.to(self._device), probabilities.to(self._device))
+        self._forget_proposal()
+        return proposal
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         num_rows, num_unseen = self._unseen.shape
@@ -89,17 +78,15 @@ class ModelTreeDrafter(TreeDrafter):
         self._proposed = tokens_on(path, self._proposed)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        device = self._unseen.device
-        following = to_device(next_tokens, device).unsqueeze(1)
         if self._trees is None:
-            self._unseen = torch.cat([self._unseen, following], dim=1)
+            super().observe(num_accepted, next_tokens, step)
             return
         self._scores.observe(self._proposed, num_accepted, next_tokens)
         self._keep_path(self._trees, num_accepted)
         self._trees = None
-        decided = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
-        last = decided.gather(1, to_device(num_accepted, device).unsqueeze(1))
-        self._unseen = torch.cat([last, following], dim=1)
+        next_token = to_device(next_tokens, self._unseen.device).unsqueeze(1)
+        self._leave_two_unseen(num_accepted, next_token)
+        self._forget_proposal()
 
     def _keep_path(self, trees: Sequence[_ReadTree], num_accepted: Sequence[int]) -> None:
         """Keep the decided tokens in the cache, and the accepted ones but each row's last."""
@@ -114,17 +101,8 @@ class ModelTreeDrafter(TreeDrafter):
         self._runner.keep_path(to_device(filled, self._unseen.device), counts)
 
     def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)
+        super().select(rows)
         self._scores.select(rows)
-        self._unseen = self._unseen[to_device(rows, self._unseen.device)]
-
-    def _catch_up(self) -> None:
-        """Read all decided tokens but the last."""
-        num_rows, num_unseen = self._unseen.shape
-        if num_unseen > 1:
-            self._runner.extend(self._unseen[:, :-1])
-            self._runner.keep([num_unseen - 1] * num_rows)
-            self._unseen = self._unseen[:, -1:]
 
 
 class _ReadTree:
