@@ -41,7 +41,8 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
         self._runner: TreeRunner = runner
         self._plan = plan
         # What the runner has read of each row's tree, from a proposal to its verdict. Until then
-        # `_proposed` has the nodes of all trees [B, N], or once their paths are known those on them.
+        # `_proposed` has the nodes of all trees [B, N], or once their paths are known those on
+        # them.
         self._trees: list[_ReadTree] | None = None
 
     def start(

@@ -130,7 +130,6 @@ class TranslatedDrafter(Drafter):
         self._warp = warp
         self._device = device
         self._rows: list[_Row] = []
-        self._has_proposed = False
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -141,7 +140,6 @@ class TranslatedDrafter(Drafter):
         self._common_target_ids = to_device(tuple(translation.common), self._device)
         self._common_draft_ids = to_device(translation.common_draft_tokens, logits.device)
         self._rows = []
-        self._has_proposed = False
         self._join(first_tokens)
 
     def add(
@@ -164,7 +162,6 @@ class TranslatedDrafter(Drafter):
             row.drafted = drafted
             # In text there may be more than K tokens.
             row.offered = self._translation.offered(drafted)[:num_draft_tokens] if is_fed else []
-        self._has_proposed = True
         probabilities: Tensor | None = None
         if self._translation.method == "intersection":
             probabilities = self._over_target(draft_probabilities)
@@ -193,6 +190,7 @@ class TranslatedDrafter(Drafter):
         return to_device([tokens[-num_last:] for tokens in unread], device)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        has_proposed = any(row.drafted for row in self._rows)
         num_kept: list[int] = []
         for row, count, next_token in zip(self._rows, num_accepted, next_tokens, strict=True):
             translated = row.append([*row.offered[:count], next_token], self._translation)
@@ -203,9 +201,8 @@ class TranslatedDrafter(Drafter):
             row.num_fed = 0
             row.drafted = []
             row.offered = []
-        if self._has_proposed:
+        if has_proposed:
             self._runner.keep(num_kept)
-        self._has_proposed = False
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)

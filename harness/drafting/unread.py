@@ -1,15 +1,17 @@
 """The target's features that a head has not read yet, from a verdict to the next proposal.
 
-Each verdict brings features (hidden states of the target) of the tokens that it decided, in each
-row another number. The head reads them when it next proposes. Until then they wait in chunks, one
-for each verdict. Say two rows decide `a b c` and `d`, then `e` and `f g`:
+A verdict brings one feature for each token that it decided, in each row another number: the hidden
+states of the target at the token before it. The head reads features and tokens in pairs, when it
+next proposes. Until then they wait in chunks, one for each verdict. Say two rows decide `a b c` and
+`d`,
+then `e` and `f g`:
 
     row 0   a b c | e .
     row 1   d . . | f g        a dot is padding
 
 For a proposal both chunks are merged, and what counts is moved to the left: `a b c e` and `d f g`.
-The numbers of decided tokens may still be on their way from the device (`transfer.Arriving`):
-nothing here waits for those of the last verdict.
+How many tokens the last verdict decided may still be on its way from the device
+(`transfer.Arriving`): nothing here waits for it.
 """
 
 from __future__ import annotations
