@@ -22,8 +22,8 @@ from harness.report.table import Column, Table, grouped, number
 
 # Columns in which methods must be equal to be compared.
 CONDITIONS = (
-    "model quantization dtype devices temperature top_k top_p batch_size max_new_tokens prompts"
-    " weights"
+    "model quantization dtype devices engine temperature top_k top_p batch_size max_new_tokens"
+    " ignore_eos prompts weights"
 ).split()
 
 

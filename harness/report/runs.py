@@ -66,9 +66,7 @@ class Run:
 
     @property
     def last(self) -> Any:
-        """The last row, which says most about the run: of the draft's arm, of all seeds, of all
-        prompts.
-        """
+        """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
         return self.rows[-1]
 
     @property
@@ -132,7 +130,7 @@ def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Fi
     """The runs in files and directories, each measurement once.
 
     Args:
-        commands: those whose runs are read; None for all that need no file.
+        commands: those whose runs are read; None for all that are built in or installed.
 
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.report.methods import methods_tables
+from harness.report.pairs import latency_pairs
 from harness.report.recovery import summarise
+from harness.report.runs import Run
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.rows.latency import LatencyRow
 from harness.results.rows.plan import PlanRow
@@ -172,6 +175,13 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     said = " ".join(capsys.readouterr().out.split())
     assert "drafting does not pay" in said
     assert "is too slow (" not in said.partition("early_exit")[2]
+
+
+def test_methods_of_different_engines_are_not_ranked() -> None:
+    runs = [latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")]
+    assert methods_tables(latency_pairs([Run(rows) for rows in runs])) == []
+    runs[1] = latency_run(draft="lookup")
+    assert len(methods_tables(latency_pairs([Run(rows) for rows in runs]))) == 1
 
 
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
