@@ -23,6 +23,7 @@ MISTAKES = {
     "latency draft=lookup+tiny_eagle3 draft.tree=sequences": "draft.tree=sequences: must be chain, static or dynamic",
     "latency draft=lookup+tiny_draft draft.tree=dynamic": "draft.tree=dynamic: must be chain for draft=lookup+tiny_d",
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
+    "latency draft=lookup draft.repository=x": "draft.repository=x: is for drafts with weights of their own, not for",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
     # The command line
@@ -263,7 +264,7 @@ MISTAKES = {
     "latency draft=tiny_eagle3_tree_tree": "draft=tiny_eagle3_tree_tree: no such preset",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for heads, not for draft=lookup",
     "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",
-    "serve draft.tree=dynamic": "draft.tree=a tree: must be chain with serve",
+    "serve draft.tree=dynamic": "draft.tree=dynamic: must be chain with serve",
     "recovery fault=lenience decoding=greedy": "fault=lenience: changes nothing at decoding.temperature=0",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",

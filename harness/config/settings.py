@@ -64,13 +64,16 @@ PROMPT_COLUMNS = (
 
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
-    """Raises SettingError, with setting, rule and value, unless the rule holds."""
+    """Raise a SettingError with setting, rule and value, unless the rule holds."""
     if not holds:
         raise SettingError(setting, rule, value)
 
 
 def require_at_least(settings: object, **least: float) -> None:
-    """Raises SettingError for a field that is below its bound; None passes."""
+    """Raise a SettingError for a field that is below its bound; None passes.
+
+    `require_at_least(self, batch_size=1, seed=0)`
+    """
     for name, bound in least.items():
         value = getattr(settings, name)
         rule = f"must be at least {bound}" if bound else "must not be negative"
@@ -88,7 +91,7 @@ def rule_of_paths(path: str) -> str | None:
 
 
 def require_possible_path(setting: str, path: str | None) -> None:
-    """Raises SettingError for a path that no file system can have; None passes."""
+    """Raise a SettingError for a path that no file system can have; None passes."""
     if path is None:
         return
     rule = rule_of_paths(path)
@@ -139,9 +142,15 @@ class ModelSettings:
                 object.__setattr__(self, name, os.path.expanduser(value))
 
 
+# Settings of models that a draft without weights of its own does not have.
+_OF_WEIGHTS = {field.name for field in fields(ModelSettings)} - {"name"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings(ModelSettings):
     """A draft. Each way to draft has a subclass with settings of its own.
+
+    A draft model has the settings of a model; `lookup` and others without weights refuse these.
 
     Attributes:
         repository: as of a model; empty for a draft without weights of its own.
@@ -151,7 +160,7 @@ class DraftSettings(ModelSettings):
     repository: str = ""
     method: str = "model"
 
-    # Whether it has weights of its own, and so the settings of a model.
+    # Whether drafts of this class have weights of their own.
     HAS_WEIGHTS: ClassVar[bool] = False
 
     @property
@@ -164,19 +173,16 @@ class DraftSettings(ModelSettings):
             super().__post_init__()
             return
         rule = f"is for drafts with weights of their own, not for draft={self.name}"
-        for field in fields(ModelSettings):
-            if field.name not in ("name", "repository"):
+        for field in fields(DraftSettings):
+            if field.name in _OF_WEIGHTS:
                 value = getattr(self, field.name)
                 require(value == field.default, field.name, rule, value)
 
     @classmethod
     def setting_names(cls) -> list[str]:
         """The settings that this way to draft has."""
-        names = [field.name for field in fields(cls)]
-        if cls.HAS_WEIGHTS:
-            return names
-        of_models = {field.name for field in fields(ModelSettings)} - {"name"}
-        return [name for name in names if name not in of_models]
+        refused = set() if cls.HAS_WEIGHTS else _OF_WEIGHTS
+        return [field.name for field in fields(cls) if field.name not in refused]
 
 
 @dataclass(frozen=True, kw_only=True)

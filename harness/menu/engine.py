@@ -85,18 +85,16 @@ class EngineRecord(Record, Abilities):
         require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
-        asked = decoding.synthetic_acceptance
-        coin_rule = "needs engine=local, vllm or server"
-        coin = asked is None or self.has_synthetic_acceptance
-        require(coin, "decoding.synthetic_acceptance", coin_rule, asked)
+        rates = decoding.synthetic_acceptance
+        accepts_at_rates = rates is None or self.has_synthetic_acceptance
+        engines = "needs engine=local, vllm or server"
+        require(accepts_at_rates, "decoding.synthetic_acceptance", engines, rates)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
         number = decoding.num_draft_tokens
-        rule = (
-            f"must be a number with engine={self.name} "
-            "(huggingface has its own way: engine.schedule=adaptive)"
-        )
-        require(number != "auto", "decoding.num_draft_tokens", rule, number)
+        rule = f"must be a number with engine={self.name}"
+        advice = "huggingface has its own way: engine.schedule=adaptive"
+        require(number != "auto", "decoding.num_draft_tokens", f"{rule} ({advice})", number)
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
         """Raise a SettingError for a way to draft that this engine does not have, as far as the

@@ -30,8 +30,8 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
     rule = f"must be one of {', '.join(_RULES)} {of_trees}"
     require(decoding.rule in _RULES, "decoding.rule", rule, decoding.rule)
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
-    bias = decoding.synthetic_acceptance
-    require(bias is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", bias)
+    rates = decoding.synthetic_acceptance
+    require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)
     rule = "must be chain with tensor_parallel"
     require(not run.tensor_parallel, "draft.tree", rule, tree)
 

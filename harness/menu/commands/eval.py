@@ -70,9 +70,9 @@ class EvalSettings(RunSettings):
             tokens = self.decoding.max_new_tokens
             rule = f"must be at least {_FEWEST_TOKENS} for task={self.task}; 512 is usual"
             require(tokens >= _FEWEST_TOKENS, "decoding.max_new_tokens", rule, tokens)
-        bias = self.decoding.synthetic_acceptance
+        rates = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
-        require(bias is None, "decoding.synthetic_acceptance", rule, bias)
+        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
 
     def _check_task(self) -> None:
         """Refuse a task that neither we nor lm-evaluation-harness can have."""

@@ -64,7 +64,8 @@ class ServeSettings(RunSettings):
         rule = "must be local: serve runs our own loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
         has_trees = self.draft is not None and self.draft.most_nodes > 0
-        require(not has_trees, "draft.tree", "must be chain with serve", "a tree")
+        tree = getattr(self.draft, "tree", "chain")
+        require(not has_trees, "draft.tree", "must be chain with serve", tree)
 
 
 class Serve(Command):
