@@ -1,4 +1,8 @@
-"""When two measurements are the same: a digest of what determines their figures, without torch."""
+"""When two measurements are the same: a digest of what determines their figures, without torch.
+
+Each row has the digest in its column `measurement`. Before a job of a sweep is measured, `identify` says what it would
+measure, and `measured_rows` looks for rows of an earlier run with the same digest. `eval` finds earlier answers so.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ _PACKAGES = (
 class Measurement:
     """The identity of a measurement, by which an earlier one is recognised.
 
-    Args:
+    Attributes:
         digest: of everything that determines the figures.
         server_started: the start of the servers, as they tell it; None without any, and where one
             does not tell it.
@@ -256,16 +260,12 @@ def _own_source(kind: type) -> str | None:
 @functools.cache
 def _source() -> str:
     """A digest of our code that computes figures."""
-    digest = hashlib.sha256()
-    for file in measuring_files():
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def measuring_files() -> list[Path]:
-    """The files of the package that compute figures."""
-    found: list[Path] = []
+    files: list[Path] = []
     for part in _MEASURING:
         path = _PACKAGE / part
-        found += [path] if path.is_file() else path.rglob("*")
-    return sorted(file for file in found if file.suffix in _SOURCES)
+        files += [path] if path.is_file() else path.rglob("*")
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if file.suffix in _SOURCES:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,4 +1,9 @@
-"""Repetitions of a run of `latency`, in processes of their own, as one measurement."""
+"""Repetitions of a run of `latency`, in processes of their own, as one measurement.
+
+With `repeats=5` a sweep ends with five runs, each of a regular and a speculative row. They become two rows with
+`repeat=all`: figures are means over the runs, and the interval of the speed-up is over prompts and runs. For that the
+times of single prompts are read from the runs' directories (`latency_prompts.csv`).
+"""
 
 from __future__ import annotations
 

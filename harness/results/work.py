@@ -1,4 +1,7 @@
-"""Whether both arms of a comparison did the same work. If not, no figure compares them."""
+"""Whether both arms of a comparison did the same work. If not, no figure compares them.
+
+For example, no speed-up follows from a regular arm with 960 tokens and a speculative one with 700.
+"""
 
 from __future__ import annotations
 

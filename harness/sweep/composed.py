@@ -39,9 +39,6 @@ def run(config: Any) -> Sequence[Any]:
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     name = plain.pop("command")
-    known = records.with_settings()
-    if name not in known and not COMMANDS.is_in_file(name):
-        raise SettingError("command", f"must be one of {', '.join(known)}", name)
     hydra = HydraConfig.get()
     sweep = _sweep_directory(hydra)
     _refuse_shared_file(name, OmegaConf.select(config, "results.file"), hydra, sweep)

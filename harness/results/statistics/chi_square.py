@@ -1,4 +1,7 @@
-"""Pearson's χ² test that draws came from a known distribution, and what it can see."""
+"""Pearson's χ² test that draws came from a known distribution, and what it can see.
+
+`recovery` tests with it whether speculative decoding draws tokens from the target's own distribution.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Two measurements of the same units compared: better, worse, no worse than a margin, or unknown."""
+"""Two measurements of the same units compared: better, worse, no worse than a margin, or unknown.
+
+`regress` asks this of the runs before and after a change. Units are prompts, batches or laps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Percentiles of times, in the columns of a row."""
+"""Percentiles of the times of a server's requests, in the columns of a row."""
 
 from __future__ import annotations
 

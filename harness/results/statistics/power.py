@@ -1,4 +1,7 @@
-"""How large a difference a measurement can show, and how many units would show a smaller one."""
+"""How large a difference a measurement can show, and how many units would show a smaller one.
+
+`latency` says so below its speed-up: over 15 prompts, a difference of 10 % shows in 80 % of such runs.
+"""
 
 from __future__ import annotations
 

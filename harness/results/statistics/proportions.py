@@ -1,4 +1,4 @@
-"""Intervals and tests of proportions, alone and paired."""
+"""Intervals and tests of proportions, alone and paired: of the correct answers of `eval`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ratios of totals over the units of one run, such as a speed-up over prompts or laps."""
+"""Ratios of totals over the units of one run, such as a speed-up over prompts or laps.
+
+Their intervals are bootstrapped. Those over several runs are in `runs.py`.
+"""
 
 from __future__ import annotations
 
