@@ -216,7 +216,7 @@ class HeadDrafter(Drafter):
             return call(unread, *inputs)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """See `FollowingDrafter.replace`. Features do not depend on who proposed a token."""
+        """Features do not depend on who proposed a token."""
         self._proposed = tokens.to(self.device)
 
     @torch.inference_mode()

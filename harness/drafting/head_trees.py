@@ -62,7 +62,7 @@ class HeadTrees(HeadDrafter, TreeDrafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`: a chain, which is never prepared, because `prepared` has trees."""
+        """A chain, which is never prepared, because `prepared` has trees."""
         return self._chain(num_draft_tokens, uniforms, None)
 
     @torch.inference_mode()
@@ -73,7 +73,7 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         uniforms: Tensor,
         branches: Sequence[TextBranch] = (),
     ) -> TreeProposal:
-        """See `TreeDrafter.propose_tree`.
+        """A tree for each row, with what the rows' texts say as further branches.
 
         Args:
             branches: what the rows' texts say, to be joined with the trees (`text_branches`); empty

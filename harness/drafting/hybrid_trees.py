@@ -75,7 +75,7 @@ class HybridTreeDrafter(BesideText[_TextRecord, HeadTrees], TreeDrafter):
         super().start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`: a chain of the head."""
+        """A chain of the head."""
         return self.other.propose(num_draft_tokens, uniforms)
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:

@@ -98,7 +98,6 @@ class ModelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """See `FollowingDrafter.replace`."""
         self._replacement = _Replacement(to_host(tokens), replaced)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:

@@ -60,7 +60,7 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
         self._scores.add(len(prompts))
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`: a chain, of which nothing stays in the cache."""
+        """A chain, of which nothing stays in the cache."""
         proposal = super().propose(num_draft_tokens, uniforms)
         self._runner.keep([0] * len(self._unseen))
         self._forget_proposal()

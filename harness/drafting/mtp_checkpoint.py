@@ -54,7 +54,6 @@ class MtpCheckpoint(HeadCheckpoint):
     config: EagleConfig
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """See `HeadCheckpoint.sketch`."""
         bare = bare_model(self.target, dtype)
         # Other implementations of experts look at numbers, which meta tensors lack.
         bare.set_experts_implementation("batched_mm")
@@ -87,9 +86,7 @@ class MtpCheckpoint(HeadCheckpoint):
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> MtpHead:
-        """See `HeadCheckpoint.load`; `target` is the loaded model. Raises RunError for tensors that
-        are missing.
-        """
+        """`target` is the loaded model. Raises RunError for tensors that are missing."""
         assert target is not None
         stand_in = copy.copy(target)
         stand_in.config = copy.copy(target.config)

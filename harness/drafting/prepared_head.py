@@ -112,16 +112,13 @@ class PreparedHead:
         return sorted(set(numbers))
 
     def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
-        """See `head_drafter.PreparedDrafts`. A longer chain will do: it begins with the shorter
-        one.
-        """
+        """A longer chain will do: it begins with the shorter one."""
         if drafter.warp != self._drafter.warp:
             return None
         return least_fitting(self._numbers, number)
 
     @torch.inference_mode()
     def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """See `head_drafter.PreparedDrafts`."""
         num_rows = len(unread.counts)
         size = least_fitting(self._sizes, num_rows)
         assert size is not None

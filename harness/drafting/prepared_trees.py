@@ -55,26 +55,21 @@ class PreparedTrees(PreparedHead):
     _drafter: HeadTrees
 
     def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
-        """See `PreparedHead.prepared_numbers`. A head may know fewer levels."""
+        """A head may know fewer levels."""
         return sorted({self._drafter.num_drafted(number) for number in numbers})
 
     def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
-        """See `head_drafter.PreparedDrafts`. Only trees of just this depth will do: deeper ones
-        have other nodes.
-        """
+        """Only trees of just this depth will do: deeper ones have other nodes."""
         is_prepared = number in self._numbers and drafter.warp == self._drafter.warp
         return number if is_prepared else None
 
     def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        """See `PreparedHead.proposal`."""
         # A growth's tensors must be on the device before the call is compiled or captured.
         growth = self._drafter.growth(number)
         return functools.partial(self._drafter.grow, growth, number)
 
     def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """See `PreparedHead.example`. Each row's text has taken token 1; the temperature is low, so
-        that trees are deep.
-        """
+        """Each row's text has taken token 1; the temperature is low, so that trees are deep."""
         device = self._drafter.device
         uniforms = torch.full((size, self._drafter.plan.budget), 0.5, device=device)
         taken = torch.ones(size, dtype=torch.long, device=device)
@@ -84,7 +79,6 @@ class PreparedTrees(PreparedHead):
     def require_same(
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
     ) -> None:
-        """See `PreparedHead.require_same`."""
         growth = self._drafter.growth(number)
         actual = _nodes(growth, call(*inputs))
         expected = _nodes(growth, self._eager(number)(*inputs))

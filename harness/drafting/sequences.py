@@ -44,7 +44,7 @@ class SequenceGrowth(Growth):
     warp: AnyWarp
 
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        """See `Growth.grow`. Tokens are [B, n, K], and the distributions of each [B, n, K, V]."""
+        """Tokens are [B, n, K], and the distributions of each [B, n, K, V]."""
         num_rows = len(draws.uniforms)
         count = self.num_sequences
         numbers = draws.uniforms[:, : self.depth * count].reshape(num_rows, self.depth, count)
@@ -64,7 +64,7 @@ class SequenceGrowth(Growth):
         return Grown(torch.stack(tokens, dim=2), torch.stack(distributions, dim=2))
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """See `Growth.trees`. Sequences are not joined with texts."""
+        """Sequences are not joined with texts."""
         return _merge(grown.tokens, grown.chosen_by)
 
 

@@ -150,9 +150,7 @@ class TranslatedDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """See `Drafter.propose`. A row without unread tokens is offered nothing: its decided text
-        ends within a character.
-        """
+        """A row without unread tokens is offered nothing: its decided text ends within a character."""
         has_unread = [bool(row.unread) for row in self._rows]
         last = self._feed_all_but_last()
         warp = self._translation.drawing_warp(self._warp)

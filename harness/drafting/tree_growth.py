@@ -164,7 +164,6 @@ class DynamicGrowth(Growth):
     candidates: tuple[float, ...] = ()
 
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        """See `Growth.grow`."""
         logits = predictor.root()
         width = min(predictor.width or self.budget, self.budget, logits.shape[-1])
         # Scores of the nodes that the logits follow: at first the root's, the logarithm of 1.
@@ -231,7 +230,7 @@ class DynamicGrowth(Growth):
         )
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """See `Growth.trees`. A text's branch is merged with the tree."""
+        """A text's branch is merged with the tree."""
         assert grown.parents is not None
         shape = TreeShape([tuple(row) for row in grown.parents.tolist()])
         proposal = TreeProposal(grown.tokens, shape)
@@ -284,7 +283,6 @@ class StaticGrowth(Growth):
         return below
 
     def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        """See `Growth.grow`."""
         num_rows = len(draws.uniforms)
         logits = predictor.root()
         tokens: dict[int, Tensor] = {}
@@ -336,9 +334,7 @@ class StaticGrowth(Growth):
             siblings = torch.cat([siblings, tokens[child].unsqueeze(1)], dim=1)
 
     def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """See `Growth.trees`. A text's branch is merged with likeliest tokens, and put beside drawn
-        ones.
-        """
+        """A text's branch is merged with likeliest tokens, and put beside drawn ones."""
         shape = TreeShape([self._parents] * len(grown.tokens))
         drawn_from = None if self._warp is None else grown.chosen_by
         proposal = TreeProposal(grown.tokens, shape, drawn_from)

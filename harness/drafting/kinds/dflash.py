@@ -137,7 +137,7 @@ class BlockDrafter(HeadDrafter):
         return self.draw(self._logits(states), uniforms)
 
     def num_ahead(self, num_draft_tokens: int) -> int:
-        """See `HeadDrafter.num_ahead`: a block."""
+        """A whole block, however few tokens are drafted."""
         return self.head.config.block_size
 
     def num_drafted(self, number: int) -> int:
@@ -319,7 +319,7 @@ class DFlash(HeadKind):
         return BlockHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """See `HeadKind.new`: two layers as wide as the target's."""
+        """Two layers as wide as the target's."""
         raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text, verifier)
         # The token that ends a text serves as the mask: it is never followed by another.
         end = text.eos_token_id

@@ -123,7 +123,7 @@ class SelectorDrafter(SequentialDrafter):
     head: SelectorHead
 
     def logits_after(self, states: Tensor) -> Callable[[int, Tensor], Tensor]:
-        """See `SequentialDrafter.logits_after`. Other tokens than the candidates have -inf."""
+        """Other tokens than the candidates have -inf."""
         logits = self._logits(states).float()
         selector = self.head.candidate_selector
         # [B, K, C], and [B, K, rank].
@@ -170,8 +170,8 @@ class SelectorHead(BlockHead):
         return states + layer.mlp_conv.around(layer.mlp, normed)
 
     def initialise(self) -> None:
-        """See `Head.initialise`. It begins as a DFlash head: the first tap passes a state on as it
-        is, and all scores are 0.
+        """It begins as a DFlash head: the first tap passes a state on as it is, and all scores are
+        0.
         """
         for part in self.modules():
             if isinstance(part, Convolutions):
@@ -237,7 +237,7 @@ class DFlash2(DFlash):
         }, shapes
 
     def vllm(self) -> dict[str, Any]:
-        """See `HeadKind.vllm`. vLLM tells DFlash and DFlash 2 apart by itself."""
+        """vLLM tells DFlash and DFlash 2 apart by itself."""
         return HeadKind.vllm(self) | {"method": "dflash"}
 
 

@@ -97,9 +97,7 @@ class EagleTreeDrafter(HeadTrees, EagleDrafter):
     """
 
     def num_ahead(self, num_draft_tokens: int) -> int:
-        """See `HeadDrafter.num_ahead`. Each node above the last level has a slot; a chain
-        (`propose`) needs one for each token.
-        """
+        """Each node above the last level has a slot; a chain (`propose`) needs one for each token."""
         num_expanded = self.plan.most_expanded(num_draft_tokens)
         return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
 
@@ -326,7 +324,7 @@ class Eagle3(HeadKind):
         return EagleHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """See `HeadKind.new`: one layer as wide as the target's."""
+        """One layer as wide as the target's."""
         raw, layers_read = speculators_configuration("eagle3", "llama", 1, text, verifier)
         raw |= {"architectures": ["Eagle3Speculator"], "norm_before_residual": True}
         raw["eagle_aux_hidden_state_layer_ids"] = layers_read

@@ -25,7 +25,7 @@ class JetSpec(DFlash):
         return not is_speculators(raw) and has_causal_head(raw)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """See `HeadKind.new`: as a DFlash head, in z-lab's format."""
+        """A DFlash head in z-lab's format."""
         raw, shapes = super().new(text, verifier)
         nested = {
             # This format counts from the output of the first layer.

@@ -42,7 +42,7 @@ class MedusaConfig(HeadConfig):
 
     @property
     def borrowed_outputs(self) -> int:
-        """See `HeadConfig.borrowed_outputs`. Every head reads the matrix."""
+        """Every head reads the matrix."""
         return 0 if self.own_outputs else self.num_heads * self.target_size * self.vocabulary_size
 
 
@@ -109,7 +109,7 @@ class MedusaHead(Head):
         return own_output(states)
 
     def initialise(self) -> None:
-        """See `Head.initialise`: the blocks change nothing at first."""
+        """The blocks change nothing at first."""
         for part in self.modules():
             if isinstance(part, _Block):
                 nn.init.zeros_(part.linear.weight)
@@ -149,8 +149,8 @@ class Medusa(HeadKind):
         return "medusa_num_heads" in raw or raw.get("model_type") == "medusa"
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> MedusaConfig:
-        """See `HeadKind.config`. Heads are counted in the weights, because stored configurations
-        often state another number.
+        """Heads are counted in the weights, because stored configurations often state another
+        number.
         """
         text = stored.target.config.get_text_config(decoder=True)
         sizes = stored.sizes([text.num_hidden_layers])
@@ -175,7 +175,7 @@ class Medusa(HeadKind):
         return MedusaHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """See `HeadKind.new`: one block per head, with output matrices."""
+        """One block per head, with output matrices."""
         width = text.hidden_size
         size = text.vocab_size
         shapes: dict[str, tuple[int, ...]] = {}
