@@ -94,8 +94,8 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     names = [name_of(row) for row in rows]
     settings, circumstances = _columns_in_names(rows)
     for column, path in settings.items():
-        rivals = [_rivals(row, path) for row in rows]
-        for name, text in zip(names, _differing(rows, column, rivals), strict=True):
+        peers = [_peers(row, path) for row in rows]
+        for name, text in zip(names, _differing(rows, column, peers), strict=True):
             name.settings += text
     labels = [name.label() for name in names]
     for column in circumstances:
@@ -135,26 +135,26 @@ def _columns_in_names(rows: Sequence[RunRow]) -> tuple[dict[str, str], list[str]
     return settings, circumstances
 
 
-def _rivals(row: RunRow, path: str) -> Hashable:
+def _peers(row: RunRow, path: str) -> Hashable:
     """The same value for rows that are compared in the setting with this path."""
     columns = _COMPARED_WITHIN.get(path.partition(".")[0], ())
     return tuple(getattr(row, column, None) for column in columns)
 
 
-def _differing(rows: Sequence[RunRow], column: str, rivals: Sequence[Hashable]) -> list[list[str]]:
-    """For each row its value of a column in words, if a rival has another one; else [].
+def _differing(rows: Sequence[RunRow], column: str, peers: Sequence[Hashable]) -> list[list[str]]:
+    """For each row [its value of a column in words] if a peer has another value, else [].
 
     Args:
-        rivals: one for each row; rows with the same one are rivals of each other.
+        peers: a value for each row; rows with the same one are compared with each other.
     """
     # None where a row does not know its value. Empty for one that goes without saying, which is a
     # value all the same.
     texts = [in_words(row, column) for row in rows]
     values: dict[Hashable, set[str]] = {}
-    for rival, text in zip(rivals, texts, strict=True):
+    for group, text in zip(peers, texts, strict=True):
         if text is not None:
-            values.setdefault(rival, set()).add(text)
+            values.setdefault(group, set()).add(text)
     return [
-        [text] if text and len(values[rival]) > 1 else []
-        for rival, text in zip(rivals, texts, strict=True)
+        [text] if text and len(values[group]) > 1 else []
+        for group, text in zip(peers, texts, strict=True)
     ]

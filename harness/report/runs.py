@@ -185,8 +185,9 @@ class _Reader:
             self._read_path(path)
 
     def finish(self) -> None:
-        """Give the runs of `latency` the rows of their prompts: those that were read, else of their
-        directories.
+        """Give the runs of `latency` the rows of their prompts.
+
+        Those of files that were read come first, then those in the run's own directory.
 
         Raises:
             SettingError: no file has the result of a run.
@@ -239,8 +240,8 @@ class _Reader:
         """Add a file's contents to the findings.
 
         Returns:
-            Whether the file is ours or of a tool that we know, or cannot be read, which gets a
-        note.
+            False for a file that is neither ours nor of a tool that we know. A file that cannot be
+            read gets a note, and True.
         """
         findings = self.findings
         try:
