@@ -127,6 +127,10 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         | {"confidence_head_with_markov": False}, "dspark",
         {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
     ),
+    "DeepSpec dspark without a Markov head": (
+        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": True}, "dspark",
+        {"layers": (0, 4, 6), "markov_rank": 0, "confidence": True, "confidence_markov": False},
+    ),
     "Medusa": (
         {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
         {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
