@@ -119,8 +119,7 @@ class HeadCheckpoint:
                 are in the target's own checkpoint.
 
         Raises:
-            RunError: a file that cannot be read; a d2t (see `blocks.Head`) that names a token
-            twice,
+            RunError: a file that cannot be read; a d2t (see `blocks.Head`) that names a token twice,
                 or one that does not exist.
         """
         module = self.build()

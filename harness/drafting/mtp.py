@@ -4,8 +4,7 @@ stored in its own checkpoint.
 Entry i of the first layer pairs the target's last state at token i with the embedding of token i +
 1, and predicts token i + 2. Entry i of the next layer pairs the state that came out of it with
 token i + 2, and predicts token i + 3, and so on. With the text `a b c`, of which the target has
-read `a b`, two layers
-draft the tokens d and e:
+read `a b`, two layers draft the tokens d and e:
 
     layer 0, entry of b   state of the target at b, embedding of c    predicts d
     layer 1, entry of b   state of layer 0, embedding of d            predicts e

@@ -2,9 +2,8 @@
 
 A call reads the features, predicts all levels, and chooses the nodes (`HeadTrees.grow`).
 `prepared_head` does the preparing, as for chains; here is what differs for trees. Each prepared
-call is compared with
-the eager one, node by node: a node is known by its path, because rounding may change the order of
-    nodes.
+call is compared with the eager one, node by node: a node is known by its path, because rounding may
+change the order of nodes.
 """
 
 from __future__ import annotations

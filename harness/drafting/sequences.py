@@ -1,10 +1,8 @@
 """Trees of sequences (`draft.tree=sequences`): drawn independently of each other, and merged.
 
 `tree_plan` chooses this growth above temperature 0. Say the budget is six nodes and trees have
-three
-levels: then two sequences are drawn, and `a b c` and `a d e` become a tree of five nodes, with b
-    and d
-as the children of a.
+three levels: then two sequences are drawn, and `a b c` and `a d e` become a tree of five nodes,
+with b and d as the children of a.
 """
 
 from __future__ import annotations

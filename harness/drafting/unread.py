@@ -3,8 +3,7 @@
 A verdict brings one feature for each token that it decided, in each row another number: the hidden
 states of the target at the token before it. The head reads features and tokens in pairs, when it
 next proposes. Until then they wait in chunks, one for each verdict. Say two rows decide `a b c` and
-`d`,
-then `e` and `f g`:
+`d`, then `e` and `f g`:
 
     row 0   a b c | e .
     row 1   d . . | f g        a dot is padding

@@ -80,8 +80,7 @@ class MedusaHead(Head):
     """The weights of all heads.
 
     Their names are those of the published format: `1.0.linear.weight` is in the first block of head
-        1,
-    and with one block for each head `1.1.weight` is its output matrix.
+    1, and with one block for each head `1.1.weight` is its output matrix.
     """
 
     chains = MedusaDrafter
