@@ -8,8 +8,7 @@ queries of the block in both directions. Say the text ends with `a b`, and a blo
                            c      d      e
 
 Each mask predicts the token at its own place, without knowing the others. In DeepSpec's format and
-in
-DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
+in DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
 
 A layer with a sliding window of w sees as many keys as in the code that trained it:
 
