@@ -169,6 +169,7 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
 def _dispatch(arguments: Sequence[str]) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
+    # `help latency` and `latency help` mean `latency --help`.
     if command in ("-h", "--help", "help") and others and others[0] in _names():
         command = others[0]
         others = ["--help"]
@@ -178,7 +179,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(_usage())
     elif command in ("-v", "-V", "--version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
-    elif "-sc" in arguments:
+    elif "-sc" in arguments:  # Hydra's option for shell completion
         with _reporting(command):
             _complete(arguments[arguments.index("-sc") + 1 :])
     else:
@@ -291,6 +292,7 @@ def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
     rounds = repeats.rounds(command, others)
     if rounds and not flags:
         flags = ["-m"]
+    # Hydra has a grammar of its own, in which a path or a pattern may mean something else.
     quoted = [overrides.quote_text(overrides.without_heads(argument)) for argument in others]
     # Hydra takes -m before or after all settings, but not among them.
     return [program, *flags, *rounds, *quoted]

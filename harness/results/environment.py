@@ -80,7 +80,7 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def write_environment(directory: Path, devices: Sequence[str] = ()) -> None:
+def write_environment(directory: Path, devices: Sequence[str]) -> None:
     """Write `environment.json` into a run's directory; see `replace_file`."""
     replace_file(
         directory / "environment.json", (json.dumps(environment(devices), indent=2) + "\n").encode()

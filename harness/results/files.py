@@ -149,7 +149,7 @@ def _lost(row: Row, cells: Mapping[str, str]) -> list[str]:
     return [name for name in columns if cells.get(name) not in (None, "", "nan")]
 
 
-def read_kind(path: Path, kinds: Iterable[type[Row]] = KINDS) -> type[Row] | None:
+def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
     """The kind of row whose columns a CSV file has; None for a file that is not ours, or no file.
 
     Raises:

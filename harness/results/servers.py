@@ -44,7 +44,7 @@ class ServerReport:
     started: str | None
 
 
-def server_reports(urls: Sequence[str], key: str | None = None) -> list[ServerReport] | None:
+def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] | None:
     """Describe these servers; None where one does not answer.
 
     Args:
@@ -84,7 +84,7 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     return ServerReport(about, None if started is None else str(started))
 
 
-def page_of(url: str, key: str | None = None) -> str | None:
+def page_of(url: str, key: str | None) -> str | None:
     """The body of a page of a server; None where it has no such page, or nothing answers.
 
     Args:

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType, ModuleType
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -318,7 +318,8 @@ def serve(file_descriptor: int) -> None:
         for name, value in engine_of(job.settings).environment.items():
             os.environ.setdefault(name, value)
         # This imports torch, which has to find those variables.
-        keeper = _load("harness.engines.keeper").PairKeeper(connection.send)
+        keepers = signals.load("harness.engines.keeper", must_go_on=True)
+        keeper = keepers.PairKeeper(connection.send)
         while True:
             error = _run(job, keeper, rank)
             is_last = isinstance(error, RunError) or keeper.needs_new_process()
@@ -368,15 +369,9 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
     return RunError(f"rank {rank}: {error}")
 
 
-def _runner() -> ModuleType:
-    """The module that runs experiments."""
-    return _load("harness.experiments.run")
-
-
-def _load(name: str) -> ModuleType:
-    """A module that imports torch."""
-    module: ModuleType = signals.load(name, must_go_on=True)
-    return module
+def _runner() -> Any:
+    """The module that runs experiments, which imports torch."""
+    return signals.load("harness.experiments.run", must_go_on=True)
 
 
 class _MeetingPoint:

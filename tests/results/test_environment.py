@@ -203,4 +203,4 @@ print(before, environment_columns()["num_threads"], environment()["num_threads"]
 def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(RunError, match=r"environment\.json cannot be written"):
-        write_environment(tmp_path / "run")
+        write_environment(tmp_path / "run", [])

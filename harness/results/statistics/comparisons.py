@@ -162,7 +162,7 @@ def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: f
 
 
 def change_between(
-    before: ArrayLike, after: ArrayLike, noise: Noise | None = None, unit: str = "prompt"
+    before: ArrayLike, after: ArrayLike, noise: Noise | None, unit: str
 ) -> RatioEstimate:
     """The geometric mean over units of after / before, with the parts of its variance.
 
