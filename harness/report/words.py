@@ -157,8 +157,11 @@ def in_words(row: RunRow, column: str) -> str | None:
     text = _as_text(value)
     if entry:
         return f"{entry} {text}"
+    named = f"{column}={text}"
+    if named in _UNSAID:
+        return ""
     phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
-    return _PHRASES_OF_VALUES.get((column, text), phrase)
+    return _PHRASES_OF_VALUES.get(named, phrase)
 
 
 def _as_text(value: Any) -> str:
@@ -225,39 +228,24 @@ _PHRASES = {
     "draft_budget": "trees of up to {} tokens",
     "max_ngram": "n-grams of up to {}",
 }
-# Values with words of their own. Those that go without saying, most of them defaults, have none.
+# Values with words of their own.
 _PHRASES_OF_VALUES = {
-    ("seed", "0"): "",
-    ("repeats", "1"): "",
-    ("num_warmup", "1"): "",
-    ("laps", "auto"): "",
-    ("too_long", "refuse"): "",
-    ("placement", "auto"): "",
-    ("chat_template", "auto"): "",
-    ("schedule", "constant"): "",
-    ("temperature", "0"): "greedy",
-    ("ignore_eos", "true"): "",
-    ("ignore_eos", "false"): "ends where the model does",
-    ("rule", "deepmind"): "",
-    ("rule", "typical"): "rule typical (lossy)",
-    ("lenience", "1"): "",
-    ("draft_sampling", "target"): "",
-    ("draft_sampling", "greedy"): "drafts by argmax",
-    ("draft_tree", "chain"): "",
-    ("draft_budget", "16"): "",
-    ("draft_tree", "static"): "static trees",
-    ("draft_tree", "dynamic"): "dynamic trees",
-    ("draft_tree", "sequences"): "several sequences",
-    ("shared", "false"): "",
-    ("shared", "true"): "searches earlier answers",
-    ("top_k", "0"): "",
-    ("top_p", "1"): "",
-    ("test", "false"): "",
-    ("engine", "local"): "",
-    ("runner", "static"): "",
-    ("runner", "generate"): "",
-    ("fault", "none"): "",
+    "temperature=0": "greedy",
+    "ignore_eos=false": "ends where the model does",
+    "rule=typical": "rule typical (lossy)",
+    "draft_sampling=greedy": "drafts by argmax",
+    "draft_tree=static": "static trees",
+    "draft_tree=dynamic": "dynamic trees",
+    "draft_tree=sequences": "several sequences",
+    "shared=true": "searches earlier answers",
 }
+# Values that go without saying, most of them defaults.
+_UNSAID = (
+    "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
+    " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
+    " draft_sampling=target draft_tree=chain draft_budget=16 shared=false engine=local runner=static"
+    " runner=generate fault=none"
+).split()
 # What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
