@@ -95,9 +95,9 @@ class Compare(Experiment):
                     self._say(_WELCOME)
                     history = session.kept_in / ".compare_history"
                     examples = [example.text for example in self._examples]
-                    self._hold(session, typed_lines(history, examples))
+                    self._take_lines(session, typed_lines(history, examples))
                 else:
-                    self._hold(session, piped_lines())
+                    self._take_lines(session, piped_lines())
         finally:
             if self._written:
                 say(self._written)
@@ -108,22 +108,16 @@ class Compare(Experiment):
             return []
         return [session.row(CompareRow, prompt=self.settings.prompt)]
 
-    def _hold(self, session: Session, lines: Iterable[str]) -> None:
-        """Race every line that is a prompt and obey every command, until the lines end or `:quit`."""
+    def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
+        """Race prompts and obey commands, until the lines end or `:quit`."""
         num_lines = num_failed = 0
         for line in lines:
             if not line.strip():
                 continue
             num_lines += 1
             try:
-                if not line.startswith(":"):
-                    self._race(session, line)
-                    if self._console.unread and not self.settings.json:
-                        break  # nobody reads what follows
-                    continue
-                if line.split()[0] in (":quit", ":q", ":exit"):
+                if self._take(session, line):
                     break
-                self._say(_obey(line, session), "dim")
             except KeyboardInterrupt as interrupt:
                 # One that carries a message is not the user's Ctrl-C but a signal to end.
                 if interrupt.args or not self._interactive:
@@ -140,6 +134,17 @@ class Compare(Experiment):
             raise SettingError("prompt", rule)
         if num_failed and not self._interactive:
             raise RunError(f"{num_failed} of {num_lines} lines failed")
+
+    def _take(self, session: Session, line: str) -> bool:
+        """Race a prompt or obey a command. Returns whether no more lines are to be taken."""
+        if line.startswith(":"):
+            if line.split()[0] in (":quit", ":q", ":exit"):
+                return True
+            self._say(_obey(line, session), "dim")
+            return False
+        self._race(session, line)
+        # A closed stdout means that nobody reads further races.
+        return self._console.unread and not self.settings.json
 
     def _race(self, session: Session, prompt: str) -> None:
         """Run one prompt through every arm, show the race, and write its row, however it ends."""

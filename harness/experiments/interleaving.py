@@ -27,7 +27,7 @@ Answers = dict[str, Generation]
 def ask_all(
     session: Session,
     questions: Sequence[Question],
-    after_question: Callable[[Question, Answers], str | None],
+    after_question: Callable[[Question, Answers], str | None] = lambda question, answers: None,
     warmups: Sequence[Question] = (),
     *,
     arms: Sequence[Arm] | None = None,
@@ -35,27 +35,25 @@ def ask_all(
     after_warmup: Callable[[str], None] = lambda arm: None,
     after_answer: Callable[[Question, Answers], None] = lambda question, answers: None,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
-) -> None:
-    """Give every arm every question, in turns, with a progress bar.
+) -> dict[str, list[Generation]]:
+    """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
 
     For each question, for each arm: `after_warmup` if the arm had to warm up, `question_for`, the
-    answer, `after_answer`. After the last arm `after_question`.
+    answer, `after_answer`. After the last arm `after_question`. Returns the answers of each arm.
 
     Args:
-        after_question: gets the answers of all arms; returns a text for the bar.
+        after_answer, after_question: get the answers so far; the latter returns a text for the bar.
         warmups: what each arm answers first, unmeasured.
-        arms: the engine's by default.
         allow_failures: whether a request may fail; its error is then in its record.
-        after_warmup: gets the name of an arm.
-        after_answer: gets the answers of the arms that have answered so far.
-        question_for: gives the question as the arm of this name is asked it.
+        after_warmup, question_for: get the name of an arm.
 
     Raises:
         RunError: an arm was given up. Until then every question had its `after_question`.
     """
     engine = session.engine
     assert engine is not None
-    arms = engine.arms if arms is None else arms
+    arms = arms or engine.arms
+    answers_by_arm: dict[str, list[Generation]] = {arm.name: [] for arm in arms}
     warm: set[str] = set()
     bar = progress("warming up" if warmups else "measuring", len(questions))
     with bar as advance, closing(Pace(len(questions), say)) as pace, quick_collections():
@@ -70,10 +68,12 @@ def ask_all(
                     after_warmup(arm.name)
                 own_question = question_for(question, arm.name)
                 answers[arm.name] = _answer(session, engine, arm, own_question, allow_failures)
+                answers_by_arm[arm.name].append(answers[arm.name])
                 after_answer(question, answers)
             advance(after_question(question, answers) or "measuring")
             pace.answered()
             _check_answering(arms)
+    return answers_by_arm
 
 
 def _answer(

@@ -5,7 +5,7 @@ reason.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from harness.config.errors import RunError, SettingError
@@ -191,24 +191,17 @@ class Latency(Experiment):
         self._ask(
             session,
             asking,
-            after_question,
             arms=timed,
+            after_question=after_question,
             after_warmup=after_warmup,
             after_answer=after_answer,
         )
 
-    def _ask(
-        self,
-        session: Session,
-        asking: Asking,
-        after_question: Callable[[Question, Answers], None],
-        **options: Any,
-    ) -> None:
+    def _ask(self, session: Session, asking: Asking, **options: Any) -> dict[str, list[Generation]]:
         """Give every arm every question; `options` are those of `ask_all`."""
-        ask_all(
+        return ask_all(
             session,
             asking.questions,
-            after_question,
             warmups=[asking.warmup] * self.settings.num_warmup,
             allow_failures=True,
             question_for=asking.conversations.for_arm,
@@ -229,15 +222,11 @@ class Latency(Experiment):
     def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
-        generations: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
 
-        def after_question(question: Question, answers: Answers) -> None:
-            for name, generation in answers.items():
-                generations[name].append(generation)
+        def after_answer(question: Question, answers: Answers) -> None:
             asking.conversations.keep(answers)
 
-        self._ask(session, asking, after_question, arms=twins)
-        first, second = generations.values()
+        first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
         times = paired_times(first, second, self.figures.units)
         speedup = times.speedup(*self.figures.resampling)
         self.figures.identical = speedup.columns("aa_ratio")

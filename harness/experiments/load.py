@@ -6,6 +6,7 @@ distributed as the target has it, for every sampling setting that the engine tak
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -246,11 +247,10 @@ class LoadTest:
         num_each = _NUM_ALONE
         if num_draws != "auto":
             num_each = math.ceil(num_draws / max(1, len(self._samplings)))
-        drawn: list[PlannedRequest] = []
-        for number, sampling in enumerate(self._samplings):
-            prompt = self._prompts[number % len(self._prompts)]
-            drawn += workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
-        loaded = workload.shuffled([*greedy, *drawn])
+        drawn: dict[str, list[PlannedRequest]] = {}
+        for sampling, prompt in zip(self._samplings, itertools.cycle(self._prompts), strict=False):
+            drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
+        loaded = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
         about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
         say(f"testing the {self._arm.name} arm: {about}, and up to as many alone")
         answers = self._answers(loaded, self._num_in_flight)
@@ -262,14 +262,11 @@ class LoadTest:
         test = SampledTest(_NUM_COMPARED, level_share, self._settings.shift)
         parts = []
         for sampling in self._samplings:
-            of_sampling = [planned for planned in drawn if planned.sampling is sampling]
-            again = workload.repeated(of_sampling[0].prompt, sampling, num_each, _NUM_COMPARED)
-            alone = self._answers(again, 1, f"alone, {sampling.name}")
-            loaded_answers = [under_load[planned.index] for planned in of_sampling]
-            check = test.compare(
-                [Generation("alone", requests=alone)],
-                [Generation("load", requests=loaded_answers)],
-            )
+            asked = drawn[sampling.name]
+            again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
+            alone = Generation("alone", requests=self._answers(again, 1, f"alone, {sampling.name}"))
+            loaded_answers = [under_load[planned.index] for planned in asked]
+            check = test.compare([alone], [Generation("load", requests=loaded_answers)])
             parts.append(check)
             self._add_check(check, sampling=f"{sampling.name}, beside those alone")
         self._add_overall(together(parts))

@@ -15,9 +15,9 @@ import numpy as np
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.batches import in_batches
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine
 from harness.experiments.encoding import Encoded, decide_ignore_eos
-from harness.experiments.interleaving import Answers, ask_all
+from harness.experiments.interleaving import ask_all
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
 from harness.experiments.progress import say
@@ -166,15 +166,9 @@ class Map(Experiment):
                 part.token_ids, part.indices, decoding, chats=part.chats, repeats=repeats
             )
             questions.append(question)
-        arms = {name: MeasuredArm(name) for name in settings.arms}
-
-        def after_question(question: Question, answers: Answers) -> None:
-            for name, generation in answers.items():
-                arms[name].generations.append(generation)
-
-        warmups = questions[:1] * settings.num_warmup
-        ask_all(session, questions, after_question, warmups)
-        measured = self.measured[cell] = self._figures(arms["regular"], arms["speculative"])
+        answers = ask_all(session, questions, warmups=questions[:1] * settings.num_warmup)
+        regular, speculative = (MeasuredArm(name, answers[name]) for name in settings.arms)
+        measured = self.measured[cell] = self._figures(regular, speculative)
         return measured.speedup.estimate
 
     def _open(

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from harness.config.errors import RunError, VerdictError
 from harness.engines.batches import in_batches
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_collections
-from harness.experiments.contexts import CONTEXT_TOKENS, Context
+from harness.experiments.contexts import CONTEXT_TOKENS
 from harness.experiments.draw_plan import (
     DrawPlan,
     PlannedTest,
@@ -231,26 +231,19 @@ class Recovery(Experiment):
             num_draft_tokens=planned.num_draft_tokens,
             max_new_tokens=planned.test.num_tokens,
         )
-        size = self.settings.batch_size
-        engine = session.open(size, CONTEXT_TOKENS, decoding, fault=self.settings.fault)
-
-        def draw(arm: Arm, context: Context, streams: Sequence[int]) -> Iterator[Generation]:
-            for batch in in_batches(streams, size):
-                question = session.ask([context.token_ids] * len(batch), batch, decoding)
-                generation = generate(engine, arm, question)
-                # The tokens of a text are not those that were drawn, nor as many.
-                if engine.reports_token_ids:
-                    require_token_ids(generation.requests)
-                    require_lengths(generation, decoding.max_new_tokens)
-                yield generation
-                advance(None)
-
+        engine = session.open(
+            self.settings.batch_size, CONTEXT_TOKENS, decoding, fault=self.settings.fault
+        )
         checks = []
         for number, streams in enumerate(plan.streams_of(test_number)):
             context = plan.contexts[number]
-            draws = draw(engine.arms[-1], context, streams)
+            questions = []
+            for batch in in_batches(streams, self.settings.batch_size):
+                prompts = [context.token_ids] * len(batch)
+                questions.append(session.ask(prompts, batch, decoding))
+            draws = _answers(engine, engine.arms[-1], questions, advance)
             if exact is None:
-                regular_draws = list(draw(engine.arms[0], context, streams))
+                regular_draws = list(_answers(engine, engine.arms[0], questions, advance))
                 check = planned.test.compare(regular_draws, list(draws))
             else:
                 check = planned.test.check(draws, exact[number])
@@ -275,6 +268,20 @@ class Recovery(Experiment):
 
 
 EXPERIMENT = Recovery
+
+
+def _answers(
+    engine: Engine, arm: Arm, questions: Sequence[Question], advance: Callable[[str | None], None]
+) -> Iterator[Generation]:
+    """The draws of an arm, one question after the other."""
+    for question in questions:
+        generation = generate(engine, arm, question)
+        # Otherwise ids are those of the text, which may be others, and more or fewer, than were drawn.
+        if engine.reports_token_ids:
+            require_token_ids(generation.requests)
+            require_lengths(generation, question.decoding.max_new_tokens)
+        yield generation
+        advance(None)
 
 
 def require_lengths(generation: Generation, num_tokens: int) -> None:
