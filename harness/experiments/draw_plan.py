@@ -63,8 +63,12 @@ class DrawPlan(NamedTuple):
             streams.append(range(first, first + self.num_draws))
         return streams
 
-    def exact(self, reference: Reference) -> list[PrefixDistribution]:
-        """The exact distribution after each context, over the tokens of the longest test."""
+    def exact(self, reference: Reference | None) -> list[PrefixDistribution] | None:
+        """The exact distribution after each context, over the tokens of the longest test; None where
+        the exact probabilities are unknown.
+        """
+        if reference is None:
+            return None
         num_tokens = max(planned.test.num_tokens for planned in self.tests)
         return exact_after(reference, self.contexts, self.decoding, num_tokens, self.num_draws)
 

@@ -184,28 +184,26 @@ class Recovery(Experiment):
         self, session: Session, references: References, token_ids: Sequence[Sequence[int]]
     ) -> None:
         """Test after each context with each K of the plan, and finally all contexts together."""
-        reference = references.for_tokens()
-        plan = plan_draws(self.settings, reference, token_ids)
+        # No reference is kept here: it would keep the memory of its engine while the next one opens.
+        plan = plan_draws(self.settings, references.for_tokens(), token_ids)
         batches_each = len(in_batches(range(plan.num_draws), self.settings.batch_size))
         num_batches = batches_each * plan.num_parts
         num_drawn = plan.num_draws * plan.num_parts
         say(f"drawing {num_drawn:,} continuations in {num_batches:,} batches")
-        if reference is None:
+        if references.for_tokens() is None:
             say("without the exact distribution: answers are compared with each other")
             # Both arms draw.
             num_batches *= 2
         checks = []
         with progress("drawing", num_batches) as advance, quick_collections():
-            exact = None if reference is None else plan.exact(reference)
+            exact = plan.exact(references.for_tokens())
             for test_number in range(len(plan.tests)):
                 checks.append(self._draw_and_check(session, plan, test_number, exact, advance))
         for planned, of_contexts in zip(plan.tests, checks, strict=True):
             check = together(of_contexts)
             num_needed = None
             if check.verdict == "undecided":
-                # The reference of the engine that is open now: the one above was another's.
-                reference = references.for_tokens()
-                num_needed = total_draws_needed(reference, plan, planned.test)
+                num_needed = total_draws_needed(references.for_tokens(), plan, planned.test)
             self._add_sampled(
                 planned, check, num_prompts=len(of_contexts), num_draws_needed=num_needed
             )
