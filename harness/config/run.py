@@ -102,10 +102,10 @@ class RunSettings:
         return False
 
     @property
-    def pair(self) -> tuple[object, ...]:
-        """Everything that determines the weights and their place.
+    def pair_identity(self) -> tuple[object, ...]:
+        """Everything that determines which weights are loaded, and where.
 
-        Runs with an equal one, of engines that hold the same, can share a loaded pair.
+        Runs for which it is equal, of engines that hold the same, can share a loaded pair.
         """
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 

@@ -33,7 +33,7 @@ from harness.models.checkpoints import Checkpoint, ReadCheckpoint, read_checkpoi
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.loading import LoadedModel, PlacedModel
 from harness.models.meta import sketch_model
-from harness.models.quantization import check_quantization, check_quantizer, resolve_dtype
+from harness.models.quantization import check_quantizer, refuse_second_quantization, resolve_dtype
 from harness.models.quiet import quiet_libraries
 from harness.models.random_weights import random_checkpoint, random_tokenizer
 from harness.models.ranks import join
@@ -364,7 +364,7 @@ def sketch_pair(
             checkpoints.append(plan.checkpoint)
     sketches = []
     for checkpoint in checkpoints:
-        check_quantization(checkpoint)
+        refuse_second_quantization(checkpoint)
         own = checkpoint.settings
         device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
         model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)

@@ -62,6 +62,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def _attributes(docstring: str) -> dict[str, str]:
+    """The lines `name: meaning` of a docstring's section `Attributes:`, each with those it goes on in."""
     _, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
     meanings: dict[str, str] = {}
     name = ""

@@ -73,6 +73,7 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
         if parameter is None:
             # Rotary tables, which begin a pass and come last in the map.
             module.to(device)
+        # A list of modules is never called itself.
         for called in module if isinstance(module, nn.ModuleList) else [module]:
             called.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
     model.register_forward_pre_hook(copies.clear)

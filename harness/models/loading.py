@@ -82,7 +82,8 @@ class PlacedModel:
         devices = list(dict.fromkeys(placement.device_map.values()))
         gpus = [device for device in devices if isinstance(device, int)]
         input_device = torch.device(device_name(gpus[0] if gpus else "cpu"))
-        if len(gpus) > 1 and gpus == devices:
+        nothing_is_outside = gpus == devices
+        if len(gpus) > 1 and nothing_is_outside:
             cross_once(model, placement.device_map, input_device)
         return LoadedModel(
             model.eval(),
@@ -118,6 +119,7 @@ class PlacedModel:
         except Exception as exception:
             raise explained(exception, checkpoint.role, settings) from exception
         if "offload_folder" in arguments:
+            # Its files are read as long as the model lives.
             weakref.finalize(model, shutil.rmtree, arguments["offload_folder"], ignore_errors=True)
         missing = sorted(report["missing_keys"])
         if missing and not checkpoint.random:

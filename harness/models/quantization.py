@@ -72,8 +72,8 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
     return torch.bfloat16
 
 
-def check_quantization(checkpoint: Checkpoint) -> None:
-    """Raise a SettingError for stored quantized weights that another quantization is asked of."""
+def refuse_second_quantization(checkpoint: Checkpoint) -> None:
+    """Raise a SettingError for weights that are stored quantized and are to be quantized otherwise."""
     settings = checkpoint.settings
     stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
     if settings.quantization != "none" and stored not in (None, settings.quantization):

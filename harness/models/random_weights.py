@@ -20,7 +20,7 @@ from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 from harness.models.checkpoints import Checkpoint, read_checkpoint
 from harness.models.meta import bare_model
-from harness.models.quantization import check_quantization, stored_quantization
+from harness.models.quantization import refuse_second_quantization, stored_quantization
 from harness.models.sketch import DeviceMap, covering
 from harness.models.tokenizers import check_sizes, vocabulary_size
 
@@ -46,7 +46,7 @@ def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
             rule = f"cannot be random for {role}={settings.name}"
             reason = f"its weights are quantized with {stored}"
             raise SettingError("weights", f"{rule}: {reason}", "random")
-        check_quantization(checkpoint)
+        refuse_second_quantization(checkpoint)
         for config in (checkpoint.config, checkpoint.config.get_text_config(decoder=True)):
             if hasattr(config, "quantization_config"):
                 del config.quantization_config

@@ -146,7 +146,8 @@ def _run_embedding(module: nn.Embedding, mesh: _Mesh, tokens: Tensor) -> Tensor:
     return mesh.add_up(states.masked_fill(is_absent.unsqueeze(-1), 0))
 
 
-# By type of layer and style of transformers' plan.
+# By type of layer and style of transformers' plan. Of a weight [outputs, inputs] a rank has some of
+# the outputs ("colwise"), or some of the inputs ("rowwise"), whose products the ranks add up.
 _FORWARDS: dict[tuple[type[nn.Module], str | None], Callable[..., Tensor]] = {
     (nn.Linear, "colwise"): _run_columns,
     (nn.Linear, "colwise_gather_output"): _run_all_columns,

@@ -79,9 +79,9 @@ class DistillSettings(LatencySettings):
         require(engine.own_loop, "engine", rule, self.engine.name)
 
     @property
-    def pair(self) -> tuple[object, ...]:
+    def pair_identity(self) -> tuple[object, ...]:
         """A trained draft serves no other run."""
-        return *super().pair, self.directory
+        return *super().pair_identity, self.directory
 
     @property
     def directory(self) -> str:

@@ -71,13 +71,13 @@ class LatencySettings(PromptedSettings):
         require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
 
     @property
-    def pair(self) -> tuple[object, ...]:
+    def pair_identity(self) -> tuple[object, ...]:
         """Each repetition has a process of its own."""
-        return *super().pair, self.repeat
+        return *super().pair_identity, self.repeat
 
     @property
     def seed_of_run(self) -> int:
-        """Repetitions of sampled texts draw other ones."""
+        """The seed, and in later repetitions a later one where texts are sampled."""
         sampled = self.decoding.temperature > 0
         return self.seed + self.repeat - 1 if sampled else self.seed
 

@@ -55,13 +55,13 @@ class PlanSettings(RunSettings):
     @property
     def gpu_memory_bytes(self) -> int | None:
         """`gpu_memory` in bytes; None where it is not set or is no amount."""
-        units = {"m": 2, "g": 3, "t": 4}
-        found = re.fullmatch(
-            r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", self.gpu_memory or "", re.IGNORECASE
-        )
-        return found and round(
-            float(found[1]) * (1024 if found[3] else 1000) ** units[found[2].lower()]
-        )
+        pattern = r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?"
+        match = re.fullmatch(pattern, self.gpu_memory or "", re.IGNORECASE)
+        if match is None:
+            return None
+        number, unit, binary = match.groups()
+        base = 1024 if binary else 1000
+        return round(float(number) * base ** {"m": 2, "g": 3, "t": 4}[unit.lower()])
 
 
 class Plan(Command):
