@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
+import locale
 import logging
 import os
 import signal
@@ -28,9 +29,11 @@ import torch
 
 from harness import cli
 from harness.sweep import signals, worker
+from kept_pairs import keep
 from processes import TIMEOUT_S, wait_for
 from remembered_configs import remember
 
+keep()
 remember()
 
 # What most commands import, here once instead of in every process that is forked.
@@ -156,10 +159,20 @@ def begin(
     **environment: str,
 ) -> Forked:
     """Fork a process that runs `python -m harness`; see `Forked` for `streams`."""
+    return begin_program(lambda: command(arguments), cwd, streams, **environment)
+
+
+def begin_program(
+    program: Callable[[], object],
+    cwd: Path,
+    streams: Mapping[int, int | None] = MappingProxyType({}),
+    **environment: str,
+) -> Forked:
+    """Fork a process that runs a program, and keep what it prints; see `Forked`."""
     stdout, stderr = _temporary_file(), _temporary_file()
     files = {1: stdout.fileno(), 2: stderr.fileno()}
     process = Forked(
-        lambda: command(arguments),
+        program,
         environment=os.environ | environment,
         directory=cwd,
         streams={**files, **streams},
@@ -219,6 +232,9 @@ def _become_new(environment: Mapping[str, str]) -> None:
     faulthandler.disable()
     os.environ.clear()
     os.environ.update(environment)
+    if _speaks_ascii():
+        # Files that name no encoding follow it.
+        locale.setlocale(locale.LC_CTYPE, "POSIX")
     errors = environment.get("PYTHONIOENCODING", "").partition(":")[2] or "strict"
     sys.stdin = _stream(0)
     sys.stdout = _stream(1, mode="w", errors=errors)
@@ -233,13 +249,17 @@ def _become_new(environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def _speaks_ascii() -> bool:
+    return os.environ.get("LC_ALL") == "POSIX"
+
+
 def _stream(number: int, mode: str = "r", **options: Any) -> Any:
     """A standard stream as Python makes it: None where the file is closed, ASCII where LC_ALL=POSIX says so."""
     try:
         os.fstat(number)
     except OSError:
         return None
-    encoding = "ascii" if os.environ.get("LC_ALL") == "POSIX" else "utf-8"
+    encoding = "ascii" if _speaks_ascii() else "utf-8"
     return os.fdopen(number, mode, encoding=encoding, closefd=False, **options)
 
 

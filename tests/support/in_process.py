@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 from harness import cli
+from kept_pairs import keep
 from remembered_configs import remember
 
+keep()
 remember()
 
 

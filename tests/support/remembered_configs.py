@@ -21,8 +21,11 @@ _load_config = ConfigRepository.load_config
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _get_mode = Hydra.get_mode
 
-# Pickled, because a copy out of them is faster than `deepcopy`, and no command can change another one's.
-_remembered: dict[Hashable, bytes] = {}
+# Files as they were loaded. To find out which belong to a command they are only read.
+_loaded: dict[Hashable, Any] = {}
+# Merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no command can change
+# another one's.
+_merged: dict[Hashable, bytes] = {}
 # Our names, `conf/`, Hydra's own configurations, and its classes.
 _OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}
 
@@ -40,16 +43,25 @@ def _load_once(repository: ConfigRepository, config_path: str) -> Any:
     sources = _own_sources(repository, [config_path])
     if sources is None:
         return _load_config(repository, config_path)
-    key = ("load", sources, config_path)
-    return _copy_of(key, lambda: _load_config(repository, config_path))
+    key = sources, config_path
+    if _loaded.get(key) is None:
+        _loaded[key] = _load_config(repository, config_path)
+    return _loaded[key]
 
 
 def _merge_once(loader: ConfigLoaderImpl, defaults: Sequence[Any], repo: IConfigRepository) -> Any:
-    sources = _own_sources(repo, [default.config_path for default in defaults])
+    names = [default.config_path for default in defaults]
+
+    def merge() -> Any:
+        for name in filter(None, names):
+            repo.load_config(name)
+        # Merging changes what was loaded, which is this cache's alone.
+        return _merge(loader, defaults, copy.deepcopy(repo))
+
+    sources = _own_sources(repo, names)
     if sources is None:
-        return _merge(loader, defaults, repo)
-    key = ("merge", sources, tuple(map(dataclasses.astuple, defaults)))
-    return _copy_of(key, lambda: _merge(loader, defaults, repo))
+        return merge()
+    return _copy_of((sources, tuple(map(dataclasses.astuple, defaults))), merge)
 
 
 def _own_sources(repository: IConfigRepository, names: Iterable[str]) -> Hashable | None:
@@ -64,12 +76,9 @@ def _own_sources(repository: IConfigRepository, names: Iterable[str]) -> Hashabl
 
 
 def _copy_of(key: Hashable, make: Callable[[], Any]) -> Any:
-    if key not in _remembered:
-        made = make()
-        if made is None:
-            return None
-        _remembered[key] = pickle.dumps(made)
-    return pickle.loads(_remembered[key])
+    if key not in _merged:
+        _merged[key] = pickle.dumps(make())
+    return pickle.loads(_merged[key])
 
 
 def _mode_of_a_run(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
