@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from forked import begin_program
+from processes import TIMEOUT_S
 
 ROOT = Path(__file__).parents[1]
 PAIR = "7B+llama_68m-batch1-k4"
@@ -105,9 +108,14 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
 
 
 def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu_suite.py"), "--list"]
-    shown = subprocess.run(
-        command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "commands" in shown.stdout
+    suite = str(ROOT / "benchmarks/gpu_suite.py")
+
+    def list_cases() -> None:
+        sys.argv = [suite, "--list"]
+        sys.path.insert(0, str(Path(suite).parent))
+        runpy.run_path(suite, run_name="__main__")
+
+    process = begin_program(list_cases, tmp_path)
+    stdout, stderr = process.communicate(TIMEOUT_S)
+    assert process.returncode == 0, stderr
+    assert "commands" in stdout

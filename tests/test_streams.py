@@ -44,8 +44,8 @@ def require_success(done: subprocess.CompletedProcess[str], directory: Path, sho
 
 @pytest.mark.slow
 def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
-    """In new interpreters, whose files are ASCII too unless our code says otherwise."""
-    done = run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
+    """In processes whose files are ASCII too unless our code says otherwise."""
+    done = forked.run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
     require_success(done, tmp_path, "Speed-up")
     logs = list(tmp_path.glob("multirun/*/*/*/*/log.txt"))
     assert len(logs) == 2
