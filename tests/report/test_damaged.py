@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import csv
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.report.command import build, write
 from harness.report.table import Line
+from harness.results.files import read_kind
 from report_files import eval_run, latency_run
 from report_files import write as write_runs
 
-CELLS = {
+NUMBERS = {"negative": "-7", "huge": "1e300", "not finite": "nan"}
+TEXTS = {
     "text": "fast",
-    "negative": "-7",
-    "huge": "1e300",
-    "not finite": "nan",
     # More than any Python nests.
     "deep": "[" * 12_000,
     "nested": '{"a": {"b": [1]}, "c": [[2]]}',
@@ -26,37 +27,52 @@ CELLS = {
     "object": '{"cpu": "x"}',
     "empty list": "[]",
 }
+# A report is drawn for each: what is no number does not depend on the others, and is in one.
+REPORTS = {**{name: {name: cell} for name, cell in NUMBERS.items()}, "no number": TEXTS}
 
 
-@pytest.mark.parametrize("damage", CELLS)
-def test_one_damaged_column_after_another(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("report", REPORTS)
+def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
     """Of `latency` and of `eval`, in one report."""
     latency = write_runs(tmp_path / "whole_latency.csv", latency_run(2), latency_run(4))
     whole_files = {"latency": latency, "eval": write_runs(tmp_path / "whole_eval.csv", eval_run())}
     damaged_files = []
     for command, whole in whole_files.items():
         damaged = tmp_path / f"{command}.csv"
-        write_with_damage(damaged, whole, CELLS[damage])
+        write_with_damage(damaged, whole, REPORTS[report])
         damaged_files.append(damaged)
-    report = build(damaged_files)
-    assert report.parts
-    write(report, tmp_path)
+    built = build(damaged_files)
+    assert built.parts
+    write(built, tmp_path)
 
 
-def write_with_damage(damaged: Path, whole: Path, cell: str) -> None:
-    """Write the runs of a file again for each of its columns, with this cell in it."""
+def is_different(damage: str, about: Mapping[str, Any]) -> bool:
+    """Whether the damage may do something to such a column that another one does not."""
+    if about["type"] in (list, dict) or "list" in str(about["hint"]):
+        return damage in TEXTS
+    return about["type"] is str or damage in NUMBERS or damage == "text"
+
+
+def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> None:
+    """Write the runs of a file again for each of its columns and each of these cells in it."""
     header, *lines = list(csv.reader(whole.read_text().splitlines()))
     place_of_run = header.index("run")
-    runs = [list(rows) for _, rows in itertools.groupby(lines, lambda cells: cells[place_of_run])]
+    runs = [list(rows) for _, rows in itertools.groupby(lines, lambda row: row[place_of_run])]
+    kind = read_kind(whole)
+    assert kind is not None
+    columns = kind.columns()
     rows = []
     for place, name in enumerate(header):
-        # The runs take turns: K is 2 in one and 4 in the other.
-        for cells in runs[place % len(runs)]:
-            changed = [*cells]
-            changed[place_of_run] += name
-            if name != "run":
-                changed[place] = cell
-            rows.append(changed)
+        for damage, cell in cells.items():
+            if not is_different(damage, columns[name]):
+                continue
+            # The runs take turns: K is 2 in one and 4 in the other.
+            for row in runs[place % len(runs)]:
+                changed = [*row]
+                changed[place_of_run] += f"{name} {damage}"
+                if name != "run":
+                    changed[place] = cell
+                rows.append(changed)
     with damaged.open("w", newline="") as stream:
         csv.writer(stream).writerows([header, *rows])
 
