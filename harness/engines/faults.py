@@ -38,13 +38,8 @@ def faulty_verification(fault: Fault, warp: Warp, verification: Verification) ->
     """Return `verification` with the fault in it, if the fault is one of verification."""
     if fault == "residual_warped_twice":
         return ResidualWarpedTwice(verification, warp)
-    if fault == "bonus_from_wrong_position":
-        return BonusFromWrongPosition(verification)
-    if fault == "draft_probabilities_ignored":
-        return DraftProbabilitiesIgnored(verification)
-    if fault == "argmax_beyond_two_rows":
-        return ArgmaxBeyondTwoRows(verification)
-    return verification
+    change = _WRONG_OFFERS.get(fault)
+    return verification if change is None else WrongOffer(verification, change)
 
 
 def faulty_runner(fault: Fault, runner: Runner) -> Runner:
@@ -88,42 +83,45 @@ class ResidualWarpedTwice:
 
 
 @dataclass(frozen=True)
-class BonusFromWrongPosition:
-    """The bonus token comes from the distribution of the last draft token, one position early."""
+class WrongOffer:
+    """The verification of an offer that a mistake has changed."""
 
     verification: Verification
+    change: Callable[[Offer], Offer]
 
     def __call__(self, offer: Offer) -> Verdict:
-        target = offer.target_probabilities
-        early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
-        return self.verification(dataclasses.replace(offer, target_probabilities=early))
+        return self.verification(self.change(offer))
 
 
-@dataclass(frozen=True)
-class DraftProbabilitiesIgnored:
+def _one_position_early(offer: Offer) -> Offer:
+    """The bonus token comes from the distribution of the last draft token, one position early."""
+    target = offer.target_probabilities
+    early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
+    return dataclasses.replace(offer, target_probabilities=early)
+
+
+def _draft_ignored(offer: Offer) -> Offer:
     """A draft token is accepted with the target's probability of it, whatever the draft's was.
 
     The token after a rejection comes from the target, not from the residual.
     """
-
-    verification: Verification
-
-    def __call__(self, offer: Offer) -> Verdict:
-        # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
-        ones = torch.ones_like(offer.target_probabilities[:, :-1])
-        return self.verification(dataclasses.replace(offer, draft_probabilities=ones))
+    # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
+    ones = torch.ones_like(offer.target_probabilities[:, :-1])
+    return dataclasses.replace(offer, draft_probabilities=ones)
 
 
-@dataclass(frozen=True)
-class ArgmaxBeyondTwoRows:
+def _argmax_beyond_two_rows(offer: Offer) -> Offer:
     """From the third row of a batch on, tokens are the target's likeliest ones."""
+    target = offer.target_probabilities.clone()
+    target[2:] = Warp(temperature=0)(target[2:])
+    return dataclasses.replace(offer, target_probabilities=target)
 
-    verification: Verification
 
-    def __call__(self, offer: Offer) -> Verdict:
-        target = offer.target_probabilities.clone()
-        target[2:] = Warp(temperature=0)(target[2:])
-        return self.verification(dataclasses.replace(offer, target_probabilities=target))
+_WRONG_OFFERS: Mapping[Fault, Callable[[Offer], Offer]] = {
+    "bonus_from_wrong_position": _one_position_early,
+    "draft_probabilities_ignored": _draft_ignored,
+    "argmax_beyond_two_rows": _argmax_beyond_two_rows,
+}
 
 
 class NeighbourWarp(BatchWarp):
