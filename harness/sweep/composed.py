@@ -20,6 +20,7 @@ from harness.menu import conversion, records
 from harness.menu.records import COMMANDS
 from harness.sweep import ranks, signals
 from harness.sweep.manifest import Manifest, collects_in
+from harness.sweep.sweep_file import SweepFile
 
 if TYPE_CHECKING:
     from harness.sweep.jobs import Job
@@ -41,7 +42,7 @@ def run(config: Any) -> Sequence[Any]:
     name = plain.pop("command")
     hydra = HydraConfig.get()
     sweep = _sweep_directory(hydra)
-    _refuse_shared_file(name, OmegaConf.select(config, "results.file"), hydra, sweep)
+    _check_directory(name, OmegaConf.select(config, "results.file"), hydra, sweep)
     settings = _settings(name, plain, sweep)
     if COMMANDS[name].measures:
         records.engine_of(settings).check_installed()
@@ -81,19 +82,25 @@ def _sweep_directory(hydra: HydraConf) -> Path | None:
     return Path(hydra.runtime.output_dir).parents[depth - 1]
 
 
-def _refuse_shared_file(
+def _check_directory(
     command: str, collecting_file: object, hydra: HydraConf, sweep: Path | None
 ) -> None:
-    """Raise a SettingError where the run's or sweep's own rows would go to the file of all runs."""
+    """Raise a SettingError where the run's or sweep's own rows would go to a file that has other content."""
     kind = COMMANDS[command].row
-    directory = sweep or Path(hydra.runtime.output_dir)
-    if kind is None or not collects_in(directory, kind, collecting_file):
+    if kind is None:
         return
+    directory = sweep or Path(hydra.runtime.output_dir)
     setting, typed = "hydra.run.dir", hydra.run.dir
     if sweep is not None:
         setting, typed = "hydra.sweep.dir", hydra.sweep.dir
-    rule = f"must be another directory than that of results.file={collecting_file}, which collects all runs"
-    raise SettingError(setting, rule, typed)
+    rule = "must be another directory than that of"
+    if collects_in(directory, kind, collecting_file):
+        file = f"results.file={collecting_file}, which collects all runs"
+        raise SettingError(setting, f"{rule} {file}", typed)
+    # A single run leaves such a file alone, and writes another one.
+    if sweep is not None and SweepFile(sweep, kind).is_foreign():
+        file = f"your own {kind.kind}.csv, which the sweep would replace"
+        raise SettingError(setting, f"{rule} {file}", typed)
 
 
 def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSettings:

@@ -78,9 +78,11 @@ class SweepCallback(Callback):
         directory = Path(config.hydra.sweep.dir)
         kind = COMMANDS[config.command].row
         results_file = OmegaConf.select(config, "results.file")
-        if kind is not None and collects_in(directory, kind, results_file):
-            # An exception would become a warning of Hydra's: the first job raises it.
-            return
+        if kind is not None:
+            is_taken = SweepFile(directory, kind).is_foreign()
+            if is_taken or collects_in(directory, kind, results_file):
+                # An exception would become a warning of Hydra's: the first job raises it.
+                return
         sweeps = _swept_overrides(config)
         # An optimiser says how many jobs it runs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
