@@ -162,6 +162,7 @@ class PreparedHead:
             with refusing(UnsupportedModelError, "cannot be captured"):
                 call = FixedCall(call, inputs, recorder)
             with refusing(UnsupportedModelError, "cannot be captured"):
+                # Outputs of the capture itself must not pass for those of a replay on other inputs.
                 call.clear()
                 others = self._example(size, number, num_unread=1)
                 difference = "captured differ from the eager ones"
