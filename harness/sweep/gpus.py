@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from harness.config.errors import SettingError
@@ -34,6 +35,9 @@ def lease(num_gpus: int | None) -> dict[str, int]:
         raise SettingError("gpus_per_job", rule, num_gpus)
     directory = Path(tempfile.gettempdir()) / "harness-gpus"
     directory.mkdir(exist_ok=True)
+    # All users of this machine lease the same GPUs; the first of them owns the directory.
+    with suppress(PermissionError):
+        directory.chmod(0o777)
     while True:
         locks: dict[str, int] = {}
         for gpu in visible:

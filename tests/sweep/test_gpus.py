@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,25 @@ def test_a_gpu_is_held_as_long_as_the_process_that_inherits_it() -> None:
     worker.kill()
     worker.wait()
     assert len(waiting.communicate(timeout=900)[0].splitlines()) == 20
+
+
+def test_users_of_a_machine_share_the_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user for a while")
+    # pytest's own directory is closed to others.
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    directory.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    held = lease(1)
+    os.seteuid(65534)
+    try:
+        held |= lease(2)
+    finally:
+        os.seteuid(0)
+        for lock in held.values():
+            os.close(lock)
+        shutil.rmtree(directory)
+    assert sorted(held) == ["0", "1", "2"]
 
 
 def test_more_than_there_are_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
