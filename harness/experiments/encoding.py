@@ -164,19 +164,22 @@ def _fitted(
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{problem} and are left out")
         kept = [place for place in range(len(prompts)) if place not in long]
-        return encoded.part(kept)._replace(num_skipped=len(long))
-    if too_long == "truncate" and long and room is not None and room > 1:
+        encoded = encoded.part(kept)._replace(num_skipped=len(long))
+    elif too_long == "truncate" and long and room is not None and room > 1:
         say(f"{problem}: their last {room} tokens are read")
         for place in long:
             token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
-        return encoded._replace(chats=[], num_truncated=len(long))
-    excess = planned.excess(token_ids, new_tokens)
-    if excess is not None:
-        skipping = "leaves none" if too_long == "skip" else "leaves them out"
-        advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
-        longest = f"the longest has {excess.num_prompt_tokens} tokens"
-        raise SettingError("prompts", f"{problem}; {longest}; {excess.rule}{advice}")
-    return encoded
+        encoded = encoded._replace(chats=[], num_truncated=len(long))
+    excess = planned.excess(encoded.token_ids, new_tokens)
+    if excess is None:
+        return encoded
+    longest = f"the longest has {excess.num_prompt_tokens} tokens; {excess.rule}"
+    if not long or encoded.num_skipped or encoded.num_truncated:
+        # Only in the tokens of a draft with another tokenizer are they too long.
+        raise SettingError("prompts", longest)
+    skipping = "leaves none" if too_long == "skip" else "leaves them out"
+    advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
+    raise SettingError("prompts", f"{problem}; {longest}{advice}")
 
 
 def _room_for_prompts(
