@@ -225,7 +225,8 @@ class HeadDrafter(Drafter):
             self._read_early()
         assert step.hidden is not None
         self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
-        self._propose_nothing()
+        # A view: an iteration that drafts nothing must launch nothing here.
+        self._proposed = self._proposed[:, :0]
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
