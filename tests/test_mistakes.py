@@ -67,6 +67,14 @@ MISTAKES = {
     "latency model 7B": "model: is typed with an equals sign and no spaces: model=7B",
     "latency model = 7B": "model: is typed with an equals sign and no spaces: model=7B",
     "latency 7B": "7B: is a value without its setting: model=7B",
+    "latency =3": "=3: is a value without its setting",
+    "latency draft=none_tree": "draft=none_tree: no such preset",
+    "latency draft=lookup_8bits": "draft=lookup_8bits: no such preset (did you mean lookup?)",
+    "latency model=tiny_0GPUs": "model.gpus=0: must be at least 1",
+    "latency model=https://hub.example/me/it?x=1": "model=https://hub.example/me/it?x=1: must be the repository's name "
+    "alone: me/it",
+    "latency draft=owner/name/tree/main": "draft=owner/name/tree/main: must be the repository's name alone: owner/name",
+    "latency prompts.lengths=five": "prompts.lengths=five: must be a whole number",
     "latency greedy": "greedy: is a value without its setting: decoding=greedy",
     "latency lookup": "lookup: is a value without its setting: draft=lookup",
     "latency vllm": "vllm: is a value without its setting: engine=vllm",
@@ -148,7 +156,7 @@ MISTAKES = {
     "latency --resolve": "--resolve: needs --cfg job, or --help",
     "latency 'decoding={temprature: 0}'": "decoding.temprature: no such setting (did you mean decoding.temperature?)",
     "latency results.file=/proc/x.csv": "results.file=/proc/x.csv: cannot be written: no file can be made in /proc",
-    "latency results.file=./fifo": "results.file=./fifo: cannot be written: it is not a regular file",
+    "latency results.file=./fifo": "results.file=fifo: cannot be written: it is not a regular file",
     # What has no meaning together
     "latency draft=mtp": "draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)",
     "latency draft=eagle3": "draft=eagle3: is a head to be trained first: python -m harness distill",

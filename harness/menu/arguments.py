@@ -134,6 +134,8 @@ def _refuse_command() -> None:
 
 def _check_group(argument: str) -> None:
     group, _, value = argument.partition("=")
+    if not group:
+        raise SettingError(argument, "is a value without its setting: setting=value")
     if group.lstrip("+") == "command":
         _refuse_command()
     if group.lstrip("+") in _DIRECTORIES:

@@ -134,10 +134,10 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
             raise SettingError(setting, rule, value)
         return value
     if origin is tuple:
-        if type(value) is int:
-            value = [value]
-        if not isinstance(value, list | tuple):
+        if isinstance(value, Mapping):
             raise SettingError(setting, "must be a list", value)
+        if not isinstance(value, list | tuple):
+            value = [value]
         return tuple(_convert(arguments[0], item, setting) for item in value)
     if origin is Mapping:
         if not isinstance(value, Mapping):

@@ -101,7 +101,7 @@ def _no_such_preset(
         group = "draft"
         known = [*known, *names.drafts()]
     if group in ("model", "draft"):
-        bases = [name for name in known if choice.startswith(name)]
+        bases = [name for name in names.presets("model") if choice.startswith(name)]
         known += [f"{name}_{suffix}" for name in bases for suffix in ("8bit", "4bit", "2GPUs")]
     is_directory = choice and os.path.exists(choice)
     hint = f" (did you mean ./{choice}?)" if is_directory else nearest(choice, known)

@@ -105,7 +105,7 @@ def _model(name: str) -> dict[str, Any] | None:
     config: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
     if parts.quantization is not None:
         config["quantization"] = parts.quantization
-    if parts.num_gpus:
+    if parts.num_gpus is not None:
         config["gpus"] = parts.num_gpus
     return config
 
@@ -132,7 +132,7 @@ def _draft(name: str) -> dict[str, Any]:
 def _drafter_of_trees(name: str) -> str | None:
     """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
     drafter = name.removesuffix(_OF_TREES)
-    is_suffixed = drafter not in (name, "") and not drafter.endswith(_OF_TREES)
+    is_suffixed = drafter not in (name, "", "none") and not drafter.endswith(_OF_TREES)
     if not is_suffixed or "/" in name or name in presets("model"):
         return None
     return drafter if method_name(drafter) == "model" else None

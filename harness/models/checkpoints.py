@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
+# The page of a repository on the hub, or of a revision or file in it.
+_PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
 # The last resort, for models that bring their own code and declare nothing.
 _RECURRENT_NAMES = (
     "mamba",
@@ -155,6 +158,10 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     repository = settings.repository
     if not directory.is_dir():
         # A hub name has at most one slash and does not start as a path does.
+        page = _PAGE.fullmatch(repository)
+        if page is not None:
+            rule = f"must be the repository's name alone: {page[1] or page[2]}"
+            raise SettingError(role, rule, repository)
         is_path = directory.is_absolute() or repository.startswith(".")
         if is_path or directory.exists() or repository.count("/") > 1:
             raise SettingError(role, _instead_of(directory, role), repository)

@@ -39,7 +39,7 @@ class PlanSettings(RunSettings):
         require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
         hint = (
             f" (did you mean {self.gpu_memory}GB?)"
-            if re.fullmatch(r"\d+(\.\d*)?", self.gpu_memory or "")
+            if re.fullmatch(r"\d{1,4}(\.\d*)?", self.gpu_memory or "")
             else ""
         )
         rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
