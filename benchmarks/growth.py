@@ -46,6 +46,7 @@ from harness.results.statistics.interval import Interval
 from harness.runners.base import CacheRunner
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 
 WARP = Warp(0.5, 0, 1.0)
@@ -126,7 +127,9 @@ def captured(model: PreTrainedModel, point: Point, drafts: bool) -> CacheRunner:
     """The static runner with its passes as CUDA graphs, and room for all turns."""
     runner, k = PreparedRunner(model, compiled=False, captured=True), point.num_draft_tokens
     widths, drawn = ((1, 2), (k,)) if drafts else ((1, k + 1), ())
-    runner.prepare(point.batch_size, point.context + 32 * (k + 1), widths, drawn, WARP)
+    runner.prepare(
+        RunnerShapes(point.batch_size, point.context + 32 * (k + 1), widths, drawn, WARP)
+    )
     return runner
 
 

@@ -15,7 +15,7 @@ from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
 from harness.engines.acceptance import decisions_of, tree_rule_of, warp_of
 from harness.engines.pair import Pair
-from harness.engines.runner_choice import Demanded, Shapes, build_runner, prepare_head
+from harness.engines.runner_choice import Demanded, build_runner, prepare_head
 from harness.menu.method import MakeDrafter
 from harness.menu.records import make_drafter, method_of
 from harness.menu.trees import plan_of
@@ -23,6 +23,7 @@ from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
 from harness.results.runner_names import RunnerNames
 from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import sharing
 from harness.runners.tree_passes import TreeDemand
 
@@ -133,7 +134,7 @@ def _target_runner(
         widths += [number + 1 for number in demanded.numbers_drafted]
     deterministic = False if method is None else method.deterministic
     decisions = decisions_of(decoding, demanded.fault, widths, deterministic=deterministic)
-    shapes = Shapes(
+    shapes = RunnerShapes(
         batch_size=demanded.batch_size,
         num_slots=demanded.num_slots,
         widths=widths,
@@ -188,7 +189,7 @@ def _draft_runner(
     # The widest pass may begin at the last draft token, which needs the last but one of the
     # target's slots, and reaches `widest - 1` slots beyond it.
     widest = max(*passes.widths, trees.most_tokens + max(trees.widths, default=0))
-    shapes = Shapes(
+    shapes = RunnerShapes(
         batch_size=demanded.batch_size,
         num_slots=demanded.num_slots + widest - 2,
         widths=passes.widths,

@@ -6,7 +6,7 @@ From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,9 +17,7 @@ from transformers import PreTrainedModel
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, Fault
-from harness.decoding.decisions import Decision
 from harness.decoding.protocols import Runner
-from harness.decoding.warp import AnyWarp
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.prepared_head import PreparedHead
@@ -32,12 +30,11 @@ from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.prepared_calls import CompilationError
+from harness.runners.prepared_calls import CompilationError, RunnerShapes
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
 from harness.runners.tree_checks import check_trees
-from harness.runners.tree_passes import TreeDemand
 
 T = TypeVar("T")
 
@@ -90,31 +87,6 @@ class Demanded:
         return [most]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shapes:
-    """The shapes that one runner is prepared for, the arguments of `PreparedRunner.prepare`.
-
-    Attributes:
-        batch_size: the most rows of a batch.
-        num_slots: the most tokens of a row, draft tokens beyond its end included.
-        widths: the numbers of tokens that one pass reads.
-        num_drawn: the numbers of tokens that a draft model draws in one call; none for a target.
-        warp: of the tokens drawn.
-        decisions: what may follow a pass, by its width; None for a draft.
-        longest_prompt: the most tokens of a prompt.
-        trees: the passes over trees; None without any.
-    """
-
-    batch_size: int
-    num_slots: int
-    widths: Sequence[int]
-    num_drawn: Sequence[int] = ()
-    warp: AnyWarp
-    decisions: Mapping[int, Sequence[Decision]] | None = None
-    longest_prompt: int
-    trees: TreeDemand | None = None
-
-
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
     """The runner that `auto` means on these devices; any other is itself.
 
@@ -134,7 +106,7 @@ def build_runner(
     runner: RunnerName,
     vocabulary_size: int,
     say: Callable[[str], None],
-    shapes: Shapes,
+    shapes: RunnerShapes,
     hidden_layers: tuple[int, ...] = (),
     role: str = "model",
 ) -> tuple[Runner, RunnerName]:
@@ -165,11 +137,11 @@ def build_runner(
         if chosen == "static":
             return _static_runner(loaded.model, shapes, common)
         built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
-        built.prepare(**vars(shapes))
+        built.prepare(shapes)
         return built
 
     built, chosen = first_possible(name, chosen, build, say)
-    if shapes.trees is not None and shapes.trees.widths:
+    if shapes.trees.widths:
         _check_trees(built, loaded, shapes, common)
     return built, chosen
 
@@ -243,7 +215,7 @@ def _preparation(runner: RunnerName) -> dict[str, Any]:
     return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
 
 
-def _static_runner(model: PreTrainedModel, shapes: Shapes, common: dict[str, Any]) -> Runner:
+def _static_runner(model: PreTrainedModel, shapes: RunnerShapes, common: dict[str, Any]) -> Runner:
     num_slots = shapes.num_slots
     runner = StaticRunner(model, num_slots=num_slots, **common)
     if _checked.get(model, 0) < num_slots:
@@ -252,7 +224,7 @@ def _static_runner(model: PreTrainedModel, shapes: Shapes, common: dict[str, Any
     return runner
 
 
-def _check_trees(runner: Any, loaded: LoadedModel, shapes: Shapes, common: Any) -> None:
+def _check_trees(runner: Any, loaded: LoadedModel, shapes: RunnerShapes, common: Any) -> None:
     """Raise a SettingError for a model that cannot be extended by trees."""
     try:
         check_trees(runner, loaded.model, common, shapes.batch_size, shapes.num_slots)
@@ -261,7 +233,9 @@ def _check_trees(runner: Any, loaded: LoadedModel, shapes: Shapes, common: Any) 
         raise SettingError("draft.tree", rule, "a tree") from reason
 
 
-def _eager_runner(loaded: LoadedModel, shapes: Shapes, role: str, common: dict[str, Any]) -> Runner:
+def _eager_runner(
+    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
+) -> Runner:
     """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
     num_rows = shapes.batch_size
     num_slots = shapes.num_slots
@@ -276,7 +250,7 @@ def _eager_runner(loaded: LoadedModel, shapes: Shapes, role: str, common: dict[s
 
 
 def _snapshot_runner(
-    loaded: LoadedModel, shapes: Shapes, role: str, common: dict[str, Any]
+    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
 ) -> Runner:
     """The runner of a model with a recurrent state, which is rolled back to a copy.
 

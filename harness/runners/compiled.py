@@ -10,7 +10,7 @@ host's work for the rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import torch
@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
-from harness.decoding.decisions import Decision
 from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import Arriving, added
 from harness.decoding.trees import TreeShape
-from harness.decoding.warp import AnyWarp, Warp, current_warp
+from harness.decoding.warp import AnyWarp, current_warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
 from harness.runners.base import Options, require_tokens
@@ -32,13 +31,12 @@ from harness.runners.graphs import GraphRecorder, TensorCall, filled_up, least_f
 from harness.runners.prepared_calls import (
     CallMaker,
     CallName,
-    Demand,
     PreparedCalls,
+    RunnerShapes,
     prepare_calls,
 )
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
-from harness.runners.tree_passes import TreeDemand
 
 
 class PreparedRunner(StaticRunner):
@@ -65,73 +63,44 @@ class PreparedRunner(StaticRunner):
         self.setup_seconds = 0.0
 
     @torch.inference_mode()
-    def prepare(
-        self,
-        batch_size: int,
-        num_slots: int,
-        widths: Sequence[int],
-        num_drawn: Sequence[int] = (),
-        warp: AnyWarp | None = None,
-        decisions: Mapping[int, Sequence[Decision]] | None = None,
-        longest_prompt: int = 0,
-        trees: TreeDemand | None = None,
-    ) -> None:
+    def prepare(self, shapes: RunnerShapes) -> None:
         """Compile and capture all shapes that decoding needs, and compare the outputs with the
-        model's own. Decisions and passes over prompts are captured, never compiled: on a CPU that
-        takes seconds, and saves about 1 % of an iteration.
-
-        Args:
-            batch_size: the most rows of a batch.
-            num_slots: the most tokens of a row, draft tokens beyond its end included.
-            widths: the numbers of tokens of an extension; for a draft, of decided tokens it has not
-                been fed.
-            num_drawn: each K of a draft; a target draws nothing.
-            warp: for the tokens drawn.
-            decisions: what may be decided after an extension, by its width.
-            longest_prompt: the most tokens of a prompt; 0 for no passes over prompts.
-            trees: what is read and decided of trees.
+        model's own.
 
         Raises:
             CompilationError: if the model cannot be compiled, or then gives other outputs.
             UnsupportedModelError: if it cannot be captured, or then gives other outputs.
         """
         self._prepared = PreparedCalls()
-        self.check(num_slots)
-        trees = trees or TreeDemand()
-        demand = Demand(
-            batch_size=batch_size,
-            widths=sorted(set(widths)),
-            num_drawn=sorted(set(num_drawn)),
-            warp=warp or Warp(),
-            decisions=decisions if decisions and self._captured else {},
-            longest_prompt=longest_prompt if self._captured else 0,
-            trees=trees if self._captured else trees._replace(decisions=()),
-        )
+        self.check(shapes.num_slots)
+        if not self._captured:
+            shapes = shapes.without_captures()
         started = time.perf_counter()
-        self._prepared = self._made_with_kernels_for_all(demand, round_up(num_slots))
+        self._prepared = self._made_with_kernels_for_all(shapes)
         self.setup_seconds = time.perf_counter() - started
         # Prepared shapes see all slots: a model that counts from their end shows it at any length.
-        compare_with_plain(self, self._model, self._options, num_rows=min(2, batch_size))
+        num_rows = min(2, shapes.batch_size)
+        compare_with_plain(self, self._model, self._options, num_rows=num_rows)
 
-    def _made_with_kernels_for_all(self, demand: Demand, num_slots: int) -> PreparedCalls:
+    def _made_with_kernels_for_all(self, shapes: RunnerShapes) -> PreparedCalls:
         """Make the calls of all shapes, without cuDNN if it has no plan for one of them.
 
         Prepared calls keep the kernels that they find here.
         """
         try:
-            return self._made(demand, num_slots)
+            return self._made(shapes)
         except UnsupportedModelError:
             may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
             if not may_be_cudnn or any(of_every_rank(GraphRecorder.has_failed)):
                 raise
         with without_cudnn():
-            return self._made(demand, num_slots)
+            return self._made(shapes)
 
-    def _made(self, demand: Demand, num_slots: int) -> PreparedCalls:
+    def _made(self, shapes: RunnerShapes) -> PreparedCalls:
         return prepare_calls(
             self._forward,
-            Slots.like(self._slots.buffers, demand.batch_size, num_slots),
-            demand,
+            Slots.like(self._slots.buffers, shapes.batch_size, round_up(shapes.num_slots)),
+            shapes,
             CallMaker(self._model, self._device, compiled=self._compiled, captured=self._captured),
             takes_places="logits_to_keep" in self._parameters,
         )
@@ -195,12 +164,12 @@ class PreparedRunner(StaticRunner):
     def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
         num_rows, num_tokens = tokens.shape
         num_drawn = uniforms.shape[1]
-        demand = self._prepared.demand
-        number = least_fitting(demand.num_drawn, num_drawn)
+        shapes = self._prepared.shapes
+        number = least_fitting(shapes.num_drawn, num_drawn)
         if (
             number is None
-            or num_tokens not in demand.widths
-            or current_warp(warp) != demand.warp
+            or num_tokens not in shapes.widths
+            or current_warp(warp) != shapes.warp
             or not self._runs_prepared(num_tokens + number - 1)
         ):
             # One pass after the other, by prepared passes if they fit.
@@ -251,5 +220,5 @@ class PreparedRunner(StaticRunner):
             count = self._prepared.counts[tokens.shape[1]]
             return filled_up(tokens, name.num_rows, width), starts, count
         self._require_whole_trees(tokens, tree)
-        most_tokens = self._prepared.demand.trees.most_tokens
+        most_tokens = self._prepared.shapes.trees.most_tokens
         return tree_passes.inputs(tokens, starts, tree, width, most_tokens)

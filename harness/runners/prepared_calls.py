@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,16 +39,39 @@ class CompilationError(UnsupportedModelError):
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What is prepared, as in `PreparedRunner.prepare`; numbers are ascending."""
+class RunnerShapes:
+    """The shapes that a runner is prepared for. On a CPU decisions and passes over prompts are not
+    prepared: compiling them takes seconds, and saves about 1 % of an iteration.
+
+    Attributes:
+        batch_size: the most rows of a batch.
+        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        widths: the numbers of tokens of an extension; for a draft, of decided tokens that it has
+            not been fed.
+        num_drawn: each K of a draft; a target draws nothing.
+        warp: for the tokens drawn.
+        decisions: what may be decided after an extension, by its width.
+        longest_prompt: the most tokens of a prompt; 0 for no passes over prompts.
+        trees: what is read and decided of trees.
+    """
 
     batch_size: int = 0
+    num_slots: int = 0
     widths: Sequence[int] = ()
     num_drawn: Sequence[int] = ()
     warp: AnyWarp = field(default_factory=Warp)
     decisions: Mapping[int, Sequence[Decision]] = field(default_factory=dict)
     longest_prompt: int = 0
     trees: TreeDemand = field(default_factory=TreeDemand)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", sorted(set(self.widths)))
+        object.__setattr__(self, "num_drawn", sorted(set(self.num_drawn)))
+
+    def without_captures(self) -> RunnerShapes:
+        """Return the shapes without what is captured alone, never compiled."""
+        trees = self.trees._replace(decisions=())
+        return replace(self, decisions={}, longest_prompt=0, trees=trees)
 
 
 class CallName(NamedTuple):
@@ -134,7 +157,7 @@ class PreparedCalls:
     """
 
     slots: Slots = field(default_factory=lambda: Slots([]))
-    demand: Demand = field(default_factory=Demand)
+    shapes: RunnerShapes = field(default_factory=RunnerShapes)
     sizes: Sequence[int] = ()
     buckets: Sequence[int] = ()
     counts: Sequence[Tensor] = ()
@@ -148,12 +171,12 @@ class PreparedCalls:
 
     def text(self, num_rows: int, num_tokens: int) -> CallName | None:
         """Name the smallest pass that tokens of a text can be filled up to; None without one."""
-        width = least_fitting(self.demand.widths, num_tokens)
+        width = least_fitting(self.shapes.widths, num_tokens)
         return None if width is None else CallName("text", self.num_rows(num_rows), width)
 
     def tree(self, num_rows: int, num_tokens: int, num_nodes: int) -> CallName | None:
         """Name the smallest pass that tokens of trees can be filled up to; None without one."""
-        trees = self.demand.trees
+        trees = self.shapes.trees
         width = least_fitting(trees.widths, num_tokens)
         if width is None or num_nodes >= trees.most_tokens:
             return None
@@ -166,20 +189,25 @@ class PreparedCalls:
 
 
 def prepare_calls(
-    forward: SlotForward, slots: Slots, demand: Demand, maker: CallMaker, *, takes_places: bool
+    forward: SlotForward,
+    slots: Slots,
+    shapes: RunnerShapes,
+    maker: CallMaker,
+    *,
+    takes_places: bool,
 ) -> PreparedCalls:
-    """Make all calls that a demand asks for.
+    """Make the calls of all shapes.
 
     Args:
         forward: the model.
-        slots: of as many rows as the demand.
+        slots: of as many rows and tokens as the shapes.
         takes_places: whether the model computes the logits of chosen tokens alone.
     """
-    making = _Making(forward, slots, demand, maker)
+    making = _Making(forward, slots, shapes, maker)
     making.make_passes()
     with refusing(UnsupportedModelError, "cannot be captured"):
         making.make_calls()
-        if demand.longest_prompt:
+        if shapes.longest_prompt:
             making.make_prompt_calls(takes_places)
     return making.prepared
 
@@ -192,27 +220,27 @@ class _Making:
     """
 
     def __init__(
-        self, forward: SlotForward, slots: Slots, demand: Demand, maker: CallMaker
+        self, forward: SlotForward, slots: Slots, shapes: RunnerShapes, maker: CallMaker
     ) -> None:
         self._forward = forward
         self._maker = maker
         self._passes: dict[CallName, TensorCall] = {}
         self.prepared = PreparedCalls(
             slots,
-            demand,
-            sizes=prepared_sizes(demand.batch_size, are_compiled=maker.compiles),
-            counts=torch.arange(max(demand.widths) + 1, device=maker.device).unbind(),
+            shapes,
+            sizes=prepared_sizes(shapes.batch_size, are_compiled=maker.compiles),
+            counts=torch.arange(max(shapes.widths) + 1, device=maker.device).unbind(),
         )
 
     def make_passes(self) -> None:
         """Compile the passes of all shapes, where they are to be compiled."""
-        demand = self.prepared.demand
+        shapes = self.prepared.shapes
         for size in self.prepared.sizes:
             slots = self.prepared.slots.first_rows(size)
-            for width in demand.widths:
+            for width in shapes.widths:
                 text_pass = functools.partial(self._forward, slots)
                 self._make_pass(CallName("text", size, width), text_pass)
-            for width in demand.trees.widths:
+            for width in shapes.trees.widths:
                 tree_pass = TreePass(self._forward, slots)
                 self._make_pass(CallName("tree", size, width), tree_pass)
 
@@ -238,9 +266,9 @@ class _Making:
 
     def _make_draws(self, name: CallName, example: tuple[Tensor, ...]) -> None:
         tokens, starts, _ = example
-        demand = self.prepared.demand
-        for number in reversed(demand.num_drawn):
-            call = functools.partial(_draw, self._passes, self.prepared.counts, demand.warp)
+        shapes = self.prepared.shapes
+        for number in reversed(shapes.num_drawn):
+            call = functools.partial(_draw, self._passes, self.prepared.counts, shapes.warp)
             uniforms = torch.full((name.num_rows, number), 0.5, device=self._maker.device)
             drawing = CallName("draw", name.num_rows, name.num_tokens, number)
             self._make(drawing, call, (tokens, starts, uniforms))
@@ -249,7 +277,7 @@ class _Making:
         """Make the calls that begin a batch."""
         slots = self.prepared.slots
         size = slots.num_rows
-        longest = self.prepared.demand.longest_prompt
+        longest = self.prepared.shapes.longest_prompt
         call = PromptPass(self._forward, slots, takes_places=takes_places)
         buckets = prompt_passes.buckets(longest, size, slots.num_slots)
         for bucket in reversed(buckets):
@@ -261,17 +289,17 @@ class _Making:
         self.prepared.calls[name] = self._maker.captured(call, inputs)
 
     def _decisions_after(self, name: CallName) -> Sequence[Decision]:
-        demand = self.prepared.demand
+        shapes = self.prepared.shapes
         if name.kind == "text":
-            return demand.decisions.get(name.num_tokens, ())
-        return demand.trees.decisions if name.num_tokens == demand.trees.most_tokens else ()
+            return shapes.decisions.get(name.num_tokens, ())
+        return shapes.trees.decisions if name.num_tokens == shapes.trees.most_tokens else ()
 
     def _example(self, name: CallName) -> tuple[Tensor, ...]:
         """Return inputs of a pass that is only compared."""
         size, width = name.num_rows, name.num_tokens
         device = self._maker.device
         if name.kind == "tree":
-            most_tokens = self.prepared.demand.trees.most_tokens
+            most_tokens = self.prepared.shapes.trees.most_tokens
             return tree_passes.example(size, width, most_tokens, device)
         tokens = torch.arange(size * width, device=device).view(size, width) % 16
         starts = torch.zeros(size, dtype=torch.long, device=device)

@@ -32,6 +32,7 @@ from harness.menu.records import METHODS
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
+from harness.runners.prepared_calls import RunnerShapes
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, decisions, drafting, pair, prepared
 from text_drafters import lookup_drafter
 
@@ -104,7 +105,7 @@ def test_a_drafter_without_probabilities(plain: list[int]) -> None:
     target, _ = pair("llama")
     prompts = [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6], [3, 4, 5, 6, 3, 4, 5, 6, 3, 4, 5, 6]]
     fast = PreparedRunner(target, compiled=False, captured=True)
-    fast.prepare(2, 60, (1, 4), decisions=decisions(GREEDY, is_deterministic=True))
+    fast.prepare(RunnerShapes(2, 60, (1, 4), decisions=decisions(GREEDY, is_deterministic=True)))
     what = request(prompts, GREEDY, 20)
     expected = list(speculative(EagerRunner(target), lookup_drafter(), what, 3))
     num_verdicts = len(plain)
@@ -120,7 +121,7 @@ def test_turns_of_a_hybrid_in_which_the_text_alone_proposes_are_prepared(plain: 
     what = request([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]], GREEDY, 30)
     for prepared_judges in ([], judges):
         fast = PreparedRunner(target, compiled=False, captured=True)
-        fast.prepare(1, 60, (1, 4), decisions={4: prepared_judges})
+        fast.prepare(RunnerShapes(1, 60, (1, 4), decisions={4: prepared_judges}))
         model = ModelDrafter(EagerRunner(draft), GREEDY)
         drafter = HybridDrafter(lookup_drafter(), model, NUM_DRAFT_TOKENS)
         del plain[:]

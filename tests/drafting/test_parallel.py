@@ -20,6 +20,7 @@ from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.parallel import ParallelDrafter, checked_mask
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS
 from text_drafters import suffix_drafter
@@ -93,7 +94,7 @@ def test_greedy_output_is_that_of_generate() -> None:
     expected = [generated(target, prompt, 20) for prompt in PROMPTS]
     for is_prepared in (False, True):
         if is_prepared:
-            runner.prepare(len(PROMPTS), 48, (6,))
+            runner.prepare(RunnerShapes(len(PROMPTS), 48, (6,)))
         actual = texts(speculative(StaticRunner(target), drafter, what, 3), len(PROMPTS))
         assert actual == expected
 

@@ -18,6 +18,7 @@ from harness.engines.runner_choice import Demanded
 from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 from prepared_pairs import WARP, pair
 
@@ -44,7 +45,7 @@ def test_a_draft_with_another_tokenizer_draws_in_one_prepared_call(
     target, draft = pair("llama")
     between = translation(name)
     prepared = PreparedRunner(draft, compiled=False, captured=True)
-    prepared.prepare(3, 60, (1, 2), [3], between.drawing_warp(WARP))
+    prepared.prepare(RunnerShapes(3, 60, (1, 2), [3], between.drawing_warp(WARP)))
 
     def decided(runner: Any, prompts: list[list[int]]) -> list[Any]:
         drafter = TranslatedDrafter(runner, between, WARP)

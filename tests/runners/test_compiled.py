@@ -23,6 +23,7 @@ from harness.drafting.model import ModelDrafter
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import GraphRecorder
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.regions import product
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
@@ -157,7 +158,7 @@ def test_models_of_the_same_sizes_are_not_confused() -> None:
     for eps in (1e-6, 100.0):
         model = random_model("llama", num_hidden_layers=1, rms_norm_eps=eps)
         runner = PreparedRunner(model, compiled=True, captured=False)
-        runner.prepare(1, 60, [1])
+        runner.prepare(RunnerShapes(1, 60, [1]))
 
 
 def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         parts.clear()
         for _ in range(2):  # the second one finds what the first one compiled
             PreparedRunner(model, compiled=True, captured=False, hidden_layers=(1, 2)).prepare(
-                2, 60, [1]
+                RunnerShapes(2, 60, [1])
             )
         assert len(parts) == expected, (
             "before the layers, one for each kind of layer, and after them; models share them"
@@ -241,7 +242,7 @@ def test_captured_graphs_give_the_eager_tokens(dtype: torch.dtype, compiled: boo
 @pytest.mark.gpu
 def test_a_compiled_pass_copies_no_cache() -> None:
     runner = PreparedRunner(random_model("llama").to("cuda:0"), compiled=True, captured=False)
-    runner.prepare(1, 2**20, [2])
+    runner.prepare(RunnerShapes(1, 2**20, [2]))
     runner.start(PROMPTS[:1])
     tokens = torch.full((1, 2), 7, device="cuda:0")
     runner.extend(tokens)

@@ -14,6 +14,7 @@ from architectures import random_model
 from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.graphs import FixedCall, GraphRecorder
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.slots import UnsupportedModelError
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -206,7 +207,7 @@ def test_a_graph_that_does_not_work_is_refused(
     broken: type[FixedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = PreparedRunner(random_model("llama"), compiled=False, captured=True)
-    runner.prepare(2, 60, [1, 2])
+    runner.prepare(RunnerShapes(2, 60, [1, 2]))
     monkeypatch.setattr("harness.runners.prepared_calls.FixedCall", broken)
     with pytest.raises(UnsupportedModelError, match="captured differ"):
-        runner.prepare(2, 60, [1, 2])
+        runner.prepare(RunnerShapes(2, 60, [1, 2]))

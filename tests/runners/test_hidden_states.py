@@ -14,6 +14,7 @@ from harness.decoding.protocols import Runner
 from harness.decoding.warp import Warp
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
@@ -30,7 +31,7 @@ def prepared(
     runner = PreparedRunner(model, compiled=compiled, captured=False, hidden_layers=layers)
     # Compiling a shape takes seconds.
     widths, drawn = ([4], []) if compiled else ([1, 4], [2])
-    runner.prepare(3, 60, widths, drawn, Warp(0))
+    runner.prepare(RunnerShapes(3, 60, widths, drawn, Warp(0)))
     return runner
 
 

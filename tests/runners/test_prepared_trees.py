@@ -21,6 +21,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.model_trees import ModelTreeDrafter
 from harness.drafting.tree_plan import TreePlan
 from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 from harness.runners.tree_checks import check_trees
 from harness.runners.tree_passes import TreeDemand
@@ -35,7 +36,7 @@ LENGTH = 20
 
 def prepared_for(model: Any, trees: TreeDemand, num_rows: int = 3) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=False, captured=True)
-    runner.prepare(num_rows, 64, (1, 2), trees=trees)
+    runner.prepare(RunnerShapes(num_rows, 64, (1, 2), trees=trees))
     return runner
 
 

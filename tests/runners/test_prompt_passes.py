@@ -13,6 +13,7 @@ from harness.decoding.protocols import Runner, Step
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.prompt_passes import buckets
 
 LAYERS = (0, 2)
@@ -28,7 +29,7 @@ def prompts_of(lengths: list[int]) -> list[list[int]]:
 
 def prepared(model: Any, longest_prompt: int = LONGEST) -> PreparedRunner:
     runner = PreparedRunner(model, compiled=False, captured=True, hidden_layers=LAYERS)
-    runner.prepare(3, 60, (1, 4), longest_prompt=longest_prompt)
+    runner.prepare(RunnerShapes(3, 60, (1, 4), longest_prompt=longest_prompt))
     return runner
 
 

@@ -24,7 +24,7 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import verify
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.prepared_head import PreparedHead
-from harness.engines.runner_choice import Shapes, build_runner, first_possible
+from harness.engines.runner_choice import build_runner, first_possible
 from harness.models.loading import LoadedModel
 from harness.models.ranks import (
     check_agreement,
@@ -37,7 +37,7 @@ from harness.runners.agreement import of_every_rank
 from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
-from harness.runners.prepared_calls import CompilationError
+from harness.runners.prepared_calls import CompilationError, RunnerShapes
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
@@ -48,7 +48,7 @@ from two_ranks import run_two_ranks
 SaveModel = Callable[..., ModelSettings]
 PROMPTS = [[3, 4, 5, 6, 7], [9, 10, 11]]
 LENGTH = 8
-SHAPES = Shapes(
+SHAPES = RunnerShapes(
     batch_size=2,
     num_slots=60,
     widths=(1,),
@@ -100,7 +100,7 @@ def capture(rank: int, settings: ModelSettings) -> None:
     with pretended_gpus(), pytest.MonkeyPatch.context() as patch:
         recording = Recording(patch)
         runner = PreparedRunner(loaded.model.to("cuda:0"), compiled=False, captured=True)
-        runner.prepare(**vars(SHAPES))
+        runner.prepare(SHAPES)
         num_events = len(recording.events)
         for ahead in (False, True):
             assert decode(runner, "cuda:0", ahead=ahead) == expected
@@ -141,7 +141,7 @@ def draft_by_head(rank: int, directory: Path) -> None:
         head.to("cuda:0")
         drafter = head.drafter(target, GREEDY)
         runner = PreparedRunner(target, compiled=False, captured=True, hidden_layers=drafter.layers)
-        runner.prepare(2, 60, (1, 4), (), GREEDY, {4: [Judge(GREEDY, verify)]}, 8)
+        runner.prepare(RunnerShapes(2, 60, (1, 4), (), GREEDY, {4: [Judge(GREEDY, verify)]}, 8))
         prepared = PreparedHead(
             head.drafter(target, GREEDY), target, VOCABULARY, compiled=False, captured=True
         )
@@ -221,7 +221,7 @@ def test_a_refusal_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
 def compile_parts(rank: int, settings: ModelSettings) -> None:
     loaded = split(settings)
     runner = PreparedRunner(loaded.model, compiled=True, captured=False)
-    runner.prepare(2, 60, (1,), (), GREEDY)
+    runner.prepare(RunnerShapes(2, 60, (1,), (), GREEDY))
     written = decode(runner)
     assert written == decode(EagerRunner(loaded.model))
     check_agreement(written)

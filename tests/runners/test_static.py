@@ -29,6 +29,7 @@ from architectures import (
 from harness.runners.base import RollbackError
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import BUCKET, StaticRunner
@@ -148,7 +149,7 @@ def test_prepared_shapes_are_compared_with_the_model_itself() -> None:
     runner = PreparedRunner(model, compiled=False, captured=False)
     StaticRunner(model).check(90)
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
-        runner.prepare(2, 90, [1, 4])
+        runner.prepare(RunnerShapes(2, 90, [1, 4]))
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama", 8), ("mistral", 16)])

@@ -17,6 +17,7 @@ from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.warp import Warp
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import RunnerShapes
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 
@@ -99,7 +100,7 @@ def check_greedy(target: PreTrainedModel, drafter: Drafter, k: int = 3) -> None:
     runner = PreparedRunner(target, compiled=False, captured=False, hidden_layers=drafter.layers)
     what = request(PROMPTS, GREEDY, length=20)
     actual = texts(speculative(runner, drafter, what, k), len(PROMPTS))
-    runner.prepare(len(PROMPTS), 48, (1, k + 1))
+    runner.prepare(RunnerShapes(len(PROMPTS), 48, (1, k + 1)))
     assert texts(speculative(runner, drafter, what, k), len(PROMPTS)) == actual
     assert actual == [generated(target, prompt, 20) for prompt in PROMPTS]
 

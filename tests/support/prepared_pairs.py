@@ -16,6 +16,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
 from harness.drafting.parallel import ParallelDrafter
 from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import RunnerShapes
 from mtp_models import mtp_target
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
 
@@ -43,7 +44,7 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
     if kind == "parallel":
         target, draft = pair("llama", device)
         runner = PreparedRunner(draft, compiled=False, captured=True)
-        runner.prepare(3, 64, (2 * NUM_DRAFT_TOKENS,))
+        runner.prepare(RunnerShapes(3, 64, (2 * NUM_DRAFT_TOKENS,)))
         return prepared(target), ParallelDrafter(runner, WARP, MASK, device)
     target = target_model()
     if kind in LAYERS:
@@ -52,7 +53,7 @@ def drafting(kind: str, device: str = "cpu") -> tuple[Runner, Drafter]:
     head = heads[kind]()
     drafter = head.to(device).drafter(target.to(device), WARP)
     runner = PreparedRunner(target, compiled=False, captured=True, hidden_layers=drafter.layers)
-    runner.prepare(3, 60, (1, NUM_DRAFT_TOKENS + 1), decisions=decisions())
+    runner.prepare(RunnerShapes(3, 60, (1, NUM_DRAFT_TOKENS + 1), decisions=decisions()))
     return runner, drafter
 
 
@@ -83,11 +84,13 @@ def prepared(
     runner = PreparedRunner(model, compiled=compiled, captured=captured)
     widths = (1, 2) if num_drawn else (1, NUM_DRAFT_TOKENS + 1)
     runner.prepare(
-        batch_size,
-        60,
-        widths,
-        [num_drawn] if num_drawn else [],
-        warp,
-        {} if num_drawn else decisions(warp),
+        RunnerShapes(
+            batch_size,
+            60,
+            widths,
+            [num_drawn] if num_drawn else [],
+            warp,
+            {} if num_drawn else decisions(warp),
+        )
     )
     return runner
