@@ -147,10 +147,6 @@ class Rows:
     vocabulary_size: int = 0
 
     @property
-    def numbers(self) -> list[int]:
-        return [row.number for row in self.members]
-
-    @property
     def progress(self) -> Progress:
         """How far the rows are, as the host knows it."""
         return Progress(

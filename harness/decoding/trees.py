@@ -92,7 +92,7 @@ class TreeShape:
     @property
     def num_offered(self) -> list[int]:
         """How many nodes of each row are within its limit."""
-        return [int(count) for count in self._is_offered.sum(1)]
+        return self._is_offered.sum(1).tolist()
 
     def on(self, device: torch.device) -> PlacedShape:
         """Return the shapes on a device."""

@@ -304,8 +304,8 @@ def decode_batch(
 
 def _select(staying: list[int], rows: Rows, target: Runner, drafter: Drafter | None) -> None:
     """Continue with the rows at these positions."""
+    rows.select(staying)
     if staying:
         target.select(staying)
-    if drafter and staying:
-        drafter.select(staying)
-    rows.select(staying)
+        if drafter:
+            drafter.select(staying)

@@ -41,6 +41,8 @@ _FED = ([20, 21, 22], [23, 24, 25])
 _KEPT = (0, 3)
 _LAST = 20
 _NUM_FED = 4
+# How many tokens of the longer row follow the text before its prompt.
+_NUM_BEHIND = len(_PROMPTS[0]) + _NUM_FED
 
 
 def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int:
@@ -59,14 +61,10 @@ def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int
             if type(span) is not int or span < 1:
                 continue
             reached = num_tokens is None or span < num_tokens
-            possible = not isinstance(context, int) or span + _margin() <= context
+            possible = not isinstance(context, int) or span + _NUM_BEHIND <= context
             if reached and possible:
                 longest = max(longest, span)
     return longest
-
-
-def _margin() -> int:
-    return len(_PROMPTS[0]) + _NUM_FED
 
 
 def filler(count: int) -> list[int]:

@@ -48,14 +48,10 @@ def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
     """Return how many tokens all prompts begin with. No prompt's last token counts, because the
     logits after it are needed.
     """
-    shortest = min(map(len, prompts))
-    # What the first and the last in alphabetical order share, all of them share.
-    smallest = min(map(list, prompts))
-    largest = max(map(list, prompts))
-    for place in range(shortest - 1):
-        if smallest[place] != largest[place]:
+    for place, tokens in enumerate(zip(*prompts, strict=False)):
+        if len(set(tokens)) > 1:
             return place
-    return shortest - 1
+    return min(map(len, prompts)) - 1
 
 
 def sharing(runner: Runner) -> Runner:

@@ -78,7 +78,7 @@ def test_draft_tokens_that_are_drawn_greedily_are_prepared(
     decoding = DecodingSettings(max_new_tokens=12, num_draft_tokens=3, temperature=0.7)
     warps: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreparedRunner, "prepare", lambda self, warp, **shapes: warps.append(warp))
+        patch.setattr(PreparedRunner, "prepare", lambda self, shapes: warps.append(shapes.warp))
         demanded = Demanded(decoding=decoding, runner="compiled", longest_prompt=5)
         open_runners(loaded, demanded, lambda message: None).close()
     assert warps == [Warp(0.7), Warp(0)]

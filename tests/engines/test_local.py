@@ -155,7 +155,7 @@ def test_only_the_widths_that_run_are_prepared(
     monkeypatch.setattr(
         PreparedRunner,
         "prepare",
-        lambda self, widths, **others: prepared.append([*widths]),
+        lambda self, shapes: prepared.append([*shapes.widths]),
     )
     model = save_model(num_hidden_layers=1)
     open_engine(

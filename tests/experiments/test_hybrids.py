@@ -34,7 +34,7 @@ def test_the_head_of_a_hybrid_is_prepared(
 ) -> None:
     """Compiling takes many seconds, and is tested with heads of every kind."""
     prepared: list[object] = []
-    monkeypatch.setattr(PreparedRunner, "prepare", lambda runner, **shapes: None)
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda runner, shapes: None)
     monkeypatch.setattr(PreparedHead, "prepare", lambda head, *shapes: prepared.append(head))
     hybrid = ["draft=suffix+tiny_eagle3", f"draft.tree={tree}", "draft.budget=8"]
     harness("latency", *hybrid, "runner=compiled", "batch_size=3", *FEW)

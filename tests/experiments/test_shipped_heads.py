@@ -50,7 +50,7 @@ def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
     def refuse(self: PreparedHead, *shapes: object) -> None:
         raise CompilationError("cannot be compiled: a test says so")
 
-    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, **shapes: None)
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
     monkeypatch.setattr(PreparedHead, "prepare", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
