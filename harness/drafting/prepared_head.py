@@ -9,7 +9,6 @@ only fill up leave in the cache is never seen.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,16 +20,13 @@ from transformers import PreTrainedModel
 from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.unread import Unread
-from harness.runners.checks import refusing, require_close
+from harness.runners.checks import require_close
 from harness.runners.graphs import (
-    FixedCall,
-    GraphRecorder,
     TensorCall,
     filled_up,
     least_fitting,
 )
-from harness.runners.prepared_calls import CompilationError, prepared_sizes
-from harness.runners.regions import compile_call
+from harness.runners.prepared_calls import CallMaker, prepared_sizes
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up
 
@@ -99,12 +95,13 @@ class PreparedHead:
         self._sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
         self._numbers = self.prepared_numbers(numbers)
         self._allocate(batch_size, num_slots)
-        recorder: GraphRecorder | None = None
-        if self._captured and self._drafter.device.type == "cuda":
-            recorder = GraphRecorder(self._drafter.device)
+        drafter = self._drafter
+        maker = CallMaker(
+            drafter.head, drafter.device, compiled=self._compiled, captured=self._captured
+        )
         for size in reversed(self._sizes):
             for number in reversed(self._numbers):
-                self._calls[_Shape(size, number)] = self._prepared(size, number, recorder)
+                self._calls[_Shape(size, number)] = self._prepared(size, number, maker)
         self.setup_seconds = time.perf_counter() - started
 
     def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
@@ -145,29 +142,17 @@ class PreparedHead:
         self._drafter.cache = self.cache
         self._eager(most)(*self._example(batch_size, most))
 
-    def _prepared(self, size: int, number: int, recorder: GraphRecorder | None) -> TensorCall:
+    def _prepared(self, size: int, number: int, maker: CallMaker) -> TensorCall:
         """Prepare proposals of `number` tokens for `size` rows."""
+
+        def compare(call: TensorCall, inputs: tuple[Tensor, ...], difference: str) -> None:
+            self.require_same(call, number, inputs, difference)
+
         inputs = self._example(size, number)
+        others = self._example(size, number, num_unread=1)
         self._inputs[_Shape(size, number)] = tuple(tensor.shape for tensor in inputs)
-        call = self._eager(number)
-        if self._compiled:
-            # Two steps, because no process of a split model may begin a pass before all are ready.
-            compiler = functools.partial(compile_call, model=self._drafter.head)
-            with refusing(CompilationError, "cannot be compiled"):
-                call = FixedCall(call, inputs, compiler=compiler)
-            with refusing(CompilationError, "cannot be compiled"):
-                difference = "compiled differ from the eager ones"
-                self.require_same(call, number, inputs, difference)
-        if self._captured:
-            with refusing(UnsupportedModelError, "cannot be captured"):
-                call = FixedCall(call, inputs, recorder)
-            with refusing(UnsupportedModelError, "cannot be captured"):
-                # Outputs of the capture itself must not pass for those of a replay on other inputs.
-                call.clear()
-                others = self._example(size, number, num_unread=1)
-                difference = "captured differ from the eager ones"
-                self.require_same(call, number, others, difference)
-        return call
+        call = maker.compiled(self._eager(number), inputs, compare)
+        return maker.captured(call, inputs, others, compare)
 
     def _eager(self, number: int) -> TensorCall:
         """Return the eager proposal as a function of tensors: those of `Unread`, then the

@@ -14,13 +14,12 @@ Fewer rows or tokens are filled up to the next shape that is prepared.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from harness.decoding.decisions import Decision
 from harness.decoding.randomness import draw
@@ -91,14 +90,18 @@ class CallName(NamedTuple):
     decision: TensorCall | None = None
 
 
+# Raises UnsupportedModelError, with the difference in words, unless a prepared call computes from
+# these inputs what it should.
+Compare = Callable[[TensorCall, tuple[Tensor, ...], str], None]
+
+
 class CallMaker:
     """Compiles calls of a model, and records them as CUDA graphs (on a CPU it gives them buffers
-    alone). Each result is compared with the call that it was made of.
+    alone). Each result is compared before it is used: by default its outputs must be those of the
+    call that it was made of.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, device: torch.device, *, compiled: bool, captured: bool
-    ) -> None:
+    def __init__(self, model: Any, device: torch.device, *, compiled: bool, captured: bool) -> None:
         self.device = device
         self.compiles = compiled
         self.captures = captured
@@ -107,8 +110,10 @@ class CallMaker:
         if captured and device.type == "cuda":
             self._recorder = GraphRecorder(device)
 
-    def compiled(self, call: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
-        """Compile a call over inputs of this shape, if calls are compiled.
+    def compiled(
+        self, call: TensorCall, inputs: tuple[Tensor, ...], compare: Compare | None = None
+    ) -> TensorCall:
+        """Compile a call over inputs of this shape; the same call if nothing is to be compiled.
 
         Raises CompilationError.
         """
@@ -119,28 +124,42 @@ class CallMaker:
         with refusing(CompilationError, "cannot be compiled"):
             compiled = FixedCall(call, inputs, compiler=compiler)
         with refusing(CompilationError, "cannot be compiled"):
-            difference = "compiled differ from the eager ones"
-            require_close(compiled(*inputs), call(*inputs), self._model, difference)
+            compare = compare or self._equal_to(call)
+            compare(compiled, inputs, "compiled differ from the eager ones")
         return compiled
 
-    def captured(self, call: TensorCall, inputs: tuple[Tensor, ...]) -> TensorCall:
-        """Record a call over inputs of this shape, if calls are captured.
+    def captured(
+        self,
+        call: TensorCall,
+        inputs: tuple[Tensor, ...],
+        others: tuple[Tensor, ...],
+        compare: Compare | None = None,
+    ) -> TensorCall:
+        """Record a call over inputs of this shape; the same call if nothing is to be captured.
 
-        The first two inputs are tokens and whole numbers, each of which may be one more. Raises
-        UnsupportedModelError.
+        Args:
+            others: other inputs, to compare with: a graph that does nothing still has the outputs
+                of its warm-up.
+
+        Raises UnsupportedModelError.
         """
         if not self.captures:
             return call
         with refusing(UnsupportedModelError, "cannot be captured"):
             captured = FixedCall(call, inputs, self._recorder)
-        # Other inputs than the recorded ones: a graph that does nothing still has the outputs of
-        # its warm-up.
-        captured.clear()
-        tokens, numbers, *others = inputs
-        inputs = (tokens + 1, numbers + 1, *others)
-        difference = "captured differ from those before"
-        require_close(captured(*inputs), call(*inputs), self._model, difference)
+        with refusing(UnsupportedModelError, "cannot be captured"):
+            captured.clear()
+            compare = compare or self._equal_to(call)
+            compare(captured, others, "captured differ from the eager ones")
         return captured
+
+    def _equal_to(self, plain: TensorCall) -> Compare:
+        """Return the comparison with the outputs of another call."""
+
+        def compare(call: TensorCall, inputs: tuple[Tensor, ...], difference: str) -> None:
+            require_close(call(*inputs), plain(*inputs), self._model, difference)
+
+        return compare
 
 
 @dataclass
@@ -199,7 +218,7 @@ def prepare_calls(
     """Make the calls of all shapes.
 
     Args:
-        forward: the model.
+        forward: the model over slots.
         slots: of as many rows and tokens as the shapes.
         takes_places: whether the model computes the logits of chosen tokens alone.
     """
@@ -220,7 +239,11 @@ class _Making:
     """
 
     def __init__(
-        self, forward: SlotForward, slots: Slots, shapes: RunnerShapes, maker: CallMaker
+        self,
+        forward: SlotForward,
+        slots: Slots,
+        shapes: RunnerShapes,
+        maker: CallMaker,
     ) -> None:
         self._forward = forward
         self._maker = maker
@@ -286,7 +309,10 @@ class _Making:
         self.prepared.buckets = buckets
 
     def _make(self, name: CallName, call: TensorCall, inputs: tuple[Tensor, ...]) -> None:
-        self.prepared.calls[name] = self._maker.captured(call, inputs)
+        # Each token and start, or length, may be one more.
+        tokens, numbers, *rest = inputs
+        others = (tokens + 1, numbers + 1, *rest)
+        self.prepared.calls[name] = self._maker.captured(call, inputs, others)
 
     def _decisions_after(self, name: CallName) -> Sequence[Decision]:
         shapes = self.prepared.shapes
