@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from torch import Tensor
 from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import RowWarp, Warp
-
-Number = TypeVar("Number")
 
 
 class Decision(Protocol):
@@ -50,22 +48,20 @@ class Draw(Decision):
         return (torch.full(logits.shape[:1], 0.5, device=logits.device),)
 
 
-class Figures(NamedTuple, Generic[Number]):
-    """All that the host must know of a verdict, packed so that one copy brings it there.
-
-    Number is int for the figures of one row on the host, or Tensor for those of all rows [B] on the
-    device.
+class Figures(NamedTuple):
+    """All that the host must know of the verdict over one row. Those of all rows are packed, so
+    that one copy brings them to the host.
     """
 
-    num_accepted: Number
-    next_token: Number
-    num_finite: Number  # draft tokens before the first whose probability under the target is nan
-    num_finite_drafted: Number  # the same, under the drafter
-    draft_tokens: list[Number]
+    num_accepted: int
+    next_token: int
+    num_finite: int  # draft tokens before the first whose probability under the target is nan
+    num_finite_drafted: int  # the same, under the drafter
+    draft_tokens: list[int]
 
     @staticmethod
     def pack(verdict: Verdict, draft_tokens: Tensor) -> Tensor:
-        """Return whole numbers [B, 4 + K]."""
+        """Return whole numbers [B, 4 + K]: the figures of each row, in the order above."""
         probabilities = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
         is_finite = probabilities == probabilities  # only nan differs from itself
         num_finite = is_finite.cumprod(-1, dtype=torch.int64).sum(-1)
@@ -73,8 +69,8 @@ class Figures(NamedTuple, Generic[Number]):
         return torch.cat([decided, num_finite, draft_tokens], dim=1)
 
     @classmethod
-    def unpack(cls, numbers: Sequence[Number]) -> Figures[Number]:
-        """Name the numbers of a packed row, or the columns of all rows."""
+    def unpack(cls, numbers: Sequence[int]) -> Figures:
+        """Name the numbers of a packed row."""
         num_accepted, next_token, num_finite, num_finite_drafted, *draft_tokens = numbers
         return cls(num_accepted, next_token, num_finite, num_finite_drafted, draft_tokens)
 

@@ -17,7 +17,7 @@ from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itse
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.speculation import Speculation
 from harness.decoding.transfer import added
-from harness.decoding.turns import AnyTurn, Turns, decode_batch, regular_turn, undrafted_turn
+from harness.decoding.turns import Turn, Turns, decode_batch, regular_turn, undrafted_turn
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp
 
@@ -35,10 +35,10 @@ def autoregressive(
     """
     rows = Rows(BatchWarp(), agree)
 
-    def step(progress: Progress) -> AnyTurn:
+    def step(progress: Progress) -> Turn:
         return regular_turn(target, rows, progress)
 
-    def keep(turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+    def keep(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         target.keep(added(num_accepted, 1))
 
     turns = Turns(rows, step, keep, num_tokens_ahead=1 if ahead else None)
@@ -79,7 +79,7 @@ def speculative(
     steps = Speculation(target, drafter, rows, lenience, verification)
 
     # An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
-    def draft_and_verify(progress: Progress) -> AnyTurn:
+    def draft_and_verify(progress: Progress) -> Turn:
         limits = rows.draft_limits(draft_length.choose(len(rows.members)), progress)
         if not max(limits):
             return undrafted_turn(target, rows, limits, progress)
@@ -87,7 +87,7 @@ def speculative(
         proposal = steps.propose(limits, uniforms.draft)
         return steps.verify(proposal, uniforms, limits, progress)
 
-    def roll_back(turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+    def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         # The token before the proposal stays, and so do those accepted. The next is not read yet.
         target.keep(added(num_accepted, 1))
         if rows.going_on():

@@ -100,22 +100,20 @@ class Speculation:
         """Return the turn whose `Judge` decided these outputs, which are still on the device."""
         packed, target_probability, draft_probability = decided
         packed = self.rows.agree(packed)
-        # Each figure as a column of all rows, on the device.
-        columns = Figures.unpack(packed.unbind(1))
-        verdict = Verdict(
-            columns.num_accepted, columns.next_token, target_probability, draft_probability
-        )
+        # The first two of the `Figures` of all rows.
+        num_accepted, next_token = packed[:, 0], packed[:, 1]
+        verdict = Verdict(num_accepted, next_token, target_probability, draft_probability)
         read_packed = to_host(packed)
 
         # Each row's figures on the host, when it asks for them.
-        def read_figures() -> list[Figures[int]]:
+        def read_figures() -> list[Figures]:
             return [Figures.unpack(row) for row in read_packed()]
 
         return ChainTurn(
             step=step,
             limits=limits,
             lengths=lengths,
-            next_tokens=verdict.next_token,
+            next_tokens=next_token,
             read_figures=read_figures,
             verdict=verdict,
         )

@@ -17,16 +17,16 @@ from harness.decoding.adaptive import DraftLength, draft_length_of
 from harness.decoding.batch import Agree, Progress, Records, Request, Rows, TurnUniforms, itself
 from harness.decoding.protocols import NonFiniteError, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import to_device
-from harness.decoding.tree_decision import PackedFigures, TreeFigures, TreeJudge, judge_inputs
+from harness.decoding.tree_decision import PackedFigures, TreeJudge, judge_inputs
 from harness.decoding.tree_rules import TreeRule
 from harness.decoding.trees import Branch, TreeProposal, TreeShape
-from harness.decoding.turns import AnyTurn, Turn, Turns, decode_batch, undrafted_turn
+from harness.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import BatchWarp
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeTurn(Turn[TreeFigures]):
+class TreeTurn(Turn):
     """A turn in which trees were verified.
 
     Attributes:
@@ -93,7 +93,7 @@ def speculative_trees(
     rows = Rows(warp or BatchWarp(), agree)
     draft_length = draft_length_of(depth)
 
-    def draft_and_verify(progress: Progress) -> AnyTurn:
+    def draft_and_verify(progress: Progress) -> Turn:
         num_levels = draft_length.choose(len(rows.members))
         limits = rows.draft_limits(num_levels, progress)
         if not max(limits):
@@ -105,7 +105,7 @@ def speculative_trees(
         offered = replace(proposal, tokens=rows.agree(proposal.tokens), shape=shape)
         return _verify(target, rows, rule, offered, uniforms, progress)
 
-    def roll_back(turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
+    def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
         # The root stays too, as the first of the kept nodes.
         num_kept = [count + 1 for count in num_accepted]
         if isinstance(turn, TreeTurn):
@@ -121,7 +121,7 @@ def speculative_trees(
 
 
 def _observe(
-    drafter: TreeDrafter, turn: AnyTurn, num_accepted: Sequence[int], next_tokens: Sequence[int]
+    drafter: TreeDrafter, turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]
 ) -> None:
     """Tell the drafter what was kept. It treats its trees as chains then, of the nodes in order."""
     step = turn.step

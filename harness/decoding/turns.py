@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,24 +28,8 @@ from harness.decoding.trees import Branch
 from harness.decoding.verify import Verdict
 
 
-class RowFigures(Protocol):
-    """The figures of one row, whether chains or trees were verified."""
-
-    @property
-    def num_accepted(self) -> int: ...
-
-    @property
-    def next_token(self) -> int: ...
-
-    @property
-    def draft_tokens(self) -> list[int]: ...
-
-
-AnyFigures = TypeVar("AnyFigures", bound=RowFigures)
-
-
 @dataclass(frozen=True)
-class Turn(Generic[AnyFigures]):
+class Turn:
     """An iteration that is queued on the device. Its decisions may not have reached the host yet.
 
     Attributes:
@@ -61,12 +45,14 @@ class Turn(Generic[AnyFigures]):
     limits: Sequence[int]
     lengths: Sequence[int]
     next_tokens: Tensor
-    read_figures: Callable[[], list[AnyFigures]]
+    read_figures: Callable[[], list[Any]]
     verdict: Verdict | None = None
 
     @cached_property
-    def figures(self) -> list[AnyFigures]:
-        """The figures of each row. The first time, the host waits for the device."""
+    def figures(self) -> list[Any]:
+        """The `Figures` or `TreeFigures` of each row. The first time, the host waits for the
+        device.
+        """
         return self.read_figures()
 
     @property
@@ -148,11 +134,7 @@ class Turn(Generic[AnyFigures]):
         return []
 
 
-# A turn of a chain or of trees.
-AnyTurn = Turn[Any]
-
-
-class ChainTurn(Turn[Figures[int]]):
+class ChainTurn(Turn):
     """A turn in which chains of draft tokens were verified, or none."""
 
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
@@ -182,7 +164,7 @@ def regular_turn(target: Runner, rows: Rows, progress: Progress) -> ChainTurn:
     read = to_host(drawn)
     none = [0] * len(next_tokens)
 
-    def read_figures() -> list[Figures[int]]:
+    def read_figures() -> list[Figures]:
         return [
             Figures(0, token, num_finite=0, num_finite_drafted=0, draft_tokens=[])
             for token in read()
@@ -226,15 +208,15 @@ class Turns:
     def __init__(
         self,
         rows: Rows,
-        queue: Callable[[Progress], AnyTurn],
-        settle: Callable[[AnyTurn, Sequence[int], Sequence[int]], None],
+        queue: Callable[[Progress], Turn],
+        settle: Callable[[Turn, Sequence[int], Sequence[int]], None],
         num_tokens_ahead: int | None,
     ) -> None:
         self._rows = rows
         self._queue = queue
         self._settle = settle
         self._num_tokens_ahead = num_tokens_ahead
-        self._queued: AnyTurn | None = None
+        self._queued: Turn | None = None
 
     def take(self, may_work_ahead: bool) -> Iteration:
         """Finish a turn, which may have been queued already."""
@@ -249,7 +231,7 @@ class Turns:
         self._settle(turn, turn.num_accepted, rows.progress.next_tokens)
         return record
 
-    def _queue_behind(self, turn: AnyTurn) -> AnyTurn:
+    def _queue_behind(self, turn: Turn) -> Turn:
         """Settle a turn that the host has not read, and queue the next one."""
         num_accepted, next_tokens = turn.arriving(self._rows.vocabulary_size)
         self._settle(turn, num_accepted, next_tokens)

@@ -102,7 +102,6 @@ class PreparedRunner(StaticRunner):
             Slots.like(self._slots.buffers, shapes.batch_size, round_up(shapes.num_slots)),
             shapes,
             CallMaker(self._model, self._device, compiled=self._compiled, captured=self._captured),
-            takes_places="logits_to_keep" in self._parameters,
         )
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:

@@ -208,26 +208,19 @@ class PreparedCalls:
 
 
 def prepare_calls(
-    forward: SlotForward,
-    slots: Slots,
-    shapes: RunnerShapes,
-    maker: CallMaker,
-    *,
-    takes_places: bool,
+    forward: SlotForward, slots: Slots, shapes: RunnerShapes, maker: CallMaker
 ) -> PreparedCalls:
     """Make the calls of all shapes.
 
     Args:
         forward: the model over slots.
         slots: of as many rows and tokens as the shapes.
-        takes_places: whether the model computes the logits of chosen tokens alone.
     """
     making = _Making(forward, slots, shapes, maker)
     making.make_passes()
     with refusing(UnsupportedModelError, "cannot be captured"):
         making.make_calls()
-        if shapes.longest_prompt:
-            making.make_prompt_calls(takes_places)
+        making.make_prompt_calls()
     return making.prepared
 
 
@@ -296,12 +289,14 @@ class _Making:
             drawing = CallName("draw", name.num_rows, name.num_tokens, number)
             self._make(drawing, call, (tokens, starts, uniforms))
 
-    def make_prompt_calls(self, takes_places: bool) -> None:
-        """Make the calls that begin a batch."""
+    def make_prompt_calls(self) -> None:
+        """Make the calls that begin a batch, if there are prompts to prepare for."""
+        if not self.prepared.shapes.longest_prompt:
+            return
         slots = self.prepared.slots
         size = slots.num_rows
         longest = self.prepared.shapes.longest_prompt
-        call = PromptPass(self._forward, slots, takes_places=takes_places)
+        call = PromptPass(self._forward, slots)
         buckets = prompt_passes.buckets(longest, size, slots.num_slots)
         for bucket in reversed(buckets):
             example = prompt_passes.example(size, bucket, self._maker.device)

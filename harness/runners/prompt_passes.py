@@ -40,13 +40,11 @@ class PromptPass:
 
     Args:
         slots: of the batch, whose first ones it fills.
-        takes_places: whether the model computes the logits of chosen tokens alone.
     """
 
-    def __init__(self, forward: SlotForward, slots: Slots, *, takes_places: bool) -> None:
+    def __init__(self, forward: SlotForward, slots: Slots) -> None:
         self._forward = forward
         self._slots = slots
-        self._takes_places = takes_places
 
     def __call__(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
         """Read tokens [B, n], of which the first lengths [B] of each row count -> logits [B, V]
@@ -54,10 +52,11 @@ class PromptPass:
         """
         last_places = lengths - 1
         rows = torch.arange(len(tokens), device=tokens.device)
-        arguments: dict[str, Any] = {"logits_to_keep": last_places} if self._takes_places else {}
+        takes_places = self._forward.takes_places
+        arguments: dict[str, Any] = {"logits_to_keep": last_places} if takes_places else {}
         starts = torch.zeros_like(lengths)
         logits, *states = self._forward(self._slots, tokens, starts, lengths.max(), **arguments)
-        logits = logits[rows, rows if self._takes_places else last_places]
+        logits = logits[rows, rows if takes_places else last_places]
         return logits, *states
 
 

@@ -196,6 +196,8 @@ class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
     captured.
 
+    `takes_places` is whether the model computes the logits of chosen tokens alone.
+
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
 
@@ -203,6 +205,7 @@ class SlotForward:
         self._model = model
         self._options = options
         self._windows = attention_windows(model)
+        self.takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
