@@ -41,9 +41,10 @@ def pack_heads(model: PreTrainedModel) -> int:
         ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
         model.set_attn_implementation(PACKED)
         # Layers that two models share have the configuration of one of them.
-        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-        for config in {id(config): config for config in configs if config is not None}.values():
-            config._attn_implementation = PACKED
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            if config is not None:
+                config._attn_implementation = PACKED
     return int(heads_per_key)
 
 

@@ -214,11 +214,8 @@ class SnapshotRunner(Runner):
         """
         span = longest_span(self._model.config, num_slots)
         # Once at the beginning of a text, and once after as many tokens as the longest window has.
-        texts_before: list[list[int]] = [[]]
-        if span > 0:
-            texts_before.append(filler(span))
-        for before in texts_before:
-            prompts = [[*before, 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+        for num_before in sorted({0, span}):
+            prompts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
             with refusing(UnsupportedModelError, "cannot go on from its state"):
                 self._check_after(prompts)
 

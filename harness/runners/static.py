@@ -124,9 +124,8 @@ class StaticRunner(CacheRunner):
         span = longest_span(self._model.config, num_seen)
         reserved = self._reserved
         self._reserved = 0
-        compare_with_plain(self, self._model, self._options, num_before=0)
-        if span > 0:
-            compare_with_plain(self, self._model, self._options, num_before=span)
+        for num_before in sorted({0, span}):
+            compare_with_plain(self, self._model, self._options, num_before=num_before)
         self._reserved = reserved
         self._slots = Slots.like(self._slots.buffers, 0, 0)
 
