@@ -44,6 +44,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_collectstart() -> None:
+    """Import all tests without a search for garbage, see `garbage`."""
+    garbage.leave_imports()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: every tenth second of a test is a wait for another process."""

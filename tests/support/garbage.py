@@ -18,13 +18,22 @@ _size = 0
 _unfreeze = gc.unfreeze
 
 
+def leave_imports() -> None:
+    """Do not search until `exempt_imports`: imports make millions of objects, and hardly any garbage."""
+    gc.disable()
+
+
 def exempt_imports() -> None:
-    """Exempt everything that exists, after a search. Blocks of `quick_collections` then leave it exempted."""
+    """Exempt everything that exists, after a search, and search from now on.
+
+    Blocks of `quick_collections` then leave it exempted.
+    """
     global _size
     _unfreeze()
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None
+    gc.enable()
     _size = _process.memory_info().rss
 
 
