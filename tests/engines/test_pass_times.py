@@ -59,8 +59,8 @@ def test_smaller_k_are_predicted_with_the_passes_of_their_width() -> None:
         verify_ms=20.0,
         acceptance_length_by_num_draft_tokens=[1.5, 2.0, 2.4, 2.8],
     )
-    on_a_line = [one.speedup for one in predicted_by_k(regular, row)]
+    on_a_line = [one.value for one in predicted_by_k(regular, row)]
     assert on_a_line == pytest.approx([1.5 / 1.25, 2.0 / 1.5, 2.4 / 1.75, 1.4])
     row = dataclasses.replace(row, pass_ms_by_width=[10.0, 10.0, 10.0, None, 20.0])
-    timed = [one.speedup for one in predicted_by_k(regular, row)]
+    timed = [one.value for one in predicted_by_k(regular, row)]
     assert timed == pytest.approx([1.5, 2.0, 2.4 / 1.5, 1.4])
