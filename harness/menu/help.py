@@ -27,7 +27,7 @@ _FOOTER = (
 
 
 def template(root: DictConfig) -> str:
-    """The help of the command whose configuration this is, as a template that Hydra prints."""
+    """The help of the command whose configuration this is; Hydra would fill in a word behind a `$`."""
     return help_of(COMMANDS[str(root.command)], root).replace("$", "$$")
 
 

@@ -25,9 +25,6 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
-# Begins the message about a list for a mapping, or a mapping for a list.
-_UNMERGED = "Error merging override "
-
 # What tables and other tools call settings.
 _OTHER_NAMES = {
     **dict.fromkeys(("K", "k", "gamma"), "num_draft_tokens"),
@@ -71,8 +68,8 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         known = conversion.setting_names(settings)
         return _no_such_setting(text.split("'")[1], command, known)
     # "Error merging override draft.rates={a:1}"
-    if text.startswith(_UNMERGED):
-        key, _, value = text.removeprefix(_UNMERGED).partition("=")
+    if text.startswith("Error merging override "):
+        key, _, value = text.removeprefix("Error merging override ").partition("=")
         rule = "must be a list, not a mapping" if value.startswith("{") else "must be a mapping"
         return SettingError(key, rule, value)
     # "The --resolve flag can only be used in conjunction with --cfg or --help"

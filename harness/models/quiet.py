@@ -31,6 +31,17 @@ _FLOODS = {
 }
 
 
+# The start of Python warnings.
+_WARNINGS = (
+    # vLLM reads every attribute of torch.distributed.
+    "`torch.distributed.reduce_op` is deprecated",
+    # With every compilation on a GPU, even of models in half precision; float32 is the user's choice.
+    "TensorFloat32 tensor cores for float32",
+    # With the first CUDA graph: before a capture we ask torch to refuse what waits.
+    "Synchronization debug mode is a prototype feature",
+)
+
+
 def _matters(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_FLOODS.get(record.name, "\0"))
 
@@ -43,14 +54,8 @@ def quiet_libraries() -> None:
     for name in _FLOODS:
         logging.getLogger(name).addFilter(_matters)
     # The same message was a Python warning before bitsandbytes 0.50.
-    warnings.filterwarnings("ignore", message=_FLOODS["bitsandbytes.autograd._functions"])
-    # vLLM reads every attribute of torch.distributed.
-    warnings.filterwarnings("ignore", message="`torch.distributed.reduce_op` is deprecated")
-    # With every compilation on a GPU, even of models in half precision; float32 is the user's
-    # choice.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
-    # With the first CUDA graph: before a capture we ask torch to refuse what waits.
-    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
+    for message in (_FLOODS["bitsandbytes.autograd._functions"], *_WARNINGS):
+        warnings.filterwarnings("ignore", message=message)
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
         # The bar of GGUF files ignores that switch.

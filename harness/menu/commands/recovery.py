@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Planted faults that trees can have.
 _OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+# Faults that change greedy texts; the others change only with which probability a token is drawn.
+_IN_GREEDY_TEXTS = (*_OF_TREES, "rows_swapped", "stale_prefix", "leaving_off_by_one")
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
@@ -72,14 +74,7 @@ class RecoverySettings(PromptedSettings):
         require(
             self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault
         )
-        shows = decoding.temperature > 0 or self.fault in (
-            "none",
-            "bonus_from_wrong_position",
-            "rollback_off_by_one",
-            "rows_swapped",
-            "stale_prefix",
-            "leaving_off_by_one",
-        )
+        shows = decoding.temperature > 0 or self.fault in _IN_GREEDY_TEXTS
         require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
         plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
         rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
