@@ -284,7 +284,7 @@ def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     told = [request for request in requests if request.outcomes or request.sums]
     if all(request.outcomes for request in told):
         return Acceptance.of(outcome for request in told for outcome in request.outcomes).columns()
-    proposed, accepted = (
-        sum(counts) for counts in zip(*(request.sums or () for request in told), strict=True)
-    )
-    return {"acceptance_rate": accepted / proposed if proposed else None}
+    sums = [request.sums for request in told if request.sums is not None]
+    num_drafted = sum(one.num_drafted for one in sums)
+    num_accepted = sum(one.num_accepted for one in sums)
+    return {"acceptance_rate": num_accepted / num_drafted if num_drafted else None}

@@ -87,7 +87,9 @@ class Generation:
         if not self.sent:
             return {self.requests[0].index: self.ms_per_token}
         return {
-            one.index: 1000 * one.seconds / one.num_tokens for one in self.requests if one.answered
+            request.index: 1000 * request.seconds / request.num_tokens
+            for request in self.requests
+            if request.answered
         }
 
     @property
@@ -112,14 +114,15 @@ class Generation:
                 self.requests, self.question.indices, self.question.prompts, strict=True
             ):
                 request.index, request.num_prompt_tokens = index, len(prompt)
-        for seconds, one in zip(self.decided, self.iterations, strict=True):
-            for row, new, proposed, accepted in zip(
-                one.rows, one.tokens, one.proposed, one.num_accepted, strict=True
+        for seconds, record in zip(self.decided, self.iterations, strict=True):
+            for row, new_tokens, proposed, num_accepted in zip(
+                record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
             ):
-                self.requests[row].add(new, seconds)
-                if proposed or one.verdict is not None:
-                    self.requests[row].outcomes.append((len(proposed), accepted))
-            for row, branches in zip(one.rows, one.branches, strict=False):
+                self.requests[row].add(new_tokens, seconds)
+                if proposed or record.verdict is not None:
+                    self.requests[row].outcomes.append((len(proposed), num_accepted))
+            # A loop of chains has no branches.
+            for row, branches in zip(record.rows, record.branches, strict=False):
                 self.requests[row].branches += branches
 
 
