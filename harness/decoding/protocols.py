@@ -58,9 +58,7 @@ class Runner(Protocol):
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
-        `start`.
-
-        The counts may be `transfer.Arriving`.
+        `start`, and forget the others. The counts may be `transfer.Arriving`.
         """
         ...
 
@@ -97,8 +95,12 @@ class TreeRunner(Runner, Protocol):
     """A runner that can also be extended by trees, and keep a path of each."""
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        """Keep of row b the first counts[b] of paths [B, n], numbers of its tree's tokens from 0,
-        the root.
+        """Keep a path of each row's tree, and drop its other tokens.
+
+        Args:
+            paths: [B, n], numbers of the tree's tokens; 0 is the root.
+            counts: how many of them stay: the path (0, 2, 5) with the count 2 keeps the root and
+                node 2.
         """
         ...
 
@@ -140,7 +142,7 @@ class Drafter(Protocol):
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        """Add rows behind the others; arguments as in `start`."""
+        """Add rows behind the others, with the arguments of `start` for these alone."""
         ...
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:

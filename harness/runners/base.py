@@ -146,8 +146,8 @@ class CacheRunner(TreeRunner):
 
     @abstractmethod
     def _append(self, before: Cache, num_before: int) -> None:
-        """Add the rows in `_cache` behind the first `num_before` of `_lengths`, whose `_cache` was
-        `before`.
+        """Put the new rows, which are in `_cache`, behind the `num_before` rows of the cache
+        `before`; `_lengths` has all of them.
         """
 
     @abstractmethod
