@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
-from harness.results.row import Row
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Latency(Command):
     name = "latency"
     summary = "how much faster speculative decoding is for a pair of models, and why"
     example = "model=30B draft=7B"
-    examples: ClassVar[Sequence[tuple[str, str]]] = (
+    examples = (
         ("", "the shipped tiny pair, on any machine"),
         ("model=30B draft=7B", "a pair of presets"),
         ("model=7B_8bit_4GPUs", "suffixes: _8bit _4bit _NGPUs, in any order"),
@@ -108,7 +107,7 @@ class Latency(Command):
     row = LatencyRow
     repeats = True
     regresses = True
-    further_rows: ClassVar[Sequence[type[Row]]] = (LatencyPromptRow,)
+    further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
         """The speed-up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
@@ -80,7 +80,7 @@ class Map(Command):
     name = "map"
     summary = "where speculation pays, over batch size, context and K, and schedules for engines"
     example = "model=30B draft=7B 'batch_sizes=[1,4,16,64]'"
-    examples: ClassVar[Sequence[tuple[str, str]]] = (
+    examples = (
         ("", "the shipped tiny pair"),
         ("model=30B draft=7B 'batch_sizes=[1,2,4,8,16]' 'draft_tokens=[1,2,4]'", "a finer grid"),
         ("model=30B draft=7B prompts=lengths 'contexts=[512,4096]'", "over the context too"),
