@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import forked
-from in_process import Harness
+from in_process import QUICKEST_PAIR, Harness
 from processes import TIMEOUT_S, run
 
-QUICK = ["latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
+QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
 
 
 def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +59,7 @@ def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
     [
         (QUICK, 1, ""),
         (QUICK, 2, "ms/token"),
-        (["compare", "prompt=7 * 8 =", "json=true"], None, '"status": "ok"'),
+        (["compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"], None, '"status": "ok"'),
     ],
 )
 def test_whatever_stdout_is_the_run_succeeds(
@@ -84,7 +84,7 @@ def test_help_needs_no_streams(tmp_path: Path, closed: str) -> None:
 @pytest.mark.parametrize("json", ["false", "true"])
 def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path, json: str) -> None:
     """A pipe of prompts without an end; the race under way is finished."""
-    quick = ["compare", "decoding.max_new_tokens=4", f"json={json}"]
+    quick = ["compare", *QUICKEST_PAIR, "decoding.max_new_tokens=4", f"json={json}"]
     typing = subprocess.Popen(["yes", "7 * 8 ="], stdout=subprocess.PIPE)
     reading = subprocess.Popen(
         ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -160,8 +160,8 @@ def test_a_full_disk_before_the_run_is_a_failed_run(
 
 
 def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:
-    quick = ["num_prompts=2", "decoding.max_new_tokens=4", "results.file=null"]
+    quick = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4", "results.file=null"]
     harness("latency", *quick, "num_resamples=100")
-    harness("eval", "num_prompts=2", "results.file=null")
+    harness("eval", *QUICKEST_PAIR, "num_prompts=2", "results.file=null")
     harness("latency", "-m", *quick, "num_resamples=100", "seed=1")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]

@@ -12,7 +12,7 @@ from harness.engines.local import LocalEngine
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.experiments.energy import energy_columns, energy_ratio_columns
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from wording import mentions
 
 
@@ -80,7 +80,7 @@ def test_the_ratio_is_paired() -> None:
     assert energy_ratio_columns(regular, unknown, range(12), 500, 0) == {}
 
 
-QUICK = ["latency", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=200"]
+QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8"]
 
 
 def test_joules_are_told_where_gpus_count_them(

@@ -12,7 +12,7 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.experiments.laps import choose_num_laps, in_laps
 from harness.report.doubts import doubts
-from in_process import Harness, only, results
+from in_process import QUICKEST_PAIR, Harness, only, results
 from report_files import latency_run
 from wording import mentions
 
@@ -121,7 +121,7 @@ def test_identical_arms_are_compared_first(harness: Harness, serve: Serve) -> No
 
 
 def test_our_own_arm_is_compared_with_itself(harness: Harness) -> None:
-    asked = ["num_prompts=8", "decoding.max_new_tokens=8", "engine.aa=true"]
+    asked = [*QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8", "engine.aa=true"]
     assert "identical arms" in harness("latency", *asked).stdout
     row = results().iloc[-1]
     assert row["aa_ratio"] > 0

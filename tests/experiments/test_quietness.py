@@ -15,7 +15,7 @@ from harness.experiments import quietness
 from harness.experiments.paired import PairedTimes, drift_columns
 from harness.experiments.quietness import GpuState, ProcessorTime, Quietness, processor_time
 from harness.report.doubts import doubts
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from wording import mentions
 
@@ -106,7 +106,8 @@ def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:
-    asked = ["num_prompts=2", "decoding.max_new_tokens=4", "decoding.num_draft_tokens=auto"]
+    asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    asked += ["decoding.num_draft_tokens=auto"]
     shown = harness("latency", *asked).stdout
     row = results().iloc[-1]
     assert 0 < row["processor_share"] <= 1

@@ -12,10 +12,10 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.experiments.prompts import Occurrence, Prompt, PromptSet
 from harness.experiments.repetition import batches_to_ask, laps_to_ask, share_prompts
-from in_process import Harness, only, results
+from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
-QUICK = ["latency", "decoding=greedy", "decoding.max_new_tokens=4", "num_resamples=200"]
+QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=4"]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from harness.results.locked_files import replace_file
 from harness.results.rows.latency import LatencyRow
 from harness.sweep.manifest import Manifest
 from harness.sweep.repeats import pool, rounds
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from wording import mentions
 
-QUICK = ["latency", "num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
+QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
 
 
 def test_rounds_vary_slowest() -> None:

@@ -18,7 +18,7 @@ import forked
 from harness.experiments.session import Session
 from harness.results.schema import RunRow
 from harness.sweep import signals
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from processes import HARNESS, TIMEOUT_S, end, start
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_a_second_signal_does_not_wait_for_rows() -> None:
     assert interruption(signals.raise_postponed, write) == "stopped by SIGTERM"
 
 
-ENDLESS = ["latency", "num_prompts=15", "num_warmup=100000", "num_resamples=100"]
+ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
 
 
 @pytest.mark.slow
