@@ -19,6 +19,7 @@ import harness
 from forked import fork_worker
 from harness.menu.names import CONF, PACKAGE
 from harness.sweep import worker
+from in_process import QUICKEST_PAIR
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
 
@@ -52,7 +53,7 @@ def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:
     found: list[pd.DataFrame] = []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         thread = threading.Thread(
-            target=lambda: found.append(harness.run("latency", *SHORT, "draft=none"))
+            target=lambda: found.append(harness.run("latency", *SHORT, "model=tiny_draft"))
         )
         thread.start()
         thread.join()
@@ -63,7 +64,7 @@ def test_runs_of_two_threads_have_their_own_rows() -> None:
     stdout, found = sys.stdout, {}
 
     def measure(seed: int) -> None:
-        found[seed] = harness.run("latency", *SHORT, draft=None, seed=seed)
+        found[seed] = harness.run("latency", *SHORT, model="tiny_draft", draft=None, seed=seed)
 
     threads = [threading.Thread(target=measure, args=[seed]) for seed in (1, 2, 3)]
     for thread in threads:
@@ -149,7 +150,7 @@ def test_a_bad_answer_is_raised() -> None:
 
 @pytest.mark.slow
 def test_a_sweep_returns_the_rows_of_all_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = harness.run("latency", *SHORT, "-m", "seed=1,2")
+    rows = harness.run("latency", *QUICKEST_PAIR, *SHORT, "-m", "seed=1,2")
     assert list(zip(rows["job"], rows["arm"], rows["seed"], strict=True)) == [
         (job, arm, seed) for job, seed in (("0", 1), ("1", 2)) for arm in ("regular", "speculative")
     ]
@@ -159,7 +160,8 @@ def test_a_sweep_returns_the_rows_of_all_jobs(capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow
 def test_a_sweep_in_a_script_needs_no_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        f"import harness\nprint(len(harness.run('latency', '-m', 'seed=1,2', *{SHORT!r})))\nprint('end')\n"
+        f"import harness\nsettings = {[*QUICKEST_PAIR, *SHORT, 'seed=1,2']!r}\n"
+        "print(len(harness.run('latency', '-m', *settings)))\nprint('end')\n"
     )
     result = subprocess.run(
         [sys.executable, "script.py"], capture_output=True, text=True, timeout=900, check=False

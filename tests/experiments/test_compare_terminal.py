@@ -16,7 +16,7 @@ import pytest
 from chain_pair import MARKED, TEXT, save_chain_pair
 from harness.engines import local
 from harness.engines.local import LocalEngine
-from in_process import Harness, Outcome
+from in_process import QUICKEST_PAIR, Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 from wording import mentions
 
@@ -252,7 +252,7 @@ def test_an_engine_is_closed_before_the_next_one_opens(
 def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Pipe) -> None:
     settings = ("json=true", "decoding.max_new_tokens=12", "decoding.temperature=1")
     sessions = [
-        pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=["model=tiny"]).stdout for _ in range(2)
+        pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=QUICKEST_PAIR).stdout for _ in range(2)
     ]
     texts = [
         [json.loads(line)["speculative_completion"] for line in lines.splitlines()]

@@ -15,7 +15,7 @@ from harness.config.settings import DecodingSettings, PromptSettings
 from harness.engines.protocol import Question
 from harness.experiments.conversations import Conversations
 from harness.experiments.prompts import Prompt, load_prompts
-from in_process import Harness, only, results
+from in_process import QUICKEST_PAIR, Harness, only, results
 
 ROWS = [
     {"turns": ["Ann had a dog.", "It ran away.", "Bob found it."], "category": "dogs"},
@@ -78,7 +78,14 @@ def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None
 
 
 TALK = (
-    *("latency", "prompts=./talks.jsonl", "num_prompts=3", "chat_template=never", "num_warmup=0"),
+    *(
+        "latency",
+        *QUICKEST_PAIR,
+        "prompts=./talks.jsonl",
+        "num_prompts=3",
+        "chat_template=never",
+        "num_warmup=0",
+    ),
     *("decoding=greedy", "decoding.max_new_tokens=6"),
 )
 

@@ -18,10 +18,17 @@ from harness.report.table import Line, Table
 from harness.results.acceptance import Acceptance
 from harness.results.rows.map import MapRow
 from harness.results.statistics.interval import Interval
-from in_process import Harness, only, results
+from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
-QUICK = ["map", "num_prompts=3", "decoding.max_new_tokens=8", "num_resamples=200", "num_warmup=0"]
+QUICK = [
+    "map",
+    *QUICKEST_PAIR,
+    "num_prompts=3",
+    "decoding.max_new_tokens=8",
+    "num_resamples=200",
+    "num_warmup=0",
+]
 
 
 SERVER = [
@@ -46,7 +53,8 @@ ROWS = [
 
 
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
-    outcome = harness(*QUICK, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]")
+    pair = ["model=tiny", "draft=tiny_draft"]
+    outcome = harness(*QUICK, *pair, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]")
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert list(rows["num_draft_tokens"]) == [1, 2, 4] * 3

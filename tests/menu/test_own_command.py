@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.menu.records import COMMANDS
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 
 SOURCE = Path(__file__).parents[1] / "support" / "own_command.py"
 COMMAND = "./own_command.py:Lengths"
-QUICK = ["decoding.max_new_tokens=4", "decoding=greedy"]
+QUICK = [*QUICKEST_PAIR, "decoding.max_new_tokens=4", "decoding=greedy"]
 
 
 @pytest.fixture(autouse=True)

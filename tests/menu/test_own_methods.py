@@ -16,7 +16,9 @@ from harness.report.command import main as report
 from in_process import Harness, results
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
-QUICK = "num_prompts=2 num_warmup=0 decoding.max_new_tokens=8 decoding=greedy".split()
+QUICK = (
+    "model=tiny_draft num_prompts=2 num_warmup=0 decoding.max_new_tokens=8 decoding=greedy".split()
+)
 CORPUS = ["draft=./corpus_ngrams.py:CorpusNgrams", "draft.file=corpus.txt", "draft.ngram=2"]
 HEAD = ["draft=./linear_head.py:LinearHead", "draft.weights=matrix.pt"]
 
@@ -171,7 +173,7 @@ def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Ha
 
 def test_a_hybrid_has_the_text_of_a_file_and_a_path_may_have_a_plus(harness: Harness) -> None:
     text, setting = CORPUS[0], CORPUS[1]
-    harness("latency", *QUICK, f"{text}+tiny_eagle3", setting, "draft.ngram=2")
+    harness("latency", *QUICK, "model=tiny", f"{text}+tiny_eagle3", setting, "draft.ngram=2")
     rows = results()
     assert list(rows["draft"].dropna().unique()) == [f"{text}+tiny_eagle3".removeprefix("draft=")]
     folder = Path("a+b")
