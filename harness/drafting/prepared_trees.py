@@ -96,7 +96,7 @@ class PreparedTrees(PreparedHead):
 def _nodes(growth: Growth, outputs: tuple[Tensor, ...]) -> _Nodes:
     """Find the nodes of trees that have grown; `outputs` are the tensors of `Grown`."""
     grown = Grown(*outputs)
-    proposal = growth.trees(grown, ())
+    proposal = growth.trees(grown, branches=())
     chosen_by = proposal.probabilities
     if chosen_by is None:
         # Scores or logits of the nodes; the root has none.

@@ -68,7 +68,7 @@ class TreePlan:
         if self.kind == "sequences":
             return self.budget // min(depth, self.budget)
         parents = best_shape(self.rates, depth, self.budget).parents
-        levels = TreeShape([parents]).depths[0]
+        levels = TreeShape([parents]).depths[0]  # of the root, then of the nodes
         expanded = {parent for parent in parents if parent}
         return max(Counter(int(levels[node]) for node in expanded).values(), default=0)
 
@@ -78,6 +78,7 @@ class TreePlan:
         Args:
             warp: what tokens are drawn with, where a tree is not deterministic.
         """
+        # A running batch's warp changes with its rows; a growth that is kept has the one of now.
         return _growth(self, depth, current_warp(warp), device)
 
     def propose(
@@ -96,10 +97,12 @@ class TreePlan:
         """
         device = uniforms.device
         growth = self.growth(depth, warp, device)
-        draws = Draws.of(uniforms, (), scores.of_rows(warp, device))
+        temperatures = scores.of_rows(warp, device)
+        # No text has a branch to join.
+        draws = Draws.of(uniforms, branches=(), temperatures=temperatures)
         grown = growth.grow(predictor, draws)
         scores.remember(grown)
-        return growth.trees(grown, ())
+        return growth.trees(grown, branches=())
 
 
 # Cached, because a `StaticGrowth` copies numbers to the device.

@@ -109,8 +109,11 @@ class ServerArm(Arm):
     The other arguments are those of `ServerEngine`.
 
     Attributes:
-        reports_token_ids: whether answers come with the ids of their tokens.
+        reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
+            the server read as the ids that are known here, or as a chat.
         server: its name and version, as it says; None where it does not.
+
+    `connect` sets these, and `never_drawn` and `penalises_prompts`.
     """
 
     def __init__(
@@ -204,6 +207,7 @@ class ServerArm(Arm):
             delays=[0.0] * len(bodies),
             num_in_flight=num_in_flight,
             add=lambda row, tokens: None,
+            # An answer without a token is no failure here: it is judged like any other text.
             end=lambda body, request: ended.put(request),
         )
         yield from self._received(asking, ended)
@@ -304,7 +308,10 @@ class ServerArm(Arm):
             request = RequestRecord(0, len(ids))
             await self._sender.send(self._form.body(question, 0), request, lambda tokens: None)
             if request.error is None:
-                self.reports_token_ids = (takes_ids or chat) and not request.from_text
+                # A reference reads the prompt's ids, and a server may read other ids in its text.
+                # Answers in a chat are compared with each other alone.
+                reads_as_known = takes_ids or chat
+                self.reports_token_ids = reads_as_known and not request.from_text
                 self.never_drawn = request.never_drawn
                 return
             # Of another status the form is not the reason.

@@ -36,6 +36,7 @@ class _Crew:
 
     Attributes:
         pair: the pair that the worker has loaded: all settings that decide what is loaded, as text.
+            The number of a repeat is one of them, so that each repeat has a new process.
         idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
         failures: reasons why pairs failed to load, by pair.
     """
@@ -203,10 +204,12 @@ def _measure(job: Job) -> Sequence[RunRow]:
         raise
     rows = _with_error(job.ensure_rows(str(error or "its process wrote no row")), error)
     failed = any(row.status != "ok" for row in rows)
-    if failed and worker.loading:
+    failed_to_load = failed and worker.loading
+    if failed_to_load:
         _crew.failures[pair] = str(rows[0].error)
     if failed or worker.has_ended:
-        # A failure may have left something behind.
+        # A failure may have left something behind. A process also ends by itself after a good job,
+        # where the capture of a CUDA graph failed in it.
         _crew.dismiss()
     elif job.settings.gpus_per_job is not None:
         _crew.dismiss_when_idle()

@@ -244,10 +244,11 @@ class EagleHead(LayeredHead):
             cache.step = step
             states = self(embedded, states, cache)
             normed = self.norm(states)
-            loss = batch.loss(output(normed), 1, step, self.known_tokens)
+            # Chains begin at position 0 or later: after `step` entries none is before `step`.
+            loss = batch.loss(output(normed), ahead=1, first=step, known_tokens=self.known_tokens)
             losses.append(loss * DECAY**step)
             following = normed if self.config.norm_output else states
-            # The state of entry i goes to entry i + 1.
+            # The state of entry i goes to entry i + 1. The zeros never count.
             states = nn.functional.pad(following, (0, 0, 1, -1))
         return torch.stack(losses).sum()
 

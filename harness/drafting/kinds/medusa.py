@@ -120,7 +120,7 @@ class MedusaHead(Head):
         losses = []
         for number in range(self.config.num_heads):
             logits = self.logits(number, batch.features(), output)
-            losses.append(batch.loss(logits, number + 1) * DECAY**number)
+            losses.append(batch.loss(logits, ahead=number + 1) * DECAY**number)
         return torch.stack(losses).sum()
 
 
