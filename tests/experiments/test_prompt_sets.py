@@ -20,7 +20,7 @@ from harness.experiments.encoding import origin
 from harness.experiments.prompts import PromptSet, load_prompts
 from harness.menu import config_source, names
 from harness.menu.conversion import from_config
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from prompt_rows import NUM_ROWS, ROWS, fill_cache, write_rows
 from wording import mentions
 
@@ -109,7 +109,8 @@ def test_latency_says_origin_and_licence_once(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_cache(monkeypatch, tmp_path / "hub", preset("math500"))
-    outcome = harness("latency", "prompts=math500", "num_prompts=4", "test=true", "prompts.seed=3")
+    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
+    outcome = harness(*asked, "prompts.seed=3")
     (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
     for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"):
         assert told in said

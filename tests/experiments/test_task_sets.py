@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from harness.config.errors import SettingError
 from harness.experiments.task_sets import SETS, boxed_answer, gsm8k_answer, normal_formula
 from harness.menu.names import prompt_preset
-from in_process import Harness, only, results
+from in_process import QUICKEST_PAIR, Harness, only, results
 from prompt_rows import fill_cache
 
 
@@ -112,7 +112,14 @@ def test_more_questions_than_there_are_is_refused() -> None:
 
 
 def test_eval_asks_both_arms_the_questions_of_a_set(harness: Harness) -> None:
-    asked = ("eval", "task=math500", "num_prompts=3", "decoding=greedy", "batch_size=3")
+    asked = (
+        "eval",
+        *QUICKEST_PAIR,
+        "task=math500",
+        "num_prompts=3",
+        "decoding=greedy",
+        "batch_size=3",
+    )
     complaint = harness.refused(*asked)
     assert complaint.startswith("decoding.max_new_tokens=8: must be at least 32 for task=math500")
     outcome = harness(*asked, "decoding.max_new_tokens=32")

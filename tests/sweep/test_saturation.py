@@ -13,7 +13,7 @@ from harness.results.measurement import measurement_digest
 from harness.results.rows.latency import LatencyRow
 from harness.sweep import saturation
 from harness.sweep.saturation import reached_before
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from some_settings import settings_of
 
@@ -63,7 +63,7 @@ def test_a_failed_job_says_nothing_about_throughput() -> None:
 def test_a_sweep_stops_by_itself(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     # No load gains this much, so that the third is left out however fast this machine is.
     monkeypatch.setattr(saturation, "LEAST_GROWTH", 1000.0)
-    quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_warmup=0", "draft=lookup"]
+    quick = [*QUICKEST_PAIR, "num_prompts=4", "decoding.max_new_tokens=4", "num_warmup=0"]
     quick.append("hydra.sweep.dir=sweep")
     # The last job has the rows of the first.
     sweep = harness("latency", "-m", *quick, "batch_size=1,2,4,1", "until_saturated=true")
