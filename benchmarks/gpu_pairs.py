@@ -306,7 +306,7 @@ def _step_columns(case: Case, arms: Arms, name: str) -> dict[str, Any]:
     step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
     columns: dict[str, Any] = {"step_ms": step_ms}
     if step_ms:
-        columns["share_8bit"] = phases.share("forward")
+        columns["share_8bit"] = phases.share_in_layers("forward")
     length = arms.acceptance.mean_acceptance_length
     if drafting_ms and step_ms and regular_ms and length:
         columns["draft_step_ms"] = drafting_ms / case.num_draft_tokens

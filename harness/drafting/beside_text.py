@@ -1,8 +1,8 @@
 """What the two kinds of hybrids have in common, `hybrid` and `hybrid_trees`: a drafter that reads
 the text, and another one.
 
-Both drafters follow all rows, whoever proposes. A record of each row tells how good its text has
-been.
+Both drafters follow all rows, whichever of them proposes. A record of each row tells how good its
+text has been.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ Other = TypeVar("Other", bound=Drafter)
 class BesideText(Drafter, Generic[Record, Other]):
     """Two drafters that follow the same rows, and a record of each row.
 
+    `observe` says how many tokens of a proposal were kept, not which. So a subclass tells each of
+    the two what was proposed in the end, before `observe`: the text by `TextDrafter.replace`, the
+    other by `FollowingDrafter.replace`, or by `TreeDrafter.follow` after a tree.
+
     Args:
         text: proposes what the row's text says.
         other: the drafter beside it.
-        least: how many tokens a text must offer.
+        least: with fewer tokens than this, `text` is to propose nothing.
         new_record: makes the record of a row.
     """
+
+    reads_verdicts = True  # as every text does
 
     def __init__(
         self, text: TextDrafter, other: Other, least: int, new_record: Callable[[], Record]

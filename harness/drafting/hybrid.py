@@ -73,8 +73,6 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
         least: how many tokens a text must offer.
     """
 
-    reads_verdicts = True
-
     def __init__(self, text: TextDrafter, other: FollowingDrafter, least: int) -> None:
         super().__init__(text, other, least, _RowRecord)
 

@@ -48,7 +48,7 @@ class Phases:
             phase: `forward` or `drafting`.
             watched: the object.
             method: its name.
-            layers: their time within the method counts for `share`.
+            layers: their time within the method counts for `share_in_layers`.
         """
         call = getattr(watched, method)
 
@@ -78,8 +78,8 @@ class Phases:
             return None
         return 1000 * self.seconds[phase] / num_iterations
 
-    def share(self, phase: str) -> float | None:
-        """The share of a phase that its watched layers took; None without any.
+    def share_in_layers(self, phase: str) -> float | None:
+        """The share of a phase's time that its watched layers took; None without any.
 
         On a GPU it is measured by events in the layer's stream, which add no waiting. It includes
         all kernels of the layer, and the gaps between them in which the GPU waits for the host. The

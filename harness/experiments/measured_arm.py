@@ -28,7 +28,8 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
             requests are sent (`Generation.sent`).
-        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches.
+        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches,
+            and the share of them that 8-bit layers took, which are the layers watched.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
             where there is none.
     """
@@ -74,14 +75,16 @@ class MeasuredArm:
             Acceptance.of(request.outcomes) for request in answered
         )
         columns["acceptance_by_rank"] = self.rates_by_rank or None
+        if self.divergences:
+            columns["identical_prompts"] = list(self.divergences.values()).count(None)
         if end_tokens:
             columns |= end_columns(answered, end_tokens)
         if any(generation.sent for generation in self.generations):
-            of_requests = request_columns(self.requests, self.seconds)
-            counted = self._counter_columns()
-            # Counters include other clients, so they only fill in what answers do not have.
-            known = {name: value for name, value in of_requests.items() if value is not None}
-            columns |= of_requests | counted | known
+            columns |= request_columns(self.requests, self.seconds)
+            # Counters include other clients, so they only fill in what answers do not tell.
+            for name, value in self._counter_columns().items():
+                if columns.get(name) is None:
+                    columns[name] = value
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:
@@ -114,37 +117,36 @@ class MeasuredArm:
 
     def _time_columns(self) -> dict[str, Any]:
         """How long it took; empty where nothing was answered."""
-        times = [ms for generation in self.generations for ms in generation.times.values()]
-        if not times:
+        ms_per_token = [ms for generation in self.generations for ms in generation.times.values()]
+        if not ms_per_token:
             return {}
         first_tokens = [request.time_to_first_token_ms for request in self.answered]
         known = [milliseconds for milliseconds in first_tokens if milliseconds is not None]
         peaks = [generation.peak_memory_bytes or 0 for generation in self.generations]
-        mean = statistics.fmean(times)
+        mean = statistics.fmean(ms_per_token)
         return {
             "ms_per_token": mean,
-            "ms_per_token_median": statistics.median(times),
-            "ms_per_token_std": statistics.stdev(times) if len(times) > 1 else None,
+            "ms_per_token_median": statistics.median(ms_per_token),
+            "ms_per_token_std": statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
             "tokens_per_second_per_user": 1000 / mean,
             "time_to_first_token_ms": statistics.fmean(known) if known else None,
             "peak_memory_bytes": max(peaks) or None,
         }
 
     def _phase_columns(self) -> dict[str, Any]:
-        """The columns from the stopwatches, and the number of identical texts."""
-        phases = self.phases
-        pass_ms = phases.mean_ms("forward")
+        """How long the phases took, and their 8-bit layers."""
+        pass_ms = self.phases.mean_ms("forward")
         if self.name == "regular":
-            return {"target_step_ms": pass_ms, "target_8bit_share": phases.share("forward")}
-        columns: dict[str, Any] = {
+            return {
+                "target_step_ms": pass_ms,
+                "target_8bit_share": self.phases.share_in_layers("forward"),
+            }
+        return {
             "verify_ms": pass_ms,
-            "draft_ms": phases.mean_ms("drafting"),
-            "draft_8bit_share": phases.share("drafting"),
+            "draft_ms": self.phases.mean_ms("drafting"),
+            "draft_8bit_share": self.phases.share_in_layers("drafting"),
             "iteration_ms": self._iteration_ms(),
         }
-        if self.divergences:
-            columns["identical_prompts"] = list(self.divergences.values()).count(None)
-        return columns
 
     def _iteration_ms(self) -> float | None:
         """The mean time of an iteration in the timed runs: drafting, verifying, and the rest.

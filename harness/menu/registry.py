@@ -80,6 +80,10 @@ class Registry(Generic[AnyRecord]):
                 continue
         return records
 
+    def built_in(self) -> dict[str, AnyRecord]:
+        """Every record of this project, by name."""
+        return {name: self[name] for name in self._built_in()}
+
     def is_built_in(self, name: str) -> bool:
         """Whether the record belongs to this project."""
         return name in self._built_in()

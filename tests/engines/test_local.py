@@ -209,8 +209,8 @@ def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSe
     for arm in (regular, speculative):
         list(arm.stream(QUESTION))
     for phases in (alone, both):
-        assert 0 < (phases.share("forward") or 0) < 1
-    assert both.share("drafting") is None
+        assert 0 < (phases.share_in_layers("forward") or 0) < 1
+    assert both.share_in_layers("drafting") is None
 
 
 def _by_row(records: Iterator[Iteration]) -> list[list[int]]:

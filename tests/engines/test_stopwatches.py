@@ -52,8 +52,8 @@ def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("harness.engines.stopwatches.time.perf_counter", lambda: float(next(ticks)))
     phases.watch("plain", layers, "run").run()
     phases.watch("forward", layers, "run", [layers.watched]).run()
-    assert phases.share("plain") is None
-    assert phases.share("forward") == 2 / 5
+    assert phases.share_in_layers("plain") is None
+    assert phases.share_in_layers("forward") == 2 / 5
     layers.run()
     assert next(ticks) == 8, "what runs outside the phase is not timed"
 
@@ -64,6 +64,6 @@ def test_on_a_gpu_the_share_comes_from_events() -> None:
     phases, layers = Phases([device]), Layers("cuda")
     layers.run()
     phases.watch("forward", layers, "run", [layers.watched]).run()
-    share = phases.share("forward")
+    share = phases.share_in_layers("forward")
     assert share is not None
     assert 0 < share < 1

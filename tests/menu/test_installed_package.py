@@ -1,4 +1,6 @@
-"""An installed package offers a command and a kind of head: its metadata is all that names them."""
+"""An installed package offers a command, a kind of head, a method and an engine: its metadata is
+all that names them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.menu import documentation
 from harness.menu.names import PACKAGE
-from harness.menu.records import COMMANDS, HEADS
+from harness.menu.records import COMMANDS, ENGINES, HEADS, METHODS
 from in_process import Harness, results
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -22,6 +25,10 @@ ENTRY_POINTS = """
 lengths = own_command:Lengths
 [harness.heads]
 hydra = foreign_head:Hydra
+[harness.methods]
+foreign_method = harness.menu.methods.lookup:Lookup
+[harness.engines]
+foreign_engine = harness.menu.engines.huggingface:HuggingFace
 """
 # Medusa heads, in a format that no kind of ours recognises.
 HEAD = """
@@ -48,8 +55,8 @@ def _installed(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "own_command", raising=False)
     yield
-    COMMANDS.forget()
-    HEADS.forget()
+    for registry in (COMMANDS, HEADS, METHODS, ENGINES):
+        registry.forget()
     sys.modules.pop("foreign_head", None)
 
 
@@ -57,6 +64,13 @@ def test_its_command_runs_and_is_listed(harness: Harness) -> None:
     harness("lengths", "num_prompts=1", "decoding.max_new_tokens=4", "decoding=greedy")
     assert list(results("lengths")["longest_answer"]) == [4]
     assert "lengths" in harness().stdout
+
+
+def test_the_page_of_settings_is_of_this_project_alone(harness: Harness) -> None:
+    assert "foreign_method" in harness("latency", "--help").stdout
+    page = documentation.document()
+    assert "foreign" not in page
+    assert "### draft=lookup" in page
 
 
 def test_its_head_is_recognised_by_its_configuration(harness: Harness) -> None:
