@@ -44,17 +44,23 @@ class _Batch:
 
     def drop_cancelled(self) -> None:
         """Forget the answers that nobody waits for any more."""
-        self._left += [number for number, answer in self.rows.items() if answer.cancelled]
-        self.rows = {number: answer for number, answer in self.rows.items() if not answer.cancelled}
+        # Once for each answer, because another thread may cancel it at any moment.
+        cancelled = [number for number, answer in self.rows.items() if answer.cancelled]
+        for number in cancelled:
+            del self.rows[number]
+        self._left += cancelled
         if not self.rows:
             self.close()
 
-    def step(self, joining: list[Answer]) -> None:
-        """Go on by one iteration; where answers join, read their prompts instead."""
+    def join(self, joining: list[Answer]) -> None:
+        """Take answers of one arm into the batch; the next `step` must get them too."""
         if joining:
             self.arm = joining[0].arm
         self.rows |= dict(enumerate(joining, self._num_joined))
         self._num_joined += len(joining)
+
+    def step(self, joining: list[Answer]) -> None:
+        """Go on by one iteration of all rows; where answers join, read their prompts instead."""
         try:
             self._decode(joining)
         except Exception as error:
@@ -107,7 +113,7 @@ class Scheduler:
     Args:
         find_arm: gives an arm by its name.
         max_rows: the most answers that are generated together.
-        max_waiting: the most that wait beyond these.
+        max_waiting: the most answers beyond these that may wait.
 
     Attributes:
         before_turn: called in the thread before every iteration.
@@ -152,7 +158,7 @@ class Scheduler:
             self._changed.notify()
 
     def alone(self, work: Callable[[], Any]) -> Future[Any]:
-        """Call `work` in the scheduler's thread when no answer is generated.
+        """Call `work`, such as a race, in the scheduler's thread when no answer is generated.
 
         Raises:
             HTTPException: as `submit` does.
@@ -193,7 +199,9 @@ class Scheduler:
     def _check(self, num_more: int) -> None:
         if self._closing or not self.thread.is_alive():
             raise HTTPException(503, _ENDING)
-        if len(self._waiting) + len(self._alone) + num_more > self._max_rows + self._max_waiting:
+        num_waiting = len(self._waiting) + len(self._alone)
+        num_asked = self.num_running + num_waiting + num_more
+        if num_asked > self._max_rows + self._max_waiting:
             raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
 
     def _run(self) -> None:
@@ -215,8 +223,10 @@ class Scheduler:
             if next_alone is not None:
                 self._work_alone(*next_alone)
         with self._changed:
+            # At once, so that `close` finds each answer either waiting or in the batch.
             joining = self._take_joining()
-        if joining or self.num_running:
+            self._batch.join(joining)
+        if self.num_running:
             self._batch.step(joining)
 
     def _take_joining(self) -> list[Answer]:
