@@ -141,6 +141,13 @@ def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
     assert list(pd.read_csv("results/latency.csv")["status"]) == ["failed"]
 
 
+def test_records_of_races_need_no_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    race = [*QUICKEST_PAIR, "prompt=7 * 8 =", "json=true", "decoding.max_new_tokens=4"]
+    rows = harness.run("compare", *race)
+    assert list(rows["prompt"]) == ["7 * 8 ="]
+    assert capsys.readouterr().out == ""
+
+
 def test_a_bad_answer_is_raised() -> None:
     with pytest.raises(harness.VerdictError) as error:
         harness.run("plan", "model=65B", "gpus=1", "gpu_memory=8GB")

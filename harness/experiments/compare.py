@@ -119,7 +119,8 @@ class Compare(Experiment):
                 if self._take(session, line):
                     break
             except KeyboardInterrupt as interrupt:
-                # One that carries a message is not the user's Ctrl-C but a signal to end.
+                # One that carries a message is not the user's Ctrl-C but a signal to end
+                # (`sweep.signals`).
                 if interrupt.args or not self._interactive:
                     raise
                 self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")
@@ -229,8 +230,11 @@ class Compare(Experiment):
         decoding = session.settings.decoding
         if session.engine is not None and self._opened_for == decoding:
             return session.engine
+        # Opening may be interrupted while the engine before is still there.
+        self._opened_for = None
+        engine = session.open(1, _LONGEST_FAST_PROMPT)
         self._opened_for = decoding
-        return session.open(1, _LONGEST_FAST_PROMPT)
+        return engine
 
     def _warm_up(self, session: Session) -> None:
         """Run every arm for a few tokens and discard them."""
@@ -295,7 +299,9 @@ def _record(
 
 
 def _print_json(record: dict[str, Any]) -> None:
-    is_utf = sys.stdout.encoding.lower().startswith("utf")
+    # A StringIO, as `harness.run` has in place of stdout, has no encoding and takes every letter.
+    encoding = sys.stdout.encoding or "utf-8"
+    is_utf = encoding.lower().startswith("utf")
     # A program that reads the pipe may wait for this line.
     print(json.dumps(record, ensure_ascii=not is_utf), flush=True)
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from chain_pair import MARKED, TEXT, save_chain_pair
+from harness.config.errors import RunError
 from harness.engines import local
 from harness.engines.local import LocalEngine
 from in_process import QUICKEST_PAIR, Harness, Outcome
@@ -247,6 +248,27 @@ def test_an_engine_is_closed_before_the_next_one_opens(
     monkeypatch.setattr(LocalEngine, "close", noted_close)
     pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\n")
     assert events == ["open", "close", "open", "close"]
+
+
+def test_an_engine_that_could_not_be_replaced_races_no_more(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    open_runners, close = local.open_runners, LocalEngine.close
+
+    def noted_open(*arguments: Any) -> Any:
+        opened.append(None)
+        return open_runners(*arguments)
+
+    def interrupted_close(engine: LocalEngine) -> None:
+        monkeypatch.setattr(LocalEngine, "close", close)
+        raise RunError("interrupted")
+
+    monkeypatch.setattr(local, "open_runners", noted_open)
+    monkeypatch.setattr(LocalEngine, "close", interrupted_close)
+    ended = pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\nBanana\n", code=1)
+    assert "harness: interrupted" in ended.stderr
+    assert len(opened) == 2
 
 
 def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Pipe) -> None:
