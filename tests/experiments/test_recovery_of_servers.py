@@ -43,7 +43,7 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair) -> None:
-    harness("recovery", *QUICK, "num_draws=1000", *started(stack, pair))
+    harness("recovery", *QUICK, "num_draws=1400", *started(stack, pair))
     rows = results("recovery")
     assert set(rows["check"]) == {"greedy", "sampled"}
     assert "lossy" not in set(rows["verdict"])
