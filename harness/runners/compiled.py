@@ -68,7 +68,8 @@ class PreparedRunner(StaticRunner):
         model's own.
 
         Raises:
-            CompilationError: if the model cannot be compiled, or then gives other outputs.
+            CompilationError: a kind of UnsupportedModelError, if the model cannot be compiled, or
+                then gives other outputs.
             UnsupportedModelError: if it cannot be captured, or then gives other outputs.
         """
         self._prepared = PreparedCalls()
@@ -91,6 +92,8 @@ class PreparedRunner(StaticRunner):
             return self._made(shapes)
         except UnsupportedModelError:
             may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
+            # A missing plan ends the warm-up before a capture. After a capture that failed, nothing
+            # more can be captured in this process.
             if not may_be_cudnn or any(of_every_rank(GraphRecorder.has_failed)):
                 raise
         with without_cudnn():
@@ -108,6 +111,7 @@ class PreparedRunner(StaticRunner):
         prepared = self._prepared
         name: CallName | None = None
         if self._has_room(prepared.slots, prompts):
+            # Even if prompts are read eagerly: `super().start` goes on with slots that have room.
             self._slots = prepared.slots
             name = prepared.prompts(max(map(len, prompts)))
         # Equal prompts are read once.
@@ -216,8 +220,9 @@ class PreparedRunner(StaticRunner):
         starts = self._starts(name.num_rows)
         width = name.num_tokens
         if tree is None:
-            count = self._prepared.counts[tokens.shape[1]]
-            return filled_up(tokens, name.num_rows, width), starts, count
+            # So that no position is beyond the last real token's (`SlotForward`).
+            num_real = self._prepared.counts[tokens.shape[1]]
+            return filled_up(tokens, name.num_rows, width), starts, num_real
         self._require_whole_trees(tokens, tree)
         most_tokens = self._prepared.shapes.trees.most_tokens
         return tree_passes.inputs(tokens, starts, tree, width, most_tokens)

@@ -171,7 +171,8 @@ class PreparedCalls:
         slots: what all calls read and write.
         sizes: the numbers of rows that are prepared, ascending.
         buckets: the numbers of tokens of a prompt that are prepared, ascending.
-        counts: the numbers from 0 to the widest text, each [] on the device.
+        counts: the numbers from 0 to the widest text, each [] on the device: how many tokens of a
+            pass are real.
         calls: by their names.
     """
 
