@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.results.statistics.distributions import binomial_cdf, normal_quantile
 from harness.results.statistics.interval import CONFIDENCE, Interval
@@ -21,9 +21,7 @@ def wald_interval(successes: int, total: int) -> Interval:
         return Interval()
     proportion = successes / total
     standard_error = math.sqrt(proportion * (1 - proportion) / total)
-    if standard_error == 0:
-        return Interval(proportion, proportion, proportion)
-    half_width = normal_quantile((1 - CONFIDENCE) / 2) * standard_error
+    half_width = normal_quantile(tail=(1 - CONFIDENCE) / 2) * standard_error
     return Interval(proportion, proportion - half_width, proportion + half_width)
 
 
@@ -35,7 +33,7 @@ def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) 
     if total == 0:
         return Interval()
     proportion = successes / total
-    z = normal_quantile((1 - confidence) / 2)
+    z = normal_quantile(tail=(1 - confidence) / 2)
     shrinkage = 1 + z**2 / total
     centre = (proportion + z**2 / (2 * total)) / shrinkage
     variance = proportion * (1 - proportion) / total + z**2 / (4 * total**2)
@@ -67,15 +65,12 @@ def difference_of_paired_proportions(
     Raises:
         ValueError: when the two differ in length.
     """
-    first = np.asarray(first_correct, dtype=bool)
-    second = np.asarray(second_correct, dtype=bool)
-    if first.ndim != 1 or first.shape != second.shape:
-        raise ValueError(f"{first.shape} answers against {second.shape}")
-    if first.size == 0:
+    counts = _PairedCounts.of(first_correct, second_correct)
+    if counts.total == 0:
         return Interval()
-    correlation = _corrected_correlation(first, second)
-    of_first = wilson_interval(int(first.sum()), first.size, confidence)
-    of_second = wilson_interval(int(second.sum()), second.size, confidence)
+    correlation = _corrected_correlation(counts)
+    of_first = wilson_interval(counts.first, counts.total, confidence)
+    of_second = wilson_interval(counts.second, counts.total, confidence)
     difference = of_second.estimate - of_first.estimate
     below = _distance(
         of_second.estimate - of_second.low, of_first.high - of_first.estimate, correlation
@@ -86,18 +81,56 @@ def difference_of_paired_proportions(
     return Interval(difference, difference - below, difference + above)
 
 
-def _corrected_correlation(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """φ of two arms, its numerator nearer to 0 by n / 2 where positive; 0 if an arm never varies."""
-    both = int((first & second).sum())
-    neither = int((~first & ~second).sum())
-    only_first = int((first & ~second).sum())
-    only_second = int((second & ~first).sum())
-    margins = first.sum() * (~first).sum() * second.sum() * (~second).sum()
+class _PairedCounts(NamedTuple):
+    """How many questions both arms, one of them, and neither answered correctly.
+
+    Python's integers, because products of four such numbers are beyond 64 bits.
+    """
+
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+
+    @classmethod
+    def of(cls, first_correct: Sequence[bool], second_correct: Sequence[bool]) -> _PairedCounts:
+        """Count. Raises ValueError when the arms differ in length."""
+        first = np.asarray(first_correct, dtype=bool)
+        second = np.asarray(second_correct, dtype=bool)
+        if first.ndim != 1 or first.shape != second.shape:
+            raise ValueError(f"{first.shape} answers against {second.shape}")
+        return cls(
+            both=int((first & second).sum()),
+            only_first=int((first & ~second).sum()),
+            only_second=int((second & ~first).sum()),
+            neither=int((~first & ~second).sum()),
+        )
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    @property
+    def first(self) -> int:
+        return self.both + self.only_first
+
+    @property
+    def second(self) -> int:
+        return self.both + self.only_second
+
+
+def _corrected_correlation(counts: _PairedCounts) -> float:
+    """φ of two arms, with Newcombe's continuity correction; 0 if an arm never varies.
+
+    The correction takes n / 2 off a positive numerator, down to 0.
+    """
+    total = counts.total
+    margins = counts.first * (total - counts.first) * counts.second * (total - counts.second)
     if not margins:
         return 0.0
-    covariance = float(both * neither - only_first * only_second)
+    covariance = float(counts.both * counts.neither - counts.only_first * counts.only_second)
     if covariance > 0:
-        covariance = max(covariance - first.size / 2, 0.0)
+        covariance = max(covariance - total / 2, 0.0)
     return covariance / math.sqrt(margins)
 
 
@@ -114,13 +147,14 @@ def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool
 
     Args:
         first_correct, second_correct: [num_questions], whether each arm answered correctly.
+
+    Raises:
+        ValueError: when the two differ in length.
     """
-    first = np.asarray(first_correct, dtype=bool)
-    second = np.asarray(second_correct, dtype=bool)
-    only_first = int((first & ~second).sum())
-    only_second = int((second & ~first).sum())
-    discordant = only_first + only_second
+    counts = _PairedCounts.of(first_correct, second_correct)
+    discordant = counts.only_first + counts.only_second
     if discordant == 0:
         return 1.0
     # A fair coin is symmetric: both tails are equal, and overlap where neither arm is ahead.
-    return min(2 * binomial_cdf(min(only_first, only_second), discordant, 0.5), 1.0)
+    fewer = min(counts.only_first, counts.only_second)
+    return min(2 * binomial_cdf(fewer, discordant, 0.5), 1.0)

@@ -144,6 +144,22 @@ def test_paired_difference_and_mcnemar_are_near_agrestis() -> None:
     assert stats.chi2.sf(64**2 / 236, 1) < mcnemar_p_value(*paired) < stats.chi2.sf(63**2 / 236, 1)
 
 
+def test_paired_difference_does_not_depend_on_how_large_counts_are() -> None:
+    """The product of the margins of 120,000 questions is beyond 64 bits."""
+    paired = paired_answers(40_000, 20_000, 20_000, 40_000)
+    interval = difference_of_paired_proportions(*paired)
+    # Wald's standard error: the root of the discordant share, 1/3, over the number of questions.
+    assert (interval.high - interval.low) / 2 == pytest.approx(
+        1.959964 * math.sqrt(1 / 3 / 120_000), rel=1e-3
+    )
+
+
+def test_answers_to_different_questions_are_refused() -> None:
+    for compare in (difference_of_paired_proportions, mcnemar_p_value):
+        with pytest.raises(ValueError, match="answers against"):
+            compare([True], [True, False])
+
+
 def test_mcnemar_equals_the_published_exact_value() -> None:
     # Airway responsiveness of 21 children before and after transplantation, Bentur et al. 2009: 1 against 7
     # discordant pairs. Fagerland, Lydersen and Laake 2013 give the exact conditional p-value as 0.070.
