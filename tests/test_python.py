@@ -143,8 +143,8 @@ def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
 
 def test_records_of_races_need_no_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     race = [*QUICKEST_PAIR, "prompt=7 * 8 =", "json=true", "decoding.max_new_tokens=4"]
-    rows = harness.run("compare", *race)
-    assert list(rows["prompt"]) == ["7 * 8 ="]
+    harness.run("compare", *race)
+    assert list(pd.read_csv("results/compare.csv")["status"]) == ["ok"]
     assert capsys.readouterr().out == ""
 
 
