@@ -37,7 +37,10 @@ class Divergence:
 
     @property
     def excess(self) -> float:
-        """The margin over its tolerance: rounding explains 1 at most. Infinite without a margin."""
+        """The margin over its tolerance: rounding explains 1 at most.
+
+        Infinite without a margin, which is judged as a loss: nothing shows that the tokens tied.
+        """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
         return abs(self.logit_margin) / self.logit_tolerance
@@ -54,7 +57,8 @@ def first_divergence(
     Where one ends earlier, its token is -1 there, and no margin is known.
 
     Args:
-        reference: begins a new batch on its target; None for no margins.
+        reference: measures the margin with its target, where it begins a new batch: no arm may be
+            decoding with that target then. None for no margins.
 
     Raises:
         RunError: a token is not in the reference's vocabulary.
@@ -84,20 +88,33 @@ def _with_margin(
 
 
 class _Written:
-    """The tokens written behind a prompt so far, and their text."""
+    """The reference's tokens behind a prompt so far, and their text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
-        self._num_before = len(self._decoded([]))
+        self._num_before = len(self._shown(prompt))
+
+    @property
+    def after_prompt(self) -> list[int]:
+        """The prompt and the tokens."""
+        return [*self._prompt, *self.tokens]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a token has no text even alone, as the one that ends a text.
+
+        Not every tokenizer lists all of these among its special tokens.
+        """
+        return any(not self._shown([token]) for token in self.tokens)
 
     def text_with(self, *tokens: int) -> str:
         """The text with these tokens added, without a last character that is incomplete."""
-        return self._decoded([*self.tokens, *tokens])[self._num_before :].rstrip(_BROKEN)
+        text = self._shown([*self._prompt, *self.tokens, *tokens])
+        return text[self._num_before :].rstrip(_BROKEN)
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        ids = [*self._prompt, *tokens]
+    def _shown(self, ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(ids, **options))
 
@@ -116,12 +133,15 @@ def text_divergence(
     with is taken to be the server's, `actual`. The text "a dog": the reference's likeliest token is
     "a", then " c", and of those that the text goes on with " d". They part at position 1.
 
-    None where the whole text is the beginning of the reference's.
+    A text that ends although the reference goes on parts from it there. None where it may end there:
+    with its last token, or where the reference ends.
 
     Args:
-        num_tokens: the most that the text has. If the reference's tokens do not write it with as
-            many, they part there, and neither token is known (-1).
+        num_tokens: the number of tokens that the server was asked for. If the reference's tokens do
+            not write the text with as many, they part there, and neither token is known (-1).
     """
+    # Servers differ in whether they show a last character that is incomplete.
+    text = text.rstrip(_BROKEN)
     written = _Written(tokenizer, prompt)
     special = set(tokenizer.all_special_ids)
 
@@ -131,7 +151,7 @@ def text_divergence(
 
     while len(so_far := written.text_with()) < len(text):
         position = len(written.tokens)
-        before = [*prompt, *written.tokens]
+        before = written.after_prompt
         if position == num_tokens:
             return Divergence(position, -1, -1)
         logits = reference.logits([before])[0]
@@ -148,6 +168,21 @@ def text_divergence(
         if other == -1 or not special.isdisjoint(written.tokens):
             return Divergence(position, likeliest, other)
         return _with_margin(reference, before, position, likeliest, other)
+    return _missing_text(reference, written, num_tokens)
+
+
+def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> Divergence | None:
+    """The place where the reference adds more text within the number of tokens; None without one.
+
+    Tokens may be left that add none: they are parts of a character, which the text need not show.
+    """
+    length = len(written.text_with())
+    while len(written.tokens) < num_tokens and not written.has_ended:
+        position = len(written.tokens)
+        likeliest = int(reference.logits([written.after_prompt])[0].argmax())
+        written.tokens.append(likeliest)
+        if len(written.text_with()) > length:
+            return Divergence(position, likeliest, -1)
     return None
 
 

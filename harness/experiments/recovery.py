@@ -106,6 +106,7 @@ class Recovery(Experiment):
         session.place(*max(needs, key=lambda need: need.num_slots))
 
         if settings.draft is None:
+            # No texts to compare, but `references` asks the open engine.
             session.open(greedy.num_rows, greedy.prompt_tokens)
         else:
             self._compare_greedy_texts(session, references, encoded, greedy)
@@ -241,7 +242,11 @@ class Recovery(Experiment):
                 questions.append(session.ask(prompts, batch, decoding))
             draws = _answers(engine, engine.arms[-1], questions, advance)
             if exact is None:
-                regular_draws = list(_answers(engine, engine.arms[0], questions, advance))
+                # Of servers, which are refused without a second arm.
+                assert len(engine.arms) > 1
+                # Our own service takes the seed. With the same one, draws would not be independent.
+                asked = [dataclasses.replace(each, seed=each.seed + 1) for each in questions]
+                regular_draws = list(_answers(engine, engine.arms[0], asked, advance))
                 check = planned.test.compare(regular_draws, list(draws))
             else:
                 check = planned.test.check(draws, exact[number])
@@ -260,6 +265,7 @@ class Recovery(Experiment):
     ) -> None:
         """Add the columns of a check of draws."""
         columns = check.columns() | {"num_tokens": planned.test.num_tokens} | figures
+        # A server has a K of its own.
         if self.settings.draft is not None and engine_of(self.settings).computes_here:
             columns["num_draft_tokens"] = planned.num_draft_tokens
         self.checks.append(columns)

@@ -71,10 +71,24 @@ def parted(own: str, text: str, num_tokens: int = 9) -> Divergence | None:
     return text_divergence(Writer(own), TOKENIZER, PROMPT, text, num_tokens)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["bcdé", "bc", "", "bcdé"[:3]])
-def test_a_text_is_the_references_own_as_far_as_it_goes(text: str) -> None:
-    """The last character is two tokens, and its first byte alone is no text."""
-    assert parted("bcdé", text) is None
+@pytest.mark.parametrize(
+    ("text", "num_tokens"),
+    [("bcdé", 9), ("bcdé", 5), ("bcd", 4), ("bcd\ufffd", 4), ("bc", 2), ("", 0)],
+)
+def test_a_text_is_the_references_own_as_far_as_it_goes(text: str, num_tokens: int) -> None:
+    """The last character is two tokens. Its first byte alone is no text, or a mark of some servers."""
+    assert parted("bcdé", text, num_tokens) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "position", "token"), [("", 9, 0, "b"), ("bc", 3, 2, "d")]
+)
+def test_a_text_that_ends_although_the_reference_goes_on_parts_from_it(
+    text: str, num_tokens: int, position: int, token: str
+) -> None:
+    found = parted("bcdé", text, num_tokens)
+    assert found == Divergence(position, *TOKENIZER.encode(token), -1)
+    assert found.excess == float("inf")
 
 
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
