@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from echo_server import serving
+from echo_server import EchoServer, serving
 from harness.engines.pair import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
@@ -71,6 +72,30 @@ def test_without_token_ids_the_arms_are_compared(
     servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
     outcome = harness("recovery", *QUICK, "num_draws=1000", *servers, code=1)
     assert "answers are compared with each other" in outcome.stderr
+
+
+class OwnService(EchoServer):
+    """Takes the seed of a request, as `harness serve` does."""
+
+    def _about(self, path: str) -> tuple[int, Any]:
+        status, content = super()._about(path)
+        for model in content.get("data", ()):
+            model["owned_by"] = "harness"
+        return status, content
+
+
+def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
+    harness: Harness, stack: ExitStack
+) -> None:
+    regular, speculative = OwnService("sglang"), OwnService("sglang", num_draft_tokens=1)
+    asked = ["model=tiny", "num_draws=1000", *addresses(stack, regular, speculative)]
+    harness("recovery", *QUICK, *asked, "engine.chat=true", code=3)
+    seeds = []
+    for server in (regular, speculative):
+        drawn = [body for body in server.bodies if body["temperature"] > 0]
+        seeds.append({(body["seed"], body["index"]) for body in drawn if "index" in body})
+    assert len(seeds[0]) == len(seeds[1]) >= 1000
+    assert seeds[0].isdisjoint(seeds[1])
 
 
 @pytest.mark.parametrize(("changed", "code"), [(False, 0), (True, 1)])
