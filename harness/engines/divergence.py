@@ -94,7 +94,7 @@ class _Written:
         self.tokens: list[int] = []
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
-        self._num_before = len(self._shown(prompt))
+        self._num_before = len(self._shown(self._prompt))
 
     @property
     def after_prompt(self) -> list[int]:
@@ -114,7 +114,7 @@ class _Written:
         text = self._shown([*self._prompt, *self.tokens, *tokens])
         return text[self._num_before :].rstrip(_BROKEN)
 
-    def _shown(self, ids: Sequence[int]) -> str:
+    def _shown(self, ids: list[int]) -> str:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(ids, **options))
 
