@@ -161,7 +161,8 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
     global _outcome
     outcome = _outcome = _Outcome(quiet=True)
     machine.note_command_line([command, *arguments])
-    with signals.interrupting(), redirect_stdout(sys.stdout if verbose else io.StringIO()):
+    stdout = sys.stdout if verbose else io.StringIO()
+    with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
         _run_hydra(command, arguments)
     return outcome
 

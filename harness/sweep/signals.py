@@ -7,8 +7,10 @@ libraries swallow it. So a signal is not always raised at once:
     raising      while a run decodes                       raises KeyboardInterrupt in the main thread
     postponing   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
                  written                                   second signal is raised at once
-    ending       during imports before there are rows      ends the process without an exception
-                 to write
+    ending       instead of postponing where               ends the process without an exception
+                 `interrupting` was given `end_process`:
+                 during imports before there are rows
+                 to write, and in `leaving`
 
 An exception that disappears in a destructor is raised again.
 """
@@ -33,12 +35,17 @@ _postponed: list[BaseException] | None = None
 _end_process: Callable[[], NoReturn] | None = None
 # Standard streams that were a terminal at first.
 _terminals: list[int] = []
+# Whether the process is of a program that has called `harness.run`.
+_is_embedded = False
 # The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
 
 def handle(number: int, make_error: Callable[[], BaseException]) -> None:
-    """Let a signal raise an error in the main thread: at once, or later if it is postponed."""
+    """Let a signal raise an error in the main thread: at once, or later if it is postponed.
+
+    For the rest of the process; `interrupting` goes back to the handlers before.
+    """
     # Always the same error, by which `_raise_again` recognises it.
     error_once = functools.cache(make_error)
 
@@ -68,7 +75,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     signals.
 
     Args:
-        end_process: ends the process at once instead of postponing a signal.
+        end_process: of the command line: ends the process at once instead of postponing a signal.
     """
     global _postponed, _terminals, _end_process
     if threading.current_thread() is not threading.main_thread():
@@ -80,10 +87,11 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
         signal.SIGHUP: ("stopped by SIGHUP",),
     }
     handlers = {number: signal.getsignal(number) for number in reasons}
+    # None is a handler that Python did not install, and so could not put back.
+    replaced = [number for number in reasons if handlers[number] not in (signal.SIG_IGN, None)]
     unraisable_hook = sys.unraisablehook
-    for number, reason in reasons.items():
-        if handlers[number] is not signal.SIG_IGN:
-            handle(number, functools.partial(KeyboardInterrupt, *reason))
+    for number in replaced:
+        handle(number, functools.partial(KeyboardInterrupt, *reasons[number]))
     _postponed = []
     _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     _end_process = end_process
@@ -94,8 +102,20 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
         sys.unraisablehook = unraisable_hook
         _postponed = None
         _end_process = None
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number in replaced:
+            signal.signal(number, handlers[number])
+
+
+@contextmanager
+def embedded() -> Iterator[None]:
+    """Run a command in the process of a program that has garbage of its own (`harness.run`)."""
+    global _is_embedded
+    before = _is_embedded
+    _is_embedded = True
+    try:
+        yield
+    finally:
+        _is_embedded = before
 
 
 def raise_postponed() -> None:
@@ -109,9 +129,10 @@ def raise_postponed() -> None:
 
 def load(module: str, *, must_go_on: bool = False) -> Any:
     """Import a module, and torch with it, while signals end the process or are postponed.
+    Afterwards they raise at once.
 
     Args:
-        must_go_on: postpone signals in every process, because there are rows to write.
+        must_go_on: always postpone signals, because there are rows to write.
     """
     global _postponed, _end_process
     end_process = _end_process
@@ -119,14 +140,17 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
     if must_go_on:
         _end_process = None
     is_new = module not in sys.modules
-    # Importing makes millions of objects; looking through them for garbage takes seconds, now and later.
+    # Importing makes millions of objects. Looking through them for garbage takes seconds: now, so
+    # the collector is off, and later, so they are exempt. What a program made before would be, too.
+    collects = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(module)
     finally:
-        if is_new:
+        if is_new and not _is_embedded:
             gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()
         _end_process = end_process
         raise_postponed()
 
@@ -157,8 +181,12 @@ def finishing() -> Iterator[None]:
     _end_process = None
     try:
         yield
+    except Exception:
+        # Code that goes on after this error meets the signal at the next `raise_postponed`.
+        _postponed = _postponed or None
+        raise
     except BaseException:
-        # It ends the run, as the signal would have done.
+        # It ends everything, as the signal would have done.
         _postponed = None
         raise
     finally:

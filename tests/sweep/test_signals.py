@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import forked
+from harness import run
 from harness.experiments.session import Session
 from harness.results.schema import RunRow
 from harness.sweep import signals
@@ -88,6 +91,55 @@ def test_what_an_import_leaves_is_exempt_from_collections(
         assert gc.get_freeze_count() > before + len(lists)
     finally:
         sys.modules.pop("makes_lists", None)
+
+
+def test_a_collector_that_was_off_stays_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "is_empty.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    gc.disable()
+    try:
+        signals.load("is_empty")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        sys.modules.pop("is_empty", None)
+
+
+class HoldsItself:
+    """Freed by the collector alone."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_a_program_made_that_calls_a_command_is_still_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that a notebook deletes later must not keep its memory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "harness.experiments.plan", raising=False)
+    model = HoldsItself()
+    is_alive = weakref.ref(model)
+    run("plan", *QUICKEST_PAIR)
+    assert "harness.experiments.plan" in sys.modules
+    del model
+    gc.collect()
+    assert is_alive() is None
+
+
+def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program in another language that holds the interpreter."""
+    before = signal.getsignal(signal.SIGHUP)
+    known = signal.getsignal
+    monkeypatch.setattr(
+        signal, "getsignal", lambda number: None if number == signal.SIGHUP else known(number)
+    )
+    with signals.interrupting():
+        assert known(signal.SIGHUP) is before
+        assert known(signal.SIGTERM) is not before
+    assert known(signal.SIGHUP) is before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -165,6 +217,43 @@ def test_a_second_signal_does_not_wait_for_rows() -> None:
             wait()
 
     assert interruption(signals.raise_postponed, write) == "stopped by SIGTERM"
+
+
+def test_a_signal_is_not_lost_if_rows_cannot_be_written() -> None:
+    """The error may end a job alone, and what called for it goes on."""
+    jobs: list[int] = []
+
+    def fail_to_write() -> None:
+        jobs.append(1)
+        with contextlib.suppress(OSError), signals.finishing():
+            send(signal.SIGTERM)
+            raise OSError("No space left on device")
+
+    next_job = (signals.raise_postponed, lambda: jobs.append(2))
+    assert interruption(signals.raise_postponed, fail_to_write, *next_job) == "stopped by SIGTERM"
+    assert jobs == [1]
+
+
+def test_a_signal_after_rows_that_were_not_written_interrupts_at_once() -> None:
+    def fail_to_write() -> None:
+        with contextlib.suppress(OSError), signals.finishing():
+            raise OSError("No space left on device")
+
+    send_one = functools.partial(send, signal.SIGTERM)
+    assert interruption(fail_to_write, send_one, wait) == "stopped by SIGTERM"
+
+
+def test_a_failed_run_that_was_interrupted_says_both(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_write(session: Session, rows: Sequence[RunRow]) -> None:
+        send(signal.SIGINT)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Session, "write_rows", fail_to_write)
+    outcome = harness("latency", "test=true", "draft=none", code=130)
+    assert "No space left on device" in outcome.stderr
+    assert outcome.stderr.endswith("interrupted; what was measured so far is kept\n")
 
 
 ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
