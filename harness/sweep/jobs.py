@@ -35,41 +35,51 @@ class _Crew:
     """The worker of this process, if it has one.
 
     Attributes:
-        pair: the pair that the worker has loaded: all settings that decide what is loaded, as text.
-            The number of a repeat is one of them, so that each repeat has a new process.
+        held: the pair that the worker has loaded and its number of GPUs: all settings that decide
+            them, as text. The number of a repeat is one of them, so that each has a new process.
         idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
-        failures: reasons why pairs failed to load, by pair.
+        failures: reasons why pairs failed to load, by pair, number of GPUs and limit of time.
     """
 
     worker: Worker | None = None
-    pair: str = ""
+    held: str = ""
     idle: threading.Timer | None = None
     failures: dict[str, str] = field(default_factory=dict)
 
-    def worker_for(self, pair: str, settings: RunSettings) -> Worker:
-        """The worker that has loaded this pair, or a new one; it does not end while idle now."""
-        if self.idle is not None:
-            # `join` waits for a timer that is already ending the worker.
-            self.idle.cancel()
-            self.idle.join()
-        if self.worker is None or self.pair != pair:
-            self.dismiss()
+    def worker_for(self, settings: RunSettings) -> Worker:
+        """The worker that holds the pair of these settings, or a new one."""
+        # The job that follows keeps it busy.
+        self._stop_timer()
+        held = repr((pair_of(settings), settings.gpus_per_job))
+        if self.worker is None or self.held != held:
+            self._end_worker()
             gpus = lease(settings.gpus_per_job)
             self.worker = Worker(num_ranks(settings, len(gpus)), gpus)
-            self.pair = pair
+            self.held = held
         return self.worker
 
     def dismiss(self) -> None:
         """End the worker, and free its GPUs."""
-        if self.worker is not None:
-            self.worker.close()
-        self.worker = None
+        self._stop_timer()
+        self._end_worker()
 
     def dismiss_when_idle(self) -> None:
         """End the worker if no job comes soon."""
-        self.idle = threading.Timer(_IDLE_S, self.dismiss)
+        self.idle = threading.Timer(_IDLE_S, self._end_worker)
         self.idle.daemon = True
         self.idle.start()
+
+    def _stop_timer(self) -> None:
+        """Stop the timer; if it is ending the worker already, wait until it has."""
+        if self.idle is not None:
+            self.idle.cancel()
+            self.idle.join()
+        self.idle = None
+
+    def _end_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+        self.worker = None
 
 
 _crew = _Crew()
@@ -188,14 +198,16 @@ def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[
 
 def _measure(job: Job) -> Sequence[RunRow]:
     """Run the job in the worker that has loaded its pair."""
-    pair = repr(pair_of(job.settings))
-    reason = _crew.failures.get(pair)
+    settings = job.settings
+    # With more GPUs or more time it may load.
+    attempt = repr((pair_of(settings), settings.gpus_per_job, settings.job_timeout_s))
+    reason = _crew.failures.get(attempt)
     if reason:
         return job.ensure_rows(f"not tried, because the pair failed to load before: {reason}")
-    worker = _crew.worker_for(pair, job.settings)
+    worker = _crew.worker_for(settings)
     started = time.monotonic()
     try:
-        error = worker.run(job, job.settings.job_timeout_s)
+        error = worker.run(job, settings.job_timeout_s)
     except KeyboardInterrupt:
         _crew.dismiss()
         rows = job.rows()
@@ -206,12 +218,12 @@ def _measure(job: Job) -> Sequence[RunRow]:
     failed = any(row.status != "ok" for row in rows)
     failed_to_load = failed and worker.loading
     if failed_to_load:
-        _crew.failures[pair] = str(rows[0].error)
+        _crew.failures[attempt] = str(rows[0].error)
     if failed or worker.has_ended:
         # A failure may have left something behind. A process also ends by itself after a good job,
         # where the capture of a CUDA graph failed in it.
         _crew.dismiss()
-    elif job.settings.gpus_per_job is not None:
+    elif settings.gpus_per_job is not None:
         _crew.dismiss_when_idle()
     return rows
 

@@ -1,0 +1,107 @@
+"""Which worker a job of a sweep gets, and how that is ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from harness.config.errors import HarnessError, RunError
+from harness.menu.commands.latency import LatencySettings
+from harness.results.schema import RunRow
+from harness.sweep import jobs
+from processes import TIMEOUT_S
+from report_files import latency_run
+from some_settings import settings_of
+
+
+class SomeJob:
+    """A job whose process writes no rows."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings_of(LatencySettings, **settings)
+
+    def ensure_rows(self, reason: str) -> Sequence[RunRow]:
+        return latency_run(status="failed", error=reason)
+
+
+class SlowLoader:
+    """A worker that needs 100 s to load a pair."""
+
+    def __init__(self, num_ranks: int, gpus: Mapping[str, int]) -> None:
+        self.gpus = list(gpus)
+        self.loading = False
+        self.has_ended = False
+
+    def run(self, job: SomeJob, timeout_s: float | None) -> HarnessError | None:
+        self.loading = timeout_s is not None and timeout_s < 100
+        return RunError(f"no end after {timeout_s} s") if self.loading else None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> jobs._Crew:
+    crew = jobs._Crew()
+    monkeypatch.setattr(jobs, "_crew", crew)
+    monkeypatch.setattr(jobs, "Worker", SlowLoader)
+    monkeypatch.setattr(jobs, "lease", lambda number: dict.fromkeys("012"[: number or 0], 0))
+    return crew
+
+
+def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs._Crew) -> None:
+    one, two = (settings_of(LatencySettings, gpus_per_job=number) for number in (1, 2))
+    first: Any = crew.worker_for(one)
+    assert crew.worker_for(one) is first
+    assert first.gpus == ["0"]
+    second: Any = crew.worker_for(two)
+    assert second.gpus == ["0", "1"]
+
+
+def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs._Crew) -> None:
+    errors = []
+    for timeout_s in (10.0, 10.0, 600.0):
+        job: Any = SomeJob(job_timeout_s=timeout_s)
+        errors.append(jobs._measure(job)[0].error)
+    assert errors == [
+        "no end after 10.0 s",
+        "not tried, because the pair failed to load before: no end after 10.0 s",
+        "its process wrote no row",
+    ]
+
+
+def test_a_worker_that_ends_while_idle_is_not_ended_twice(
+    crew: jobs._Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep ends while the timer is ending the worker."""
+    is_closing = threading.Event()
+    may_close = threading.Event()
+    num_closed = 0
+
+    def close(worker: SlowLoader) -> None:
+        nonlocal num_closed
+        num_closed += 1
+        if num_closed > 1:
+            may_close.set()
+        is_closing.set()
+        assert may_close.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(SlowLoader, "close", close)
+    monkeypatch.setattr(jobs, "_IDLE_S", 0.0)
+    crew.worker_for(settings_of(LatencySettings, gpus_per_job=1))
+    crew.dismiss_when_idle()
+    timer: Any = crew.idle
+    join = timer.join
+
+    def join_when_closed() -> None:
+        may_close.set()
+        join()
+
+    monkeypatch.setattr(timer, "join", join_when_closed)
+    assert is_closing.wait(TIMEOUT_S)
+    crew.dismiss()
+    join_when_closed()
+    assert num_closed == 1
