@@ -19,13 +19,19 @@ from harness.engines.faults import (
     faulty_verification,
 )
 
-# Values of `decoding.rule`: any other is `verify` for chains, and `verify_rounds` for trees.
+# Values of `decoding.rule`. `deepmind` and `google` are `verify` for chains, where `google` alone may
+# have a lenience, and `verify_rounds` for trees. Settings refuse `typical` with trees, and `eagle`
+# with chains (`menu.trees.check_trees`).
 _RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typical}
 _TREE_RULES: dict[str, TreeRule] = {"block": verify_traversal, "eagle": verify_eagle}
 
 
 class AcceptanceRule(NamedTuple):
-    """A rule of acceptance with its lenience. Equal for equal settings."""
+    """A rule of acceptance. Equal for equal settings.
+
+    Attributes:
+        lenience: l in (0, 1]; a token is accepted with min(1, target / (l draft)). 1 is lossless.
+    """
 
     verification: Verification
     lenience: float
@@ -41,11 +47,16 @@ def rule_of(decoding: DecodingSettings, fault: Fault) -> AcceptanceRule:
     rates = decoding.synthetic_rates
     rule = _RULES.get(decoding.rule, verify) if rates is None else AcceptByCoin(rates)
     lenience = LENIENCE if fault == "lenience" else decoding.lenience
+    # One of the faults warps twice.
     return AcceptanceRule(faulty_verification(fault, warp_of(decoding), rule), lenience)
 
 
 def tree_rule_of(decoding: DecodingSettings, fault: Fault) -> TreeRule:
-    """The rule of these settings for trees, with the fault in it."""
+    """The rule of these settings for trees, with the fault in it.
+
+    Settings refuse lenience and synthetic rates with trees (`menu.trees.check_trees`), and all faults
+    but `bonus_from_wrong_position` and one of the caches (`RecoverySettings`).
+    """
     rule = _TREE_RULES.get(decoding.rule, verify_rounds)
     return TreeBonusFromWrongPosition(rule) if fault == "bonus_from_wrong_position" else rule
 

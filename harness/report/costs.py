@@ -20,7 +20,7 @@ import numpy as np
 from harness.results.rows.compare import CompareRow
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
-GAVE_UP = "drafting does not pay: auto gave it up"
+AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 
 
 class Costs(NamedTuple):
@@ -171,8 +171,8 @@ def share_of_predicted(row: LatencyRow) -> float | None:
     return measured / row.predicted_speedup
 
 
-def gave_up(row: LatencyRow) -> bool:
-    """Whether `auto` stopped drafting: too few draft tokens are left to compute costs from."""
+def auto_gave_up(row: LatencyRow) -> bool:
+    """Whether K=auto stopped drafting, after which too few draft tokens are left for costs."""
     return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
 
 
@@ -189,7 +189,7 @@ def _most_acceptable(row: LatencyRow, proposed: float) -> float:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
-    """The strongest limit of the speed-up, unless `auto` gave up; None where costs are unknown."""
+    """The strongest limit of the speed-up; None where costs are unknown."""
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None:
         return None
@@ -207,7 +207,7 @@ def held_back_in_words(regular: LatencyRow | None, row: LatencyRow) -> str | Non
     limit = held_back(regular, row)
     if limit is None:
         return None
-    if gave_up(row):
-        return GAVE_UP
+    if auto_gave_up(row):
+        return AUTO_GAVE_UP
     ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {row.predicted_speedup:.2f}×"
     return f"{limit.cause}: {limit.numbers} {ideal}"

@@ -8,10 +8,10 @@ from operator import attrgetter
 from harness.config.amounts import amount
 from harness.menu.records import METHODS
 from harness.report.costs import (
-    GAVE_UP,
+    AUTO_GAVE_UP,
     Costs,
+    auto_gave_up,
     costs_in_steps,
-    gave_up,
     held_back,
     tokens_per_iteration,
 )
@@ -19,8 +19,11 @@ from harness.report.latency import BOUNDS, SPEEDUP
 from harness.report.pairs import MeasuredPair
 from harness.report.rivals import rivals_lines
 from harness.report.table import Column, Table, grouped, number
+from harness.report.words import in_words
+from harness.results.rows.latency import LatencyRow
 
-# Columns in which methods must be equal to be compared.
+# Columns in which methods must be equal to be compared. A method may have a runner, placement and
+# rule of its own; `MeasuredPair.method` tells a lossy rule and synthetic acceptance.
 CONDITIONS = (
     "model quantization dtype devices engine temperature top_k top_p batch_size max_new_tokens"
     " ignore_eos prompts weights"
@@ -33,13 +36,24 @@ def methods_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
     conditions = attrgetter(*CONDITIONS)
     comparable = grouped(drafting, lambda pair: conditions(pair.row)).values()
     groups = [group for group in comparable if len({pair.row.draft for pair in group}) > 1]
+    titles = _titles([group[0].row for group in groups])
     tables = []
-    for place, group in enumerate(groups):
-        row = group[0].row
-        batches = f", batches of {row.batch_size}" if len(groups) > 1 else ""
-        title = f"What drafts best for {row.model}{batches}"
+    for place, (title, group) in enumerate(zip(titles, groups, strict=True)):
         tables.append(_methods_table(f"methods{place or ''}", title, group))
     return tables
+
+
+def _titles(rows: Sequence[LatencyRow]) -> list[str]:
+    """A title for each row's table, with the conditions in which the rows differ."""
+    different = []
+    for column in CONDITIONS:
+        if column != "model" and len({getattr(row, column) for row in rows}) > 1:
+            different.append(column)
+    titles = []
+    for row in rows:
+        conditions = filter(None, [in_words(row, column) for column in different])
+        titles.append(", ".join([f"What drafts best for {row.model}", *conditions]))
+    return titles
 
 
 def _methods_table(key: str, title: str, group: Sequence[MeasuredPair]) -> Table:
@@ -71,14 +85,14 @@ def _methods_table(key: str, title: str, group: Sequence[MeasuredPair]) -> Table
 
 
 def _costs(pair: MeasuredPair) -> Costs | None:
-    return None if gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+    return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
 
 
 def _held_back(pair: MeasuredPair) -> str | None:
     limit = held_back(pair.regular, pair.row)
     if limit is None:
         return None
-    return GAVE_UP if gave_up(pair.row) else limit.in_short
+    return AUTO_GAVE_UP if auto_gave_up(pair.row) else limit.in_short
 
 
 def _memory(pair: MeasuredPair) -> str | None:

@@ -13,7 +13,7 @@ from harness.report.latency import speedup_in_words, why_no_gain
 from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Line, grouped, times
-from harness.report.words import in_words
+from harness.report.words import in_words, labels
 from harness.results.rows.latency import LatencyRow
 
 
@@ -40,8 +40,10 @@ class MeasuredPair:
 
     @property
     def method(self) -> str:
-        """The way to draft, with what distinguishes it from the same way in other runs."""
-        return " · ".join([str(self.row.draft), *self.name.details])
+        """The way to draft, with the labels of a pair that is not real, and with what distinguishes
+        it from the same way in other runs.
+        """
+        return " · ".join([str(self.row.draft), *labels(self.row), *self.name.details])
 
     @property
     def partial(self) -> bool:

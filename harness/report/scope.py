@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from harness.report.categories import Category
-from harness.report.costs import best_of, gave_up, held_back, predicted_by_k
+from harness.report.costs import auto_gave_up, best_of, held_back, predicted_by_k
 from harness.report.pairs import MeasuredPair, fastest_pair
 from harness.report.table import Line, times
 from harness.report.words import device_of, in_words, settings_line
@@ -41,7 +41,7 @@ def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]
     if row.decode_speedup and row.speedup_high and row.decode_speedup > row.speedup_high:
         yield f"longer answers, towards {times(row.decode_speedup)}"
     limit = held_back(pair.regular, row)
-    if limit is not None and not gave_up(row):
+    if limit is not None and not auto_gave_up(row):
         yield f"most of all, {limit.in_short}"
 
 

@@ -184,6 +184,26 @@ def test_methods_of_different_engines_are_not_ranked() -> None:
     assert len(methods_tables(latency_pairs([Run(rows) for rows in runs]))) == 1
 
 
+def test_a_method_with_synthetic_acceptance_is_labelled() -> None:
+    runs = [latency_run(draft="7B", synthetic_acceptance=0.8), latency_run(draft="lookup")]
+    (table,) = methods_tables(latency_pairs([Run(rows) for rows in runs]))
+    _, cells = table.shown()
+    assert {method for method, *_ in cells} == {"7B · synthetic 0.8", "lookup"}
+
+
+def test_titles_tell_tables_of_methods_apart() -> None:
+    runs = []
+    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
+        for draft in ("7B", "lookup"):
+            conditions = {"temperature": temperature, "batch_size": size}
+            runs.append(Run(latency_run(draft=draft, **conditions)))
+    assert {table.title for table in methods_tables(latency_pairs(runs))} == {
+        "What drafts best for 13B, greedy",
+        "What drafts best for 13B, temperature 0.5",
+        "What drafts best for 13B, temperature 0.5, batches of 8",
+    }
+
+
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
     assert "held back most" not in capsys.readouterr().out
