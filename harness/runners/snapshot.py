@@ -43,7 +43,10 @@ _MOST_UNREAD = 16
 
 
 class _Tolerance(NamedTuple):
-    """An error that is accepted, if it is within either of these shares."""
+    """An error that is accepted, if it is within either of these shares.
+
+    The second one is for rounding that is large only against a small influence.
+    """
 
     of_influence: float  # of what earlier tokens change in the logits
     of_logits: float  # of the logits themselves: rounding
@@ -85,8 +88,9 @@ class SnapshotRunner(Runner):
         """Wrap a model.
 
         Args:
-            takes_back: whether `keep` may keep fewer tokens than were extended. False: the state is
-                never copied, and tokens are read one by one, as every model can.
+            takes_back: whether `keep` may keep fewer tokens than were extended. False, for a target
+                without a draft: the state is never copied, and tokens are read one by one, as every
+                model can.
             keeps_first: the first token of an extension is always kept, as a target's is; one
                 alone, as in regular decoding, then needs no copy of the state.
         """
@@ -245,12 +249,13 @@ class SnapshotRunner(Runner):
         without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
         influence = (expected - without_before).norm()
         error = (actual - expected[0]).norm()
-        is_influence_wrong = error > tolerance.of_influence * influence
-        if is_influence_wrong and error > tolerance.of_logits * expected.norm():
-            share = float(error / influence)
-            raise UnsupportedModelError(
-                f"gets the influence of earlier tokens wrong by {share:.0%}"
-            )
+        is_influence_right = error <= tolerance.of_influence * influence  # false for nan
+        if is_influence_right or error <= tolerance.of_logits * expected.norm():
+            return
+        if not error.isfinite():
+            raise UnsupportedModelError("gives outputs that are not finite numbers")
+        share = float(error / influence)
+        raise UnsupportedModelError(f"gets the influence of earlier tokens wrong by {share:.0%}")
 
     def _forward(
         self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False

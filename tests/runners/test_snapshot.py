@@ -141,6 +141,24 @@ def test_a_state_that_takes_in_padding_is_found() -> None:
         SnapshotRunner(model, takes_back=False).check(2)
 
 
+def test_a_state_that_gives_no_numbers_is_found() -> None:
+    """As half precision does that overflows where a row is padded."""
+    model = random_model("mamba2")
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def overflowing(*arguments: Any, attention_mask: Any = None, **named: Any) -> Any:
+        output = forward(*arguments, attention_mask=attention_mask, **named)
+        if attention_mask is not None:
+            output.logits = output.logits * torch.nan
+        return output
+
+    model.forward = overflowing
+    SnapshotRunner(model).check(1)
+    with pytest.raises(UnsupportedModelError, match="not finite numbers"):
+        SnapshotRunner(model).check(2)
+
+
 def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
     model = random_model("falcon_h1")
     widths: list[int] = []
