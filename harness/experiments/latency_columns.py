@@ -38,7 +38,8 @@ class LatencyFigures:
             nothing.
         suspicion: columns about another engine's sampling.
         identical: columns of the regular arm measured against itself.
-        pass_ms: the time of a pass of the target by its number of tokens.
+        pass_ms: the time of a pass of the target over one token, over two, and so on; None for
+            those that were not timed.
         roofs: of the target, and of the draft where it reads weights of its own.
     """
 
@@ -143,8 +144,9 @@ class LatencyFigures:
             columns["draft_floor_ms"] = draft.floor_ms
         if self.settings.engine.name == "local":
             decoding = self.settings.decoding
-            # K=auto goes by measured times, and what is drawn depends on K.
-            depends_on_times = decoding.num_draft_tokens == "auto" and decoding.temperature > 0
+            # K=auto goes by measured times, and which numbers and coins a token gets depends on K.
+            is_by_chance = decoding.temperature > 0 or decoding.synthetic_acceptance is not None
+            depends_on_times = decoding.num_draft_tokens == "auto" and is_by_chance
             columns["reproducible"] = not depends_on_times
         return columns
 
@@ -166,5 +168,6 @@ class LatencyFigures:
             **speedup.columns("speedup"),
             **decode_times.speedup(*self.resampling).columns("decode_speedup"),
             "speedup_covers": covers,
+            # A single batch is one arm after the other.
             "interleaved": len(set(self.moments)) > 1,
         }

@@ -198,7 +198,7 @@ def _other_texts(row: LatencyRow) -> str | None:
         return None
     return (
         "K=auto follows measured times, so that the same command gives other texts above"
-        " temperature 0 (reproducible=false)."
+        " temperature 0, and with a synthetic acceptance (reproducible=false)."
     )
 
 

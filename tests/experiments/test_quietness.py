@@ -117,3 +117,6 @@ def test_a_run_has_the_columns(harness: Harness) -> None:
     assert mentions(shown, "K=auto", "temperature 0", "reproducible=false")
     harness("latency", *asked, "decoding=greedy")
     assert results().iloc[-1]["reproducible"] == True  # noqa: E712
+    # A coin accepts other tokens than the target's.
+    harness("latency", *asked, "decoding=greedy", "decoding.synthetic_acceptance=0.8")
+    assert results().iloc[-1]["reproducible"] == False  # noqa: E712
