@@ -79,7 +79,9 @@ class Verdict:
     draft_probability: Tensor
 
     def select(self, rows: Tensor, width: int) -> Verdict:
-        """Return the verdict over these rows [n], and the first `width` draft tokens of each."""
+        """Return the verdict over these rows [n], and the first `width` draft tokens of each, where
+        the others of the batch were offered more.
+        """
         return Verdict(
             num_accepted=self.num_accepted[rows],
             next_token=self.next_token[rows],
@@ -111,8 +113,9 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
 
     Args:
         accepted: [B, K] bool, the result of each test.
-        offer: the target probabilities need not sum to one: block verification passes scaled ones.
-            Draft probabilities are subtracted from them as they are.
+        offer: the target probabilities need not sum to one. Block verification scales those after
+            the i-th token by p_i, and not the draft's, because the token that follows is drawn from
+            max(0, p_i target - draft) (`rules`).
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)

@@ -119,7 +119,8 @@ def _growth(plan: TreePlan, depth: int, warp: AnyWarp, device: torch.device) -> 
     num_sequences = plan.budget // depth
     if plan.replacement and drawn_with is not None:
         return SequenceGrowth(num_sequences, depth, drawn_with)
-    # Sequences of likeliest tokens would all be the same, so they begin with different ones.
+    # Sequences of likeliest tokens would all be the same, so they begin with different ones. They
+    # are never joined with texts, so nodes have no values.
     return StaticGrowth(sequences_shape(num_sequences, depth), drawn_with, device)
 
 

@@ -78,7 +78,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     """
     settings = pair.draft_settings
     if settings is not None:
-        demanded = replace(demanded, most_nodes=settings.most_nodes)
+        demanded = replace(demanded, most_nodes=settings.most_nodes)  # 0 for chains
     target, target_name = _target_runner(pair, demanded, say)
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
@@ -97,7 +97,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
         make = make_drafter(pair, draft, pair.vocabulary_size)
     if make is not None and pair.head is not None:
         head, head_name = prepare_head(pair, make, demanded, say)
-        # An eager head under an eager target goes by the target's runner.
+        # Where nothing is prepared, the head goes by the target's runner.
         if prepared or head is not None:
             draft_name = head_name
         if head is not None:
@@ -153,6 +153,7 @@ def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
     """The passes over trees that verify them, together with the token before each."""
     settings: Any = pair.draft_settings
     decoding = demanded.decoding
+    # `Method.warp` also restricts the tokens, which does not matter here.
     is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
     judge = TreeJudge(warp_of(decoding), tree_rule_of(decoding, demanded.fault), is_deterministic)
     num_tokens = demanded.most_nodes + 1

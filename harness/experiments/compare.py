@@ -145,7 +145,7 @@ class Compare(Experiment):
             return False
         self._race(session, line)
         # A closed stdout means that nobody reads further races.
-        return self._console.unread and not self.settings.json
+        return self._console.reader_has_left and not self.settings.json
 
     def _race(self, session: Session, prompt: str) -> None:
         """Run one prompt through every arm, show the race, and write its row, however it ends."""

@@ -11,7 +11,8 @@ from harness.report.runs import Run
 from harness.report.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.schema import RunRow
 
-# Shown elsewhere, or no reason for a difference.
+# Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or
+# another place of the report shows.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
     " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output".split()
@@ -43,7 +44,7 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The same value for rows that differ in K alone."""
+        """The same value for rows that differ in nothing, or in K, or in circumstances alone."""
         return self.pair, *self.settings
 
     @property
@@ -114,8 +115,8 @@ def named_runs(runs: Sequence[Run]) -> list[Named]:
 def _columns_in_names(rows: Sequence[RunRow]) -> tuple[dict[str, str], list[str]]:
     """Settings that may be in names, each with its path, and circumstances.
 
-    The path is empty for those that readers look at first. An entry of the column `settings` counts
-    as a column.
+    The path is empty for those that readers look at first. The column `settings` has changed
+    settings that have no column, by their paths; each of these counts as a column.
     """
     settings = dict.fromkeys(FIRST_SETTINGS, "")
     circumstances = []

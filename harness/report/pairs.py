@@ -118,7 +118,7 @@ def latency_pairs(runs: Sequence[Run]) -> list[MeasuredPair]:
 
 
 def k_series(pairs: Iterable[MeasuredPair]) -> list[list[MeasuredPair]]:
-    """Groups of pairs that differ in K alone; K ascending, `auto` last."""
+    """Groups of pairs that differ in K, or circumstances, alone; K ascending, `auto` last."""
     groups = grouped(pairs, attrgetter("name.group")).values()
     return [sorted(group, key=attrgetter("name.k_order")) for group in groups]
 

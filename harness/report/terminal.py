@@ -36,14 +36,14 @@ class LastingConsole(Console):
     """A console that survives the end of its reader, as of `| head`.
 
     Attributes:
-        unread: whether the reader has ended, so that nothing more is printed.
+        reader_has_left: whether the reader has ended, so that nothing more is printed.
     """
 
-    unread = False
+    reader_has_left = False
 
     def on_broken_pipe(self) -> None:
         """Discard any further output. Rich itself would end the process."""
-        self.unread = True
+        self.reader_has_left = True
         discard(self.file)
 
 

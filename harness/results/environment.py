@@ -66,7 +66,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
 def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
     """The part of `environment` that every run's rows carry. A commit with uncommitted changes ends in `-dirty`."""
     commit, dirty = git_state(_PACKAGE)
-    # Where torch is not imported nothing computes.
+    # Where torch is not imported, as in a sweep's own process, nothing computes.
     torch: Any = sys.modules.get("torch")
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -26,7 +26,7 @@ _NUM_WARMUPS = 3
 
 class GraphRecorder:
     """Records CUDA graphs on one device. They share memory, so no two of them may run at the same
-    time.
+    time: each `CallMaker` has a recorder of its own, and one thread calls its graphs in turn.
 
     `has_failed` is whether a capture has failed in this process: torch's allocator and random
     generators may then go on as if it lasted.
@@ -100,8 +100,9 @@ class FixedCall:
     graph.
 
     Args:
-        call: to be recorded it must not wait for the device, and must find everything but `inputs`
-            at the same addresses every time. It then runs several times, on copies of `inputs`.
+        call: returns new tensors, never an input. To be recorded it must not wait for the device,
+            and must find everything but `inputs` at the same addresses every time. It then runs
+            several times, on copies of `inputs`.
         compiler: makes another call of the call on the buffers.
     """
 
@@ -133,7 +134,7 @@ class FixedCall:
         return tuple(output.clone() for output in self._outputs)
 
     def clear(self) -> None:
-        """Zero the outputs, so that a replay that writes nothing shows."""
+        """Zero a graph's outputs, so that a replay that writes nothing shows."""
         for output in self._outputs:
             output.zero_()
 

@@ -101,6 +101,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
         _record(job, rows, "measured before")
         return rows
     started = time.monotonic()
+    # A command that measures nothing, such as `plan`, loads nothing that could end the process.
     rows = _measure(job) if COMMANDS[job.command].measures else _run_quietly(job)
     _record(job, rows, _duration(time.monotonic() - started))
     return rows

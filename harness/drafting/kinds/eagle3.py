@@ -41,7 +41,8 @@ class EagleConfig(HeadConfig):
         transformer: the configuration of its own layers.
         norm_before_residual: whether the first layer's residual is the normalised state.
         norm_before_fc: whether one norm over all features comes before they are joined.
-        fc_norm: whether, instead, the features of each layer have a norm of their own there.
+        fc_norm: whether the features of each layer have a norm of their own there. No head that we
+            know has both.
         norm_output: whether the next entry takes the normalised state.
     """
 
@@ -313,8 +314,10 @@ class Eagle3(HeadKind):
         """Return the fields of an `EagleConfig`."""
         raw = stored.raw
         usually_stored = ["lm_head"]
-        # speculators' and DeepSpec's formats store an embedding, SafeAILab's does not.
-        if "target_layer_ids" in raw or "transformer_layer_config" in raw:
+        # SafeAILab's format stores no embedding.
+        is_of_deepspec = "target_layer_ids" in raw
+        is_of_speculators = "transformer_layer_config" in raw
+        if is_of_deepspec or is_of_speculators:
             usually_stored.append("embed_tokens")
         fields = stored.layered(shapes, usually_stored)
         for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
