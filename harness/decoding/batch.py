@@ -195,9 +195,9 @@ class Rows:
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position)
 
-    def none_ends_within(self, count: int) -> bool:
+    def all_go_on_beyond(self, count: int) -> bool:
         """Return whether no row has ended, nor would by its length within `count` further tokens: a
-        turn may then be queued ahead.
+        turn may then be queued ahead. A row that has ended leaves before the next turn is queued.
         """
         if any(row.ended for row in self.members):
             return False

@@ -114,7 +114,9 @@ class Turn:
         return Origin.RECOVERED if self._is_rejection(place) else Origin.BONUS
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
-        """Return the verdict over the rows at these places of the batch."""
+        """Return the verdict over the rows at these places of the batch, one at least: a turn for
+        which no row is left is dropped.
+        """
         if self.verdict is None or len(places) == len(self.lengths):
             return self.verdict
         width = max(self.lengths[place] for place in places)
@@ -138,7 +140,9 @@ class ChainTurn(Turn):
     """A turn in which chains of draft tokens were verified, or none."""
 
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
-        # A rule may accept a token whatever the target's probability of it is (`AcceptByCoin`).
+        # All that was offered must be finite, not only what was accepted: a rule may accept a token
+        # whatever the target's probability of it is (`AcceptByCoin`). The padding behind a shorter
+        # row's tokens has figures, too, and counts.
         width = max(self.lengths)
         for place in places:
             row = rows.members[place]
@@ -224,7 +228,7 @@ class Turns:
         turn = self._queued or self._queue(rows.progress)
         self._queued = None
         ahead = self._num_tokens_ahead
-        if may_work_ahead and ahead is not None and rows.none_ends_within(ahead):
+        if may_work_ahead and ahead is not None and rows.all_go_on_beyond(ahead):
             self._queued = self._queue_behind(turn)
             return turn.read(rows)
         record = turn.read(rows)
@@ -237,6 +241,7 @@ class Turns:
         self._settle(turn, num_accepted, next_tokens)
         before = self._rows.progress
         num_generated = added(num_accepted, [count + 1 for count in before.num_generated])
+        # Some rules take random numbers by iteration.
         num_iterations = [count + 1 for count in before.num_iterations]
         return self._queue(Progress(num_generated, num_iterations, next_tokens))
 

@@ -162,11 +162,14 @@ def _share_out(
     on_gpu = devices[0] != "cpu"
     needs = case.needs(sketch, whole=len(devices) == 1 and not num_offloaded, on_gpu=on_gpu)
     caches = sketch.block_caches(needs.tokens, needs.states)
+    # With blocks outside, only those on GPUs are quantized; those in main memory beside a disk are
+    # not (`Sketch.weights_on`).
     weights = sketch.unquantized_bytes if num_offloaded and not on_gpu else sketch.block_bytes
     loads = [weights[block] + caches[block] for block in range(num_here)]
     loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
     rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
+    # A draft that has to be split is filled in order, too, where its strategy is `sequential`.
     in_order = num_offloaded or case.placement_of(sketch).strategy == "sequential"
     places = filled(loads, rooms) if in_order else balanced(loads, rooms)
     if not places:
@@ -196,6 +199,7 @@ def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
         raise SettingError("placement", rule)
     devices = list(dict.fromkeys(device_map.values()))
     on_gpu = any(isinstance(device, int) for device in devices)
+    # A model on disk is computed in main memory, part by part.
     whole = len(devices) == 1 and devices != ["disk"]
     needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
     caches = sketch.caches_on(device_map, needs.tokens, needs.states)
@@ -206,7 +210,11 @@ def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
 
 
 def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
-    """Follow the user's map, if it suits the model and the machine. It keeps no reserve."""
+    """Follow the user's map, if it suits the model and the machine.
+
+    Only a target has a map (`effective_placement`), and is then placed first: all that is free is
+    there for it. A map keeps no reserve.
+    """
     setting = "placement.device_map"
     device_map = {str(module): parse_device(device) for module, device in typed_map.items()}
     for device in device_map.values():
