@@ -63,7 +63,7 @@ class LoadTest:
         checks: the columns of each check, as they are found.
 
     Raises:
-        RunError: the engine does not answer at all.
+        RunError: the engine does not answer at all, or takes no sampling setting.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LoadTest:
         biased = sorted(set(prompt))[:_NUM_BIASED]
         tried = samplings(settings.decoding, biased, self._arm.penalises_prompts)
         if engine_of(settings).own_loop:
-            # Our loop has no others, which nobody expects of it.
+            # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
             self._samplings += [sampling for sampling in tried if not sampling.parameters]
             return
         for sampling in tried:
@@ -124,6 +124,11 @@ class LoadTest:
                 self._samplings.append(sampling)
             else:
                 self._refused.append(sampling.name)
+        if not self._samplings:
+            raise RunError(
+                f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
+                " sampling settings; decoding=greedy tests greedy texts alone"
+            )
         if self._refused:
             say(f"refused by the engine, and not tested: {', '.join(self._refused)}")
 
@@ -132,6 +137,7 @@ class LoadTest:
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
         requests = [each.request(self._settings.seed) for each in planned]
+        # By their place among the requests.
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_collections():
             for record in self._arm.under_load(requests, num_in_flight):
@@ -159,6 +165,7 @@ class LoadTest:
         compared: list[AnsweredRequest] = []
         read: list[RequestRecord] = []
         for planned, answer in zip([*first, *second], answers, strict=True):
+            # Others were left midway, or ended at once.
             if planned.is_compared and answer.token_ids:
                 compared.append(AnsweredRequest(planned, answer.token_ids))
                 read.append(answer)
@@ -206,7 +213,7 @@ class LoadTest:
         return tokens_needed(self._test(), len(self._samplings), self._mean_length, least)
 
     def _test(self) -> QuantileTest:
-        # First tokens and later ones of each setting, pairs, and all together.
+        # First tokens and later ones of each setting, pairs, and all settings together.
         num_tests = 2 * len(self._samplings) + 2
         level_share = self._settings.false_alarm_rate / num_tests
         return QuantileTest(level_share, self._settings.shift)
@@ -238,6 +245,7 @@ class LoadTest:
     def _compare_with_alone(self) -> None:
         """Ask requests under load and then one at a time, and compare both answers."""
         workload = self._workload
+        # `shuffled` adds requests that are left midway.
         greedy = [
             planned
             for planned in workload.first_turns(0)
@@ -263,6 +271,7 @@ class LoadTest:
         parts = []
         for sampling in self._samplings:
             asked = drawn[sampling.name]
+            # With new indices, and so with other random numbers.
             again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
             alone = Generation("alone", requests=self._answers(again, 1, f"alone, {sampling.name}"))
             loaded_answers = [under_load[planned.index] for planned in asked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,3 +213,21 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
     assert rows["verdict"][0] == "lossless"
     assert "lossy" not in set(rows["verdict"])
     assert "top_k=5" in rows["refused"].iloc[-1]
+
+
+@pytest.mark.slow
+def test_a_server_that_draws_nothing_is_not_called_lossless(harness: Harness) -> None:
+    pytest.importorskip("openai", reason="harness[server] is not installed")
+    from echo_server import EchoServer, serving
+
+    class Greedy(EchoServer):
+        async def _complete(self, body: dict[str, Any], *connection: Any) -> bool:
+            if body["temperature"] == 0:
+                return await super()._complete(body, *connection)
+            self._send(connection[1], 400, {"error": {"message": "temperature must be 0"}})
+            return True
+
+    with serving(Greedy()) as url:
+        asked = ["model=tiny", *QUICK, "engine=server", f"engine.url={url}"]
+        outcome = harness("recovery", *asked, code=1)
+    assert mentions(outcome.complaint, "refuses temperature=3", "decoding=greedy")
