@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import inspect
 import io
 import json
 import logging
@@ -19,7 +20,7 @@ import numpy as np
 from harness.config.errors import RunError, SettingError
 from harness.experiments.tasks import Judgement, Problem, Task, draw_rows
 from harness.menu.commands.eval import LM_EVAL
-from harness.models.failures import first_line
+from harness.models.failures import first_line, is_unreachable
 
 # Defaults of lm-evaluation-harness: the seed of its examples, and the longest answer.
 _EXAMPLES_SEED = 1234
@@ -89,7 +90,7 @@ class LmEvalTask(Task):
     def digest(self) -> str:
         """A digest of the prompts too, because a task's name does not say which version it is."""
         contexts = [_prompt(instance) for instance in self._instances]
-        config = json.dumps(self._loaded.dump_config(), sort_keys=True, default=str)
+        config = json.dumps(self._loaded.dump_config(), sort_keys=True, default=_source_of)
         parts = [self.origin, config, *contexts]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
@@ -136,7 +137,8 @@ class LmEvalTask(Task):
         answered = dataclasses.replace(instance, resps=[completion], filtered_resps={})
         scores = []
         try:
-            # Filters are applied to the task's own list of instances; `_instances` is a copy.
+            # `apply_filters` reads the task's own instances, so these become the one that was
+            # answered; `_instances` is a copy with all of them.
             self._loaded.instances[:] = [answered]
             self._loaded.apply_filters()
             for name, answer in answered.filtered_resps.items():
@@ -187,9 +189,9 @@ def _load(task: str) -> Any:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             loaded = list(manager.load([name])["tasks"].values())
-    except ConnectionError as error:
-        raise RunError(f"the data of {task} are out of reach: {first_line(error)}") from error
     except Exception as error:
+        if is_unreachable(error):
+            raise RunError(f"the data of {task} are out of reach: {first_line(error)}") from error
         rule = f"lm-evaluation-harness cannot load it ({first_line(error)})"
         raise SettingError("task", rule, task) from error
     if len(loaded) != 1:
@@ -238,9 +240,19 @@ def _generation_settings(task: str, instances: Sequence[Any]) -> Mapping[str, An
     return first
 
 
+def _source_of(value: Any) -> str:
+    """The code of a function, whose `str` has an address; the `str` of any other value."""
+    if not inspect.isroutine(value):
+        return str(value)
+    try:
+        return inspect.getsource(value)
+    except (TypeError, OSError):
+        return f"{value.__module__}.{value.__qualname__}"
+
+
 def _cut(text: str, ends: Sequence[str]) -> str:
-    """Cut a text before the first of the ends in it."""
-    for end in ends:
-        if end:
-            text = text.partition(end)[0]
-    return text
+    """Cut a text before the end that is complete first, after which a server writes nothing."""
+    found = [end for end in ends if end and end in text]
+    places = [(text.index(end) + len(end), text.index(end)) for end in found]
+    _, start = min(places, default=(0, len(text)))
+    return text[:start]

@@ -41,8 +41,16 @@ _UNREACHABLE = (
     "{name} cannot be fetched, the hub is out of reach: check the network{nor_here}\n"
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
+# Names of what its clients raise. `TransportError` comes from the hub's own, which is httpx or its
+# successor.
+_UNREACHABLE_ERRORS = (
+    "LocalEntryNotFoundError",
+    "ConnectionError",
+    "TimeoutError",
+    "TransportError",
+)
 # Meanings of exceptions about a repository, by class name or a part of the message; the first match
-# counts. `TransportError` comes from the hub's client, which is httpx or its successor.
+# counts.
 _REPOSITORY = {
     # torch advises to load it without that protection.
     "weights_only": (
@@ -55,10 +63,7 @@ _REPOSITORY = {
         f"{{name}} is not on the hub, or is private: check the name, or {_LOGIN}{{nor_here}}"
     ),
     "OfflineModeIsEnabled": _ABSENT,
-    **dict.fromkeys(
-        ("LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "TransportError"),
-        _UNREACHABLE,
-    ),
+    **dict.fromkeys(_UNREACHABLE_ERRORS, _UNREACHABLE),
     "HfHubHTTPError": "the hub refuses {name}: {line}",
     "SafetensorError": "a weights file of {name} is damaged ({line}): fetch it again",
     "does not recognize this architecture": (
@@ -125,7 +130,7 @@ def explain(
         machine_error = as_run_error(link)
         if machine_error is not None:
             return machine_error
-    class_names = [kind.__name__ for link in chain for kind in type(link).__mro__]
+    class_names = _class_names(exception)
     signs = " ".join([*class_names, str(exception)])
     setting_error = _wrong_setting(signs, role, settings)
     if setting_error is not None:
@@ -152,6 +157,11 @@ def _nor_here(settings: ModelSettings) -> str:
     if not is_typed or Path(settings.repository).is_dir():
         return ""
     return f"; nor is there a directory {settings.repository} in {Path.cwd()}"
+
+
+def is_unreachable(exception: BaseException) -> bool:
+    """Whether the hub, or another server, was out of reach."""
+    return not _class_names(exception).isdisjoint(_UNREACHABLE_ERRORS)
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> Exception:
@@ -210,6 +220,11 @@ def _allocation(text: str) -> str:
     if wanted and free:
         return f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
     return f": {wanted[1]} wanted" if wanted else ""
+
+
+def _class_names(exception: BaseException) -> set[str]:
+    """The names of the classes of an exception and of those that led to it, and of their bases."""
+    return {kind.__name__ for link in _chain(exception) for kind in type(link).__mro__}
 
 
 def _chain(exception: BaseException | None) -> Iterator[BaseException]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 
@@ -67,6 +69,28 @@ def test_absent_lm_eval_is_told_with_the_command_that_brings_it(
     complaint = harness.refused("eval", "task=lm_eval:gsm8k")
     rule = "needs lm-evaluation-harness: pip install 'harness[lm-eval]'"
     assert complaint == f"task=lm_eval:gsm8k: {rule}"
+
+
+def test_data_out_of_reach_are_no_wrong_setting(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients of the hub raise errors of their own."""
+
+    class Unreachable:
+        all_tasks = ("gsm8k",)
+
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def load(self, _: list[str]) -> None:
+            raise httpx.ConnectError("Name or service not known")
+
+    fake = types.ModuleType("lm_eval.tasks")
+    vars(fake)["TaskManager"] = Unreachable
+    monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", fake)
+    outcome = harness("eval", "task=lm_eval:gsm8k", code=1)
+    assert "data of lm_eval:gsm8k are out of reach: Name or service not known" in outcome.stderr
 
 
 def test_a_name_is_needed(harness: Harness) -> None:
@@ -143,6 +167,31 @@ def test_prompts_and_accuracy_are_those_of_lm_eval_itself() -> None:
     assert {prompt: correct for prompt, (_, _, correct) in ours.items()} == theirs
     assert set(theirs.values()) == {True, False}
     assert all(prompt.count("=") == 3 for prompt in theirs)
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_overlapping_ends_cut_where_a_generation_would_stop() -> None:
+    for ends in (["bc", "ab"], ["ab", "bc"]):
+        write_task(generation_kwargs={"until": ends, "max_gen_toks": 6})
+        task = LmEvalTask(TASK)
+        (problem,) = task.problems(seed=0, count=1)
+        assert task.judge("7 abc", problem)[0] == "7 "
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_task_with_a_function_as_filter_has_one_digest() -> None:
+    """A result is found again by it, also by another process, where functions are elsewhere."""
+    function = {"function": "custom", "filter_fn": "FUNCTION"}
+    write_task(filter_list=[{"name": "own", "filter": [function, {"function": "take_first"}]}])
+    config = Path("task.yaml").read_text(encoding="utf-8")
+    digests = set()
+    for body in ("responses", "responses", "list(responses)"):
+        module = f"def chosen(responses, docs):\n    return {body}\n"
+        Path("own_filters.py").write_text(module, encoding="utf-8")
+        tagged = config.replace('"FUNCTION"', "!function own_filters.chosen")
+        Path("task.yaml").write_text(tagged, encoding="utf-8")
+        digests.add(LmEvalTask(TASK).digest)
+    assert len(digests) == 2
 
 
 @pytest.mark.usefixtures("lm_eval")
