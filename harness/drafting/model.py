@@ -98,6 +98,10 @@ class ModelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """Learn, between `propose` and `observe`, that tokens [B, K] are proposed.
+
+        Called by a hybrid (`hybrid`), in which some rows take another drafter's tokens.
+        """
         self._replacement = _Replacement(to_host(tokens), replaced)
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -152,7 +156,7 @@ class ModelDrafter(Drafter):
         # another drafter's took the place of its own.
         num_fed = [0] * num_rows
         for row in range(num_rows):
-            if not replaced[row]:
+            if num_proposed > 0 and not replaced[row]:
                 num_fed[row] = min(num_accepted[row], num_proposed - 1)
         if num_proposed > 0:
             self._runner.keep([num_unseen + count for count in num_fed])
@@ -171,7 +175,8 @@ class ModelDrafter(Drafter):
     def _catch_up(self) -> None:
         """Feed all unseen tokens but each row's last, where rows lack numbers of their own.
 
-        A pass pads rows by no more than a proposal is long: a cache has room for that.
+        A pass pads rows by no more than a proposal is long: a cache has room for that, as each row
+        has slots for a proposal behind its text.
         """
         if self._unseen_of_rows is None:
             return

@@ -89,7 +89,7 @@ class Grown(NamedTuple):
     """Trees of N nodes as tensors, before the host has read their shapes.
 
     Attributes:
-        tokens: [B, N]; of sequences [B, n, K].
+        tokens: [B, N]; of n sequences of K tokens, as `sequences` grows them, [B, n, K].
         chosen_by: what the nodes were chosen by. In a dynamic tree the logarithms of their scores
             [B, N]. In a static tree of likeliest tokens their logits [B, N]; in a drawn one the
             distributions [B, N + 1, V] that the children of the root and of each node were drawn
@@ -155,7 +155,8 @@ class DynamicGrowth(Growth):
     Attributes:
         depth: the most levels.
         budget: the most nodes.
-        candidates: C temperatures at which `Grown.confidences` are computed; empty to leave them
+        candidates: C temperatures at which `Grown.confidences` are computed, from which
+            `score_temperatures` takes the one that predicts acceptance best; empty to leave them
             out.
     """
 
@@ -328,6 +329,7 @@ class StaticGrowth(Growth):
             is_taken = (draws.taken >= 0).unsqueeze(1)
             left = probabilities.scatter(1, draws.taken.clamp(min=0).unsqueeze(1), 0.0)
             probabilities = torch.where(is_taken, left, probabilities)
+        # Where no mass is left (top_k=1, for example), a child is any token, which no rule accepts.
         siblings = draws.taken.new_empty(len(probabilities), 0)
         for child in self._children[node]:
             tokens[child] = draw_child(probabilities, siblings, draws.uniforms[:, child - 1])

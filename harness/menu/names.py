@@ -221,18 +221,19 @@ def primary(command: str) -> str:
 def _command(name: str) -> dict[str, Any] | None:
     """The configuration that a run of a command begins with; None without settings."""
     record = COMMANDS[name]
-    built_in = COMMANDS.is_built_in(name)
-    if built_in and record.settings is None:
+    kind = record.settings
+    if kind is None:
         return None
-    kind = record.settings or RunSettings
     defaults: list[Any] = ["common", "_self_"]
     if issubclass(kind, PromptedSettings):
+        # `config_source` registers this resolver: the set `tiny` for our tiny models, else `english`.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
     # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(plain_settings(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
-    return config | (written(name) if built_in else _places_of(record))
+    is_ours = COMMANDS.is_built_in(name)
+    return config | (written(name) if is_ours else _places_of(record))
 
 
 def _places_of(record: Command) -> dict[str, Any]:
@@ -265,7 +266,10 @@ def _defaults_of_method(method: str) -> dict[str, Any]:
 
 
 def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
-    """The defaults of these settings, where there are any."""
+    """The defaults of these settings, where there are any.
+
+    A class has them as attributes, and so no `default_factory`: a default list is a tuple.
+    """
     defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
     return {
         name: list(default) if isinstance(default, tuple) else default

@@ -46,7 +46,7 @@ class MeasuredAcceptance:
 
     @property
     def drafted(self) -> list[Acceptance]:
-        """The requests for which anything was proposed."""
+        """The requests in which an iteration proposed anything."""
         return [request for request in self.requests if request.num_iterations]
 
     @property
@@ -144,6 +144,7 @@ def speculation_profile(
         "mean_accept_length": round(total.mean_acceptance_length or 0.0, _DECIMALS),
         "mean_accept_length_per_request": _per_request(measured),
         "acceptance_length_histogram": _histogram(total),
+        # Whether the lengths of smaller K follow from these rates, or are to be measured.
         "accept_length_model": "chain_analytic" if extrapolates else "measured_per_k",
         "verification_method": "block" if is_block else "longest_prefix",
         "per_category": _by_category(measured),
@@ -151,6 +152,7 @@ def speculation_profile(
         "validation": _validation(total, marginal),
     }
     if is_block:
+        # The entry `validation` needs no vectors: accepted counts add up for blocks, too.
         reason = "block verification does not keep the longest-prefix of accepted tokens"
         profile["vectors_unavailable_reason"] = reason
     intervals = {} if is_block else _intervals(measured)

@@ -17,6 +17,7 @@ FEWEST_FOR_INTERVAL = 8
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 # Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests.
+# `coverage` finds them in `Interval.covers`.
 UNITS = ("prompt", "batch", "lap")
 
 
@@ -44,7 +45,7 @@ class Interval:
         values = {name: self.estimate}
         values[f"{ends or name}_low"] = self.low
         values[f"{ends or name}_high"] = self.high
-        return {name: None if math.isnan(value) else value for name, value in values.items()}
+        return {column: None if math.isnan(value) else value for column, value in values.items()}
 
     @property
     def has_bounds(self) -> bool:
