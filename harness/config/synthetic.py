@@ -28,7 +28,8 @@ from harness.config.errors import SettingError
 # What is asked for, in one of the three forms above.
 Rates = float | tuple[float, ...]
 
-# The key of `rank_rates_of_profile` in a profile, under `harness`.
+# The key, under `harness`, of the rates that a run with trees writes into its profile and that
+# `rank_rates_of_profile` reads.
 RATES_BY_RANK = "accept_rates_by_rank"
 
 _SETTING = "synthetic_acceptance"
@@ -59,7 +60,7 @@ def check_rates(rates: Rates, num_draft_tokens: int | str) -> None:
         if rates > longest:
             rule = f"must be in [0, 1], or a mean length of at most K + 1 = {longest}"
             raise SettingError(_SETTING, rule, rates)
-    if rates < 0:
+    if not rates >= 0:  # nan, too
         raise SettingError(_SETTING, "must be in [0, 1], or a mean length above 1", rates)
 
 
@@ -136,9 +137,18 @@ def rates_of_profile(path: str) -> Rates:
     if _are_numbers(rates):
         return tuple(float(rate) for rate in rates)
     length = profile.get("mean_accept_length")
+    # An empty list of rates says that nothing was drafted, so that a length would say nothing.
     if rates is None and isinstance(length, int | float):
-        return float(length)
+        return _rates_of_length(float(length), path)
     raise SettingError(_SETTING, "is a profile without acceptance rates", path)
+
+
+def _rates_of_length(length: float, path: str) -> Rates:
+    if not length >= 1:  # nan, too
+        rule = f"has a mean_accept_length of {length:g}, which must be at least 1"
+        raise SettingError(_SETTING, rule, path)
+    # A length of 1 is the target's own token alone; as a rate, 1 would accept everything.
+    return length if length > 1 else 0.0
 
 
 def rank_rates_of_profile(path: str) -> tuple[float, ...]:

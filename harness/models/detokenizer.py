@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# A character has at most four bytes, so at most four tokens hold it; if it is still broken then, it
-# will never be whole.
-_LONGEST_WAIT = 4
-# Enough of the prompt that the first new token gets its leading space, and no more than must be
-# decoded each time.
-_CONTEXT = 4
+# A character has at most four bytes, so at most four tokens hold it. The fourth may begin another
+# character, which needs up to three more. What is still broken then will never be whole.
+_LONGEST_WAIT = 7
+# Enough that a new token gets its leading space, even behind a few special tokens; few, because all
+# of them are decoded with each new token.
+_CONTEXT = 8
+# More tokens of the prompt that may belong to the character in which its last ones begin.
+_REST_OF_CHARACTER = 3
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -19,7 +22,9 @@ class Detokenizer:
     """The text that follows a prompt, as it grows.
 
     Each token is decoded behind a few of its predecessors, because a tokenizer may write a token
-    differently at the start of a text. Special tokens give no text.
+    differently at the start of a text. These begin with a whole character: a tokenizer with byte
+    fallback decodes adjacent bytes together, and all of them are broken if one character is. Special
+    tokens give no text.
 
     Args:
         prompt: token ids of the prompt.
@@ -27,7 +32,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._context = list(prompt[-_CONTEXT:])
+        # What stands before the pending tokens: parts that begin and end with whole characters.
+        self._parts = deque([self._end_of(prompt)], maxlen=_CONTEXT)
         self._pending: list[int] = []
 
     def add(self, token: int) -> str | None:
@@ -45,12 +51,22 @@ class Detokenizer:
         self._advance()
         return text
 
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Return the last tokens of a prompt, from the beginning of a character."""
+        shortest = list(prompt[-_CONTEXT:])
+        for size in range(_CONTEXT, _CONTEXT + _REST_OF_CHARACTER + 1):
+            tokens = list(prompt[-size:])
+            if not self._decode(tokens).startswith(_BROKEN):
+                return tokens
+        return shortest
+
     def _new_text(self) -> str:
-        before = self._decode(self._context)
-        return self._decode([*self._context, *self._pending])[len(before) :]
+        context = [token for part in self._parts for token in part]
+        before = self._decode(context)
+        return self._decode([*context, *self._pending])[len(before) :]
 
     def _advance(self) -> None:
-        self._context = [*self._context, *self._pending][-2 * _CONTEXT :]
+        self._parts.append(self._pending)
         self._pending = []
 
     def _decode(self, tokens: list[int]) -> str:

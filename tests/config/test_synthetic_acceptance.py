@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def rates(asked: Any, k: int = 4) -> tuple[float, ...] | None:
+def rates(asked: Any, k: Any = 4) -> tuple[float, ...] | None:
     return DecodingSettings(synthetic_acceptance=asked, num_draft_tokens=k).synthetic_rates
 
 
@@ -60,6 +61,17 @@ def test_our_own_rates_come_first_and_a_length_last(tmp_path: Path) -> None:
     assert 1 + sum(marginal_rates(found, 4)) == pytest.approx(2.924887)
 
 
+def test_a_profile_whose_mean_length_is_1_accepted_nothing(tmp_path: Path) -> None:
+    never = profile(tmp_path, conditional_accept_rates=None, mean_accept_length=1.0)
+    assert rates(never) == (0.0,)
+
+
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_nan_is_no_rate(k: Any) -> None:
+    with pytest.raises(SettingError, match=r"must be in \[0, 1\]"):
+        rates(math.nan, k)
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
@@ -67,6 +79,14 @@ def test_our_own_rates_come_first_and_a_length_last(tmp_path: Path) -> None:
         ({"schema_version": None, "measured": None}, "without a measurement"),
         ({"conditional_accept_rates": ["high"]}, "without acceptance rates"),
         ({"conditional_accept_rates": [1.7]}, "rates in [0, 1]"),
+        (
+            {"conditional_accept_rates": None, "mean_accept_length": 0.9},
+            "a mean_accept_length of 0.9",
+        ),
+        (
+            {"conditional_accept_rates": None, "mean_accept_length": math.nan},
+            "mean_accept_length of nan",
+        ),
     ],
 )
 def test_what_is_no_measurement_is_refused(

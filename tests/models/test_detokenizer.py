@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from harness.models.detokenizer import Detokenizer
 from tiny_checkpoints import make_tokenizer
@@ -36,11 +39,51 @@ def test_bytes_that_never_become_a_character_do_not_wait_for_ever() -> None:
     tokenizer = make_tokenizer()
     detokenizer = Detokenizer(tokenizer, [])
     continuation = tokenizer("漢")["input_ids"][1]
-    pieces = [detokenizer.add(continuation) for _ in range(8)]
-    assert "".join(piece or "" for piece in pieces) == 8 * "\N{REPLACEMENT CHARACTER}"
+    pieces = [detokenizer.add(continuation) for _ in range(14)]
+    assert "".join(piece or "" for piece in pieces) == 14 * "\N{REPLACEMENT CHARACTER}"
 
 
 def test_special_tokens_give_no_text() -> None:
     tokenizer = make_tokenizer()
     detokenizer = Detokenizer(tokenizer, tokenizer("a")["input_ids"])
     assert detokenizer.add(tokenizer.eos_token_id) == ""
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 1 and 2 have it: characters that it lacks become tokens of single bytes."""
+    names = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "a", "b"]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("prompt", ["ab", "龘龗", "a龘龗龖", "👩👩👩"])
+def test_characters_of_single_bytes_stay_whole_in_a_row(
+    byte_fallback: PreTrainedTokenizerFast, prompt: str
+) -> None:
+    text = "龘龗龖龕龔龓a👨\u200d👩\u200d👧\u200d👦b"
+    detokenizer = Detokenizer(byte_fallback, byte_fallback(prompt)["input_ids"])
+    pieces = [detokenizer.add(token) for token in byte_fallback(text)["input_ids"]]
+    assert "".join(piece or "" for piece in pieces) == text
+
+
+def test_a_fourth_token_may_begin_the_next_character() -> None:
+    model_of_bytes = make_tokenizer()
+    letters = [
+        model_of_bytes.convert_ids_to_tokens(token) for token in _ids(model_of_bytes, "👩字")
+    ]
+    # One token for the last byte of the first character and the first of the second.
+    names = [*letters[:3], letters[3] + letters[4], *letters[5:]]
+    vocabulary = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    detokenizer = Detokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [])
+    pieces = [detokenizer.add(vocabulary[name]) for name in names]
+    assert pieces == [*[None] * (len(names) - 1), "👩字"]
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return list(tokenizer(text)["input_ids"])
