@@ -67,7 +67,7 @@ class DrawnTask(Task):
 
     ends = ("\n",)
 
-    def __init__(self, operation: Operation, operands: tuple[int, ...]) -> None:
+    def __init__(self, operation: Operation, operands: tuple[int, int]) -> None:
         self.operation = operation
         self.operands = operands
         self.operands_column = "-".join(map(str, operands))
@@ -78,8 +78,15 @@ class DrawnTask(Task):
         drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
         problems = []
         for index, (a, b) in enumerate(drawn):
-            expected = str(self.operation.expected(a, b))
-            problems.append(Problem(seed, index, a, b, expected, self.operation.prompt(a, b)))
+            problem = Problem(
+                seed,
+                index,
+                a=a,
+                b=b,
+                expected=str(self.operation.expected(a, b)),
+                prompt=self.operation.prompt(a, b),
+            )
+            problems.append(problem)
         return problems
 
     def judge(self, text: str, problem: Problem) -> Judgement:

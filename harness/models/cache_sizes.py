@@ -6,6 +6,7 @@ configuration where a model's code does not run there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from harness.models.sketch import LayerCache
 _known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
 
 
-def measured_caches(model: PreTrainedModel) -> list[LayerCache]:
+def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     """The caches of all layers after one token; empty if the model does not run on the meta device.
 
-    Which module fills each is not known yet. Equal models are measured once.
+    `meta` finds out which module fills each. Equal models are measured once.
     """
     described = model.config.to_dict()
     # A copy in another directory is equal.
@@ -42,10 +43,11 @@ def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
     """
     try:
         with torch.inference_mode():
-            # Attention other than eager may look for padding in the mask, some models look for it
-            # in the tokens, and other implementations of experts count the tokens of each.
+            # Some models look for padding in the tokens.
             model.config.pad_token_id = None
+            # Other attention may look for it in the mask.
             model.set_attn_implementation("eager")
+            # Other implementations of experts count the tokens of each.
             model.set_experts_implementation("batched_mm")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
             output: Any = model(input_ids=token, use_cache=True)

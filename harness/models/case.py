@@ -208,7 +208,7 @@ class Case:
             return Needs(num_states * demand.row_tokens, num_states, graph_bytes=0)
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
-        if on_gpu and runner.startswith("graphs") and sketch.spare_slots is None:
+        if on_gpu and runner.startswith("graphs") and not sketch.is_head:
             graph_bytes = sum(demand.graph_bytes(sketch, role) for role in roles)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)

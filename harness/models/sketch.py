@@ -65,7 +65,8 @@ class LayerCache:
     """The size of one layer's cache: for each token of each row, and of a row's recurrent state.
 
     Attributes:
-        module: name of the module that fills it.
+        module: name of the module that fills it; empty until `meta` has matched the caches with
+            the model's layers.
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
     """
@@ -108,8 +109,8 @@ class Sketch:
         heads: numbers of attention heads, {"attention": 32, "key and value": 8}.
         supports_tensor_parallel: whether transformers can split the model over ranks.
         splits_cache: whether each rank keeps the keys and values of its own heads alone.
-        spare_slots: for a draft head, whose cache is its own: slots that are allocated beyond the
-            needed ones. None for a model, whose runner holds the cache.
+        spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
+            a model, whose runner holds the cache.
         borrowed_bytes: for a draft: weights of the target that each of its passes reads too.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         estimated_cache: whether cache sizes were estimated from the configuration, because the
@@ -174,6 +175,11 @@ class Sketch:
         return sum(self.block_caches(num_states=0))
 
     @property
+    def is_head(self) -> bool:
+        """Whether it is a draft head, whose cache is its own."""
+        return self.spare_slots is not None
+
+    @property
     def state_bytes(self) -> int:
         """The recurrent state of one row."""
         return sum(self.block_caches(num_tokens=0))
@@ -185,8 +191,7 @@ class Sketch:
         A model always has a cache, so that a size of zero means an unknown one. A head's size is
         always known, and is zero for a head without attention.
         """
-        is_head = self.spare_slots is not None
-        return is_head or bool(self.cache_bytes or self.state_bytes)
+        return self.is_head or bool(self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:

@@ -39,7 +39,7 @@ class EvalSettings(RunSettings):
     """
 
     task: Task | str = "multiplication"
-    operands: tuple[int, ...] = (1, 99)
+    operands: tuple[int, int] = (1, 99)
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
 
