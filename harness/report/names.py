@@ -44,7 +44,10 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The same value for rows that differ in nothing, or in K, or in circumstances alone."""
+        """The same value for rows that differ in K or in circumstances alone, as in versions.
+
+        Devices and runners count as settings here (`FIRST_SETTINGS`).
+        """
         return self.pair, *self.settings
 
     @property
