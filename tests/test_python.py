@@ -141,10 +141,10 @@ def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
     assert list(pd.read_csv("results/latency.csv")["status"]) == ["failed"]
 
 
-def test_records_of_races_need_no_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_race_returns_its_row_and_needs_no_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     race = [*QUICKEST_PAIR, "prompt=7 * 8 =", "json=true", "decoding.max_new_tokens=4"]
-    harness.run("compare", *race)
-    assert list(pd.read_csv("results/compare.csv")["status"]) == ["ok"]
+    rows = harness.run("compare", *race)
+    assert list(rows["status"]) == list(pd.read_csv("results/compare.csv")["status"]) == ["ok"]
     assert capsys.readouterr().out == ""
 
 

@@ -52,6 +52,7 @@ class Session:
         placed: the pair with its places, after `place`; None where the engine loads none here.
         engine: after `open`.
         devices: product names of what computes, ['NVIDIA A100-SXM4-40GB']; [] before `place`.
+        written: the rows that `write_rows` has written so far.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Session:
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
+        self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
         # Columns about prompts that were too long.
         self._too_long = {"num_skipped": 0, "num_truncated": 0}
@@ -323,6 +325,7 @@ class Session:
         if not rows:
             return None
         self.append(f"{rows[0].kind}.csv", rows)
+        self.written += rows
         own = f"written to {self.directory}/"
         collected = self.settings.results.file
         if not collected:
