@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pynvml
 
 from harness.config.machine import num_usable_cores
 from harness.engines.energy import nvml_gpus, throttle_reasons
 from harness.experiments.pace import load_average, load_in_words
+from harness.models.ranks import world
 
 # After this many seconds a run says so if it has less than this share of the processor time that it
 # asks for.
@@ -51,7 +53,8 @@ class GpuState:
     Attributes:
         lowest_clock_mhz: of the cores of any GPU; None where it is not known.
         reasons: why clocks were lowered.
-        other_processes: the most others that computed on these GPUs at once.
+        other_processes: the most processes other than the run's own that computed on one of these
+            GPUs at once.
     """
 
     lowest_clock_mhz: int | None = None
@@ -67,8 +70,23 @@ class GpuState:
                 self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
                 self.reasons.update(throttle_reasons(gpu))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                others = sum(process.pid != os.getpid() for process in running)
-                self.other_processes = max(others, self.other_processes or 0)
+                num_others = _num_others({process.pid for process in running})
+                self.other_processes = max(num_others, self.other_processes or 0)
+
+
+def _num_others(pids: set[int]) -> int:
+    """The number of these processes that do not belong to this run.
+
+    A server that the run starts is its descendant; ranks are descendants of one parent.
+    """
+    others = pids - {os.getpid()}
+    if not others:
+        return 0  # nothing is to be looked up
+    with suppress(psutil.Error):
+        first = psutil.Process(os.getppid() if world().size > 1 else os.getpid())
+        descendants = first.children(recursive=True)
+        others -= {first.pid, *(process.pid for process in descendants)}
+    return len(others)
 
 
 class Quietness:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +57,7 @@ class Nvml:
     NVMLError = Exception
     NVML_CLOCK_SM = 1
     clock = 1980
+    pids = (os.getpid(), 1)
 
     def __getattr__(self, name: str) -> Any:
         return {
@@ -64,7 +67,7 @@ class Nvml:
                 0x41 if self.clock < 1500 else 0x1
             ),
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
-                SimpleNamespace(pid=pid) for pid in (os.getpid(), 1)
+                SimpleNamespace(pid=pid) for pid in self.pids
             ],
         }[name]
 
@@ -79,6 +82,27 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state.lowest_clock_mhz == 1200
     assert state.reasons == {"temperature (hardware)"}
     assert state.other_processes == 1
+
+
+def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    for module in (quietness, energy):
+        monkeypatch.setattr(module, "pynvml", nvml)
+
+    def num_others(*pids: int) -> int | None:
+        nvml.pids = (os.getpid(), *pids)
+        state = GpuState()
+        state.look([0])
+        return state.other_processes
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        assert num_others(server.pid) == 0
+        server.communicate()
+    parent = os.getppid()
+    assert num_others(parent) == 1
+    # Ranks have their parent in common.
+    monkeypatch.setattr(quietness, "world", lambda: SimpleNamespace(size=2), raising=False)
+    assert num_others(parent) == 0
 
 
 def test_what_is_said_and_when() -> None:

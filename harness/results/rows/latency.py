@@ -143,7 +143,9 @@ class LatencyRow(PromptedRow):
     )
     load: MaybeFloat = figure("load average over the last minute, at the end")
     num_cores: MaybeInt = figure("cores that the process may use")
-    other_gpu_processes: MaybeInt = figure("most other processes on these GPUs at once, by NVML")
+    other_gpu_processes: MaybeInt = figure(
+        "most processes on one of these GPUs at once, other than the run's own, by NVML"
+    )
     lowest_gpu_clock_mhz: MaybeInt = figure("lowest clock of a GPU's cores, by NVML", "MHz")
     gpu_throttled: MaybeText = figure("why clocks of a GPU were lowered meanwhile, by NVML")
     num_units: MaybeInt = figure("prompts, batches or laps during which GPUs were watched")
