@@ -275,7 +275,7 @@ class SnapshotRunner(Runner):
             arguments["position_ids"] = (positions - padding).clamp(min=0)
         if only_last and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
-        with without_cudnn():
+        with without_cudnn():  # nearly every pass has another size
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATES:
