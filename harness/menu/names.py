@@ -94,10 +94,10 @@ def head_presets() -> list[str]:
 
 def _model(name: str) -> dict[str, Any] | None:
     """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
+    path = Path(name)
+    if path.suffix == ".gguf":
+        return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
     if "/" in name or name in (".", ".."):
-        path = Path(name)
-        if path.suffix == ".gguf":
-            return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
         return {"name": name, "repository": name}
     parts = split_suffixes(name)
     if parts.base == name:

@@ -225,9 +225,12 @@ def test_names_mean_the_same_on_both_sides(
     assert (chosen.quantization, chosen.gpus) == (quantization, gpus)
 
 
-def test_a_gguf_file_is_a_model() -> None:
-    chosen = composed("latency", "model=./files/llama.Q4.gguf").model
-    assert (chosen.repository, chosen.gguf_file) == ("files", "llama.Q4.gguf")
+@pytest.mark.parametrize(
+    ("path", "directory"), [("./files/llama.Q4.gguf", "files"), ("llama.Q4.gguf", ".")]
+)
+def test_a_gguf_file_is_a_model(path: str, directory: str) -> None:
+    chosen = composed("latency", f"model={path}").model
+    assert (chosen.repository, chosen.gguf_file) == (directory, "llama.Q4.gguf")
 
 
 def test_the_sides_may_differ() -> None:
