@@ -39,7 +39,7 @@ class Divergence:
     def excess(self) -> float:
         """The margin over its tolerance: rounding explains 1 at most.
 
-        Infinite without a margin, which is judged as a loss: nothing shows that the tokens tied.
+        Infinite without a margin: nothing shows that the tokens tied, nor that they did not.
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf

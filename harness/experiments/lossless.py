@@ -47,19 +47,24 @@ ROUNDING_ALLOWANCE = 4.0
 
 
 def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
-    """Whether greedy texts are the regular arm's, and the difference that rounding explains least.
+    """Whether greedy texts are the regular arm's, and the difference that decides it.
 
-    `lossless` if every difference is within rounding (an `excess` of at most 1), else `lossy`.
-    `undecided` if the margin of the worst difference is unknown (there is no reference, or a text
-    ended earlier), which makes its excess infinite.
+    `lossy` if a difference is known to be beyond rounding (an `excess` above 1): the largest one
+    decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
+    ended earlier). Else `lossless`.
 
     Args:
         divergences: one per prompt, None where the texts are the same.
     """
-    worst = max(filter(None, divergences), key=operator.attrgetter("excess"), default=None)
-    if worst is None or worst.excess <= 1:
-        return "lossless", worst
-    return "undecided" if worst.logit_margin is None else "lossy", worst
+    found = [divergence for divergence in divergences if divergence is not None]
+    known = [divergence for divergence in found if divergence.logit_margin is not None]
+    unknown = [divergence for divergence in found if divergence.logit_margin is None]
+    worst = max(known, key=operator.attrgetter("excess"), default=None)
+    if worst is not None and worst.excess > 1:
+        return "lossy", worst
+    if unknown:
+        return "undecided", unknown[0]
+    return "lossless", worst
 
 
 def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) -> dict[str, Any]:

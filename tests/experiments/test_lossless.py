@@ -203,6 +203,7 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     assert judge_greedy([tie, clear, None]) == ("lossy", clear)
     unknown = Divergence(position=3, expected=1, actual=-1)
     assert judge_greedy([tie, unknown]) == ("undecided", unknown)
+    assert judge_greedy([unknown, clear]) == ("lossy", clear)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 5])
