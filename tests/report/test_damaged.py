@@ -6,7 +6,6 @@ import csv
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from harness.report.command import build, write
 from harness.report.table import Line
 from harness.results.files import read_kind
 from harness.results.kinds import KINDS
+from harness.results.row import ColumnDescription
 from report_files import eval_run, latency_run
 from report_files import write as write_runs
 
@@ -47,11 +47,11 @@ def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
     write(built, tmp_path)
 
 
-def is_different(damage: str, about: Mapping[str, Any]) -> bool:
+def is_different(damage: str, about: ColumnDescription) -> bool:
     """Whether the damage may do something to such a column that another one does not."""
-    if about["type"] in (list, dict) or "list" in str(about["hint"]):
+    if about.type in (list, dict) or "list" in str(about.hint):
         return damage in TEXTS
-    return about["type"] is str or damage in NUMBERS or damage == "text"
+    return about.type is str or damage in NUMBERS or damage == "text"
 
 
 def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> None:
