@@ -19,7 +19,7 @@ import torch
 from harness.config.errors import SettingError
 from harness.drafting.new_heads import initialise, save_head
 from harness.engines.batches import in_batches
-from harness.engines.pair import Pair
+from harness.engines.pair import Pair, PlacedPair
 from harness.engines.timing import generate
 from harness.experiments.latency import Latency
 from harness.experiments.progress import progress, say
@@ -70,9 +70,7 @@ class Distill(Experiment):
         token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
         measured = session.encode(before.prompts)
         longest = max(map(len, (*token_ids, *measured)))
-        new_tokens = max(settings.answer_tokens, settings.decoding.max_new_tokens)
-        rows = max(settings.batch_size, settings.texts_per_step)
-        placed = session.place(rows, longest, new_tokens)
+        placed = self._place(session, longest)
         assert placed is not None
         assert settings.draft is not None
         if placed.head is not None and not placed.head.kind.trains:
@@ -102,6 +100,24 @@ class Distill(Experiment):
                 measured = {name: getattr(row, name) for name in LatencyRow.columns()}
                 rows.append(DistillRow(**(columns | measured | figures)))
         return rows
+
+    def _place(self, session: Session, longest: int) -> PlacedPair | None:
+        """Place the pair with room for what is measured and for what is learned."""
+        settings = self.settings
+        rows, rows_setting = max(
+            (settings.batch_size, "batch_size"), (settings.texts_per_step, "texts_per_step")
+        )
+        new_tokens, tokens_setting = max(
+            (settings.decoding.max_new_tokens, "decoding.max_new_tokens"),
+            (settings.answer_tokens, "answer_tokens"),
+        )
+        return session.place(
+            rows,
+            longest,
+            new_tokens,
+            rows_setting=rows_setting,
+            tokens_setting=tokens_setting,
+        )
 
     def _train(self, session: Session, module: Any, texts: Sequence[TrainingText]) -> None:
         settings = self.settings

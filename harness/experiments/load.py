@@ -78,7 +78,7 @@ class LoadTest:
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = max(map(len, prompts)) + 1
         longest_second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
-        session.place(self._num_in_flight, longest_second)
+        session.place(self._num_in_flight, longest_second, rows_setting="load")
         engine = session.open(self._num_in_flight, longest_second, fault=settings.fault)
         self._arm = engine.arms[-1]
         # Sampling settings that are tested, and names of those that the engine refused.

@@ -171,7 +171,13 @@ class Session:
         return encoded
 
     def place(
-        self, batch_size: int, prompt_tokens: int, new_tokens: int | None = None
+        self,
+        batch_size: int,
+        prompt_tokens: int,
+        new_tokens: int | None = None,
+        *,
+        rows_setting: str = "batch_size",
+        tokens_setting: str = "decoding.max_new_tokens",
     ) -> PlacedPair | None:
         """Place the pair with its caches, and say where; write `environment.json`.
 
@@ -181,6 +187,8 @@ class Session:
             batch_size: rows that are decoded together.
             prompt_tokens: the most tokens of a prompt.
             new_tokens: the most that follow; `decoding.max_new_tokens` by default.
+            rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which
+                advice names.
 
         Raises:
             RunError: the pair does not fit.
@@ -201,6 +209,8 @@ class Session:
                 new_tokens,
                 num_draft_tokens=settings.most_verified,
                 runner=settings.runner,
+                rows_setting=rows_setting,
+                tokens_setting=tokens_setting,
             )
             placed = self._keeper.place(settings, demand)
             if placed is not self.placed:

@@ -102,11 +102,12 @@ def _less_text(case: Case) -> list[str]:
     def fits(**changes: Any) -> bool:
         return _fits(replace(case, demand=replace(case.demand, **changes)))
 
-    rows = _most(case.demand.batch_size, lambda number: fits(batch_size=number))
+    demand = case.demand
+    rows = _most(demand.batch_size, lambda number: fits(batch_size=number))
     if rows:
-        return [f"batch_size={rows}"]
-    tokens = _most(case.demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
-    return [f"batch_size=1 decoding.max_new_tokens={tokens}"] if tokens else []
+        return [f"{demand.rows_setting}={rows}"]
+    tokens = _most(demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
+    return [f"{demand.rows_setting}=1 {demand.tokens_setting}={tokens}"] if tokens else []
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

@@ -254,6 +254,12 @@ def test_an_output_that_is_a_file_is_one_line(
 
 
 @pytest.mark.usefixtures("models")
+def test_advice_names_the_setting_that_takes_the_memory(harness: Harness) -> None:
+    outcome = harness(*SHORT, "draft=./draft", "texts_per_step=100000000", code=1)
+    assert "what would fit: texts_per_step=" in outcome.stderr
+
+
+@pytest.mark.usefixtures("models")
 def test_report_reads_what_was_trained(harness: Harness) -> None:
     harness(*SHORT, "draft=./draft", "epochs=1")
     outcome = harness("report", "distill.csv", "output=report")
