@@ -15,7 +15,7 @@ from harness.decoding.transfer import to_device
 from harness.drafting.beside_text import BesideText
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
-from harness.runners.graphs import filled_up
+from harness.runners.sizes import filled_up
 
 # How much the latest proposal counts in the mean of a drafter's accepted tokens. It counts more for
 # a text, which proposes less often.

@@ -19,7 +19,7 @@ from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, decided_tokens, most, to_device
 from harness.decoding.warp import AnyWarp
-from harness.runners.graphs import filled_up
+from harness.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
 _KEYS = ("pard_token", "ptd_token_id")

@@ -21,12 +21,9 @@ from harness.drafting.head_drafter import Draft, HeadDrafter
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.unread import Unread
 from harness.runners.checks import require_close
-from harness.runners.graphs import (
-    TensorCall,
-    filled_up,
-    least_fitting,
-)
+from harness.runners.graphs import TensorCall
 from harness.runners.prepared_calls import CallMaker, prepared_sizes
+from harness.runners.sizes import filled_up, least_fitting
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up
 

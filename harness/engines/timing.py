@@ -140,7 +140,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def quick_collections() -> Iterator[None]:
+def quick_garbage_collections() -> Iterator[None]:
     """Exempt what exists now from the collections within the block.
 
     A collection before each timed region would otherwise look through everything that the libraries

@@ -19,7 +19,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.race import figures, find_rejections, outcome, token_text
-from harness.engines.timing import Generation, generate, quick_collections, run_lap
+from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console, show_race
 from harness.experiments.compare_lines import piped_lines, typed_lines
 from harness.experiments.progress import say
@@ -86,7 +86,7 @@ class Compare(Experiment):
             session.encode([Prompt(prompt)], "prompt")
         session.place(1, _LONGEST_FAST_PROMPT)
         try:
-            with quick_collections():
+            with quick_garbage_collections():
                 self._warm_up(session)
                 if prompt is not None:
                     self._race(session, prompt)

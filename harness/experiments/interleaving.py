@@ -9,7 +9,7 @@ from contextlib import closing
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.timing import Generation, generate, quick_collections
+from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.experiments.pace import Pace
 from harness.experiments.progress import progress, say
 from harness.experiments.session import Session
@@ -56,7 +56,7 @@ def ask_all(
     answers_by_arm: dict[str, list[Generation]] = {arm.name: [] for arm in arms}
     warm: set[str] = set()
     bar = progress("warming up" if warmups else "measuring", len(questions))
-    with bar as advance, closing(Pace(len(questions), say)) as pace, quick_collections():
+    with bar as advance, closing(Pace(len(questions), say)) as pace, quick_garbage_collections():
         for question, in_turn in zip(questions, _alternating(arms), strict=False):
             answers: Answers = {}
             for arm in in_turn:

@@ -15,7 +15,7 @@ from harness.config.errors import RunError, SettingError
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord, acceptance_columns
-from harness.engines.timing import Generation, quick_collections
+from harness.engines.timing import Generation, quick_garbage_collections
 from harness.experiments.lossless import (
     REQUIRED_POWER,
     SampledCheck,
@@ -139,7 +139,7 @@ class LoadTest:
         requests = [each.request(self._settings.seed) for each in planned]
         # By their place among the requests.
         answers: dict[int, RequestRecord] = {}
-        with progress(doing, len(requests)) as advance, quick_collections():
+        with progress(doing, len(requests)) as advance, quick_garbage_collections():
             for record in self._arm.under_load(requests, num_in_flight):
                 answers[record.index] = record
                 advance(None)

@@ -17,7 +17,7 @@ from harness.engines.batches import in_batches
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation, generate, quick_collections
+from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.experiments.contexts import CONTEXT_TOKENS
 from harness.experiments.draw_plan import (
     DrawPlan,
@@ -196,7 +196,7 @@ class Recovery(Experiment):
             # Both arms draw.
             num_batches *= 2
         checks = []
-        with progress("drawing", num_batches) as advance, quick_collections():
+        with progress("drawing", num_batches) as advance, quick_garbage_collections():
             exact = plan.exact(references.for_tokens())
             for test_number in range(len(plan.tests)):
                 checks.append(self._draw_and_check(session, plan, test_number, exact, advance))

@@ -27,7 +27,7 @@ from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain
-from harness.runners.graphs import GraphRecorder, TensorCall, filled_up, least_fitting
+from harness.runners.graphs import GraphRecorder, TensorCall
 from harness.runners.prepared_calls import (
     CallMaker,
     CallName,
@@ -35,6 +35,7 @@ from harness.runners.prepared_calls import (
     RunnerShapes,
     prepare_calls,
 )
+from harness.runners.sizes import filled_up, least_fitting
 from harness.runners.slots import Slots, UnsupportedModelError
 from harness.runners.static import StaticRunner, round_up
 

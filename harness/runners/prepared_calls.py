@@ -26,9 +26,10 @@ from harness.decoding.randomness import draw
 from harness.decoding.warp import AnyWarp, Warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.checks import refusing, require_close
-from harness.runners.graphs import FixedCall, GraphRecorder, TensorCall, least_fitting
+from harness.runners.graphs import FixedCall, GraphRecorder, TensorCall
 from harness.runners.prompt_passes import PromptPass
 from harness.runners.regions import compile_call
+from harness.runners.sizes import least_fitting
 from harness.runners.slots import SlotForward, Slots, UnsupportedModelError
 from harness.runners.tree_passes import TreeDemand, TreePass
 

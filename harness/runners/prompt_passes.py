@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.decoding.transfer import padded, to_device
 from harness.runners.base import right_aligned
-from harness.runners.graphs import filled_up
+from harness.runners.sizes import filled_up
 from harness.runners.slots import SlotForward, Slots
 
 _SHORTEST = 32

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.decoding.decisions import Decision
 from harness.decoding.trees import TreeShape
-from harness.runners.graphs import filled_up
+from harness.runners.sizes import filled_up
 from harness.runners.slots import SlotForward, Slots, TreePart
 
 

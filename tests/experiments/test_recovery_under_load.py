@@ -22,7 +22,7 @@ from harness.engines.local import LocalArm, LocalEngine
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import generate, quick_collections
+from harness.engines.timing import generate, quick_garbage_collections
 from harness.experiments.load import is_taken
 from harness.experiments.samplings import samplings
 from harness.experiments.workload import PlannedRequest, Workload
@@ -80,7 +80,7 @@ def workload() -> Workload:
 
 
 def alone(engine: LocalEngine, arm: LocalArm, asked: PlannedRequest) -> list[int]:
-    with quick_collections():
+    with quick_garbage_collections():
         return generate(engine, arm, asked.request(seed=0).question).tokens[0]
 
 

@@ -26,7 +26,7 @@ def leave_imports() -> None:
 def exempt_imports() -> None:
     """Exempt everything that exists, after a search, and search from now on.
 
-    Blocks of `quick_collections` then leave it exempted.
+    Blocks of `quick_garbage_collections` then leave it exempted.
     """
     global _size
     _unfreeze()
