@@ -276,6 +276,13 @@ MISTAKES = {
     "recovery fault=lenience decoding=greedy": "fault=lenience: changes nothing at decoding.temperature=0",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
+    "recovery fault=rows_swapped batch_size=3": "fault=rows_swapped: changes nothing with fewer than 4 rows at once",
+    "recovery fault=rows_swapped load=3": "fault=rows_swapped: changes nothing with fewer than 4 rows at once",
+    "recovery fault=leaving_off_by_one batch_size=1": "fault=leaving_off_by_one: changes nothing with fewer than 2",
+    "recovery fault=stale_prefix batch_size=1": "fault=stale_prefix: changes nothing with fewer than 2",
+    "recovery fault=argmax_beyond_two_rows batch_size=2": "fault=argmax_beyond_two_rows: changes nothing with fewer",
+    "recovery fault=neighbour_temperature": "fault=neighbour_temperature: needs load",
+    "recovery fault=rollback_off_by_one load=8 draft=none": "fault=rollback_off_by_one: changes nothing with draft=none",
     # distill
     "distill draft=none": "draft=none: must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa",
     "distill draft=lookup": "draft=lookup: has no weights to train",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +15,17 @@ from harness.results.rows.recovery import RecoveryRow
 if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
-# Planted faults that trees can have.
+# `engines/faults.py` has the faults and says what each one does. Those that trees can have:
 _OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
 # Faults that change greedy texts; the others change only with which probability a token is drawn.
 _IN_GREEDY_TEXTS = (*_OF_TREES, "rows_swapped", "stale_prefix", "leaving_off_by_one")
+# How many rows must be decoded at once before a fault changes anything.
+_FEWEST_ROWS: Mapping[Fault, int] = {
+    "leaving_off_by_one": 2,
+    "stale_prefix": 2,
+    "argmax_beyond_two_rows": 3,
+    "rows_swapped": 4,
+}
 
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
@@ -28,7 +35,7 @@ class RecoverySettings(PromptedSettings):
     """`recovery`: does speculative decoding recover the target's own distribution?
 
     Attributes:
-        draft: None tests the regular arm, of engines other than ours.
+        draft: None tests the regular arm: under load, or of engines other than ours.
         num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
         num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a
             verdict needs. Under load it counts sampled tokens.
@@ -50,7 +57,7 @@ class RecoverySettings(PromptedSettings):
 
     @property
     def compares_texts(self) -> bool:
-        """Under load one arm is enough."""
+        """Whether the arms' texts are compared, so that both are needed; not so under load."""
         return self.load is None
 
     def __post_init__(self) -> None:
@@ -69,6 +76,10 @@ class RecoverySettings(PromptedSettings):
             self.false_alarm_rate,
         )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        self._check_fault()
+
+    def _check_fault(self) -> None:
+        """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
         decoding = self.decoding
         rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
         require(
@@ -84,6 +95,13 @@ class RecoverySettings(PromptedSettings):
             rule = f"must be one of {', '.join(_OF_TREES)} with draft.tree"
             require(self.fault in _OF_TREES, "fault", rule, self.fault)
 
+        rule = "needs load: without it, all rows have the same settings"
+        differ = self.load is not None
+        require(differ or self.fault != "neighbour_temperature", "fault", rule, self.fault)
+        fewest = _FEWEST_ROWS.get(self.fault, 1)
+        rule = f"changes nothing with fewer than {fewest} rows at once (batch_size, or load)"
+        require((self.load or self.batch_size) >= fewest, "fault", rule, self.fault)
+
     def check_engine(self, engine: Abilities) -> None:
         """Refuse faults and loads that the engine cannot have, and a run without anything to compare.
 
@@ -93,6 +111,8 @@ class RecoverySettings(PromptedSettings):
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
         if self.load is not None:
             require(engine.takes_load, "load", "needs engine=local, vllm or server", self.load)
+            rule = "changes nothing with draft=none"
+            require(self.draft is not None or not planted, "fault", rule, self.fault)
             return
         rule = "must be a model: without a draft nothing can be lost"
         if not engine.own_loop:
