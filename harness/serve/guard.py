@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from harness.config.machine import is_loopback
 
 _OPEN = ("/", "/health")  # they tell nothing, so they need no key
+_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 
 class Guard:
@@ -46,7 +47,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 499  # nginx's code for a client that left before an answer began
+        status = _CLIENT_LEFT
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -59,7 +60,12 @@ class Guard:
             }
             refusal = self._refusal(scope["path"], headers)
             await (refusal or self._app)(scope, receive, counted)
+        except Exception:
+            # Starlette's outermost middleware answers with 500, behind `counted`.
+            status = 500 if status == _CLIENT_LEFT else status
+            raise
         finally:
+            # FastAPI's router adds the route; a refused request and an unknown path have none.
             self._requests.labels(getattr(scope.get("route"), "path", "other"), str(status)).inc()
 
     def _refusal(self, path: str, headers: dict[str, str]) -> JSONResponse | None:
@@ -67,6 +73,7 @@ class Guard:
             host = urlsplit(f"//{headers.get('host', '')}").hostname
         except ValueError:
             return error_response(400, "the Host header is no address")
+        # A browser always sends a Host, so a request without one comes from no web page.
         if self._local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
         if self._key and path not in _OPEN:
@@ -77,7 +84,7 @@ class Guard:
         if "transfer-encoding" in headers:
             return error_response(411, "a body must come with its length")
         length = headers.get("content-length", "0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
+        if not length.isdecimal() or len(length) > 18 or int(length) > self._max_bytes:
             return error_response(413, f"the body is larger than {self._max_bytes} bytes")
         return None
 
@@ -91,6 +98,6 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     """An error as OpenAI shapes it."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # A name that the user gave may hold lone surrogates.
+    # The message may quote the request, whose JSON may hold lone surrogates.
     text = message.encode(errors="backslashreplace").decode()[:500]
     return {"error": {"message": text, "type": kind, "param": None, "code": status}}
