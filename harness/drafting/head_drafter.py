@@ -137,6 +137,8 @@ class HeadDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.vocabulary_size = step.logits.shape[-1]
+        # A twin is in the buffers of the prepared calls until it must grow, or repeat rows; then it
+        # is copied, theirs keep their size, and proposals run eagerly (`_has_room`).
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._unread = UnreadFeatures(self.device)
         self.add(prompts, first_tokens, step)
@@ -165,10 +167,12 @@ class HeadDrafter(Drafter):
     ) -> Proposal:
         outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
         drafted = Draft(*outputs)
-        # A prepared proposal may have more tokens.
+        # A prepared proposal may have more tokens, and offer more.
         tokens = drafted.tokens[:, :num_draft_tokens]
         probabilities = drafted.probabilities[:, :num_draft_tokens]
-        lengths = None if drafted.lengths is None else drafted.lengths.tolist()
+        lengths = None
+        if drafted.lengths is not None:
+            lengths = drafted.lengths.clamp(max=num_draft_tokens).tolist()
         self._proposed = tokens
         return Proposal(tokens.to(self._home), probabilities.to(self._home), lengths)
 
@@ -216,7 +220,7 @@ class HeadDrafter(Drafter):
             return call(unread, *inputs)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """Features do not depend on who proposed a token."""
+        """Note which tokens are proposed. Features do not depend on who proposed them."""
         self._proposed = tokens.to(self.device)
 
     @torch.inference_mode()
@@ -236,7 +240,9 @@ class HeadDrafter(Drafter):
         self._propose_nothing()
 
     def _read_early(self) -> None:
-        """Read all features now. The last one of each row is read again with those that follow."""
+        """Read all features now. The last one of each row is read again with those that follow,
+        because `draft` needs at least one.
+        """
         unread = self._unread.all()
         self.cache.num_slots = most(self._unread.num_read) + unread.features.shape[1]
         with without_cudnn():

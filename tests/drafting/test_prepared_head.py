@@ -89,9 +89,10 @@ def prepare(
     *,
     compiled: bool = False,
     num_rows: int = 3,
+    confidence: float = 0.3,
 ) -> PreparedHead:
     vocabulary_size = target.config.vocab_size
-    drafter = head.drafter(target, warp, confidence=0.3)
+    drafter = head.drafter(target, warp, confidence=confidence)
     prepared = PreparedHead(
         drafter, target, vocabulary_size, compiled=compiled, captured=not compiled
     )
@@ -149,6 +150,18 @@ def test_numbers_of_draft_tokens_that_change(kind: str, monkeypatch: pytest.Monk
     assert decided(head, target, prepared, what, Scripted(numbers)) == expected
     assert counting.num_prepared
     assert counting.num_eager == 0
+
+
+def test_a_longer_prepared_proposal_offers_no_more_than_is_asked() -> None:
+    target, head = target_and_head("dspark")
+    drafter = head.drafter(target, GREEDY, confidence=1e-9)
+    drafter.prepared = prepare(head, target, GREEDY, (4,), confidence=1e-9)
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    step = runner.start([[5, 9, 5, 9]])
+    drafter.start([[5, 9, 5, 9]], [7], step)
+    proposal = drafter.propose(2, torch.full((1, 2), 0.5))
+    assert proposal.tokens.shape == (1, 2)
+    assert proposal.lengths == [2]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
