@@ -282,7 +282,7 @@ MISTAKES = {
     "recovery fault=stale_prefix batch_size=1": "fault=stale_prefix: changes nothing with fewer than 2",
     "recovery fault=argmax_beyond_two_rows batch_size=2": "fault=argmax_beyond_two_rows: changes nothing with fewer",
     "recovery fault=neighbour_temperature": "fault=neighbour_temperature: needs load",
-    "recovery fault=rollback_off_by_one load=8 draft=none": "fault=rollback_off_by_one: changes nothing with draft=none",
+    "recovery fault=rollback_off_by_one load=8 draft=none": "fault=rollback_off_by_one: changes nothing with draft=",
     # distill
     "distill draft=none": "draft=none: must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa",
     "distill draft=lookup": "draft=lookup: has no weights to train",
