@@ -20,7 +20,7 @@ from harness.decoding.kernels import without_cudnn
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
-from harness.engines.timing import quick_collections, without_garbage_collection
+from harness.engines.timing import quick_garbage_collections, without_garbage_collection
 from harness.experiments.prompts import load_prompts
 from harness.menu import config_source, names
 from harness.menu.commands.latency import LatencySettings
@@ -133,7 +133,7 @@ def turns(
     """
     order = list(contenders)
     results: dict[str, list[Result]] = {name: [] for name in order}
-    with quick_collections():
+    with quick_garbage_collections():
         for item in items[:1] if warm_up is None else warm_up:
             for contender in contenders.values():
                 contender(item)

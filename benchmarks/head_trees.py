@@ -25,7 +25,7 @@ from harness.decoding.randomness import uniforms
 from harness.drafting.prepared_trees import PreparedTrees
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
-from harness.engines.timing import quick_collections
+from harness.engines.timing import quick_garbage_collections
 from harness.menu.records import make_drafter
 from harness.runners.static import StaticRunner
 
@@ -68,7 +68,7 @@ def measured(
     drafters: dict[str, Any] = {"eager": make(warp), "compiled": make(warp)}
     drafters["compiled"].prepared = prepared
     totals: dict[str, list[float]] = {name: [] for name in drafters}
-    with quick_collections():
+    with quick_garbage_collections():
         for place, prompt in enumerate(prompts):
             numbers = uniforms(0, [place], num_turns * settings.draft.budget)[..., 0]
             drawn_with = numbers.split(settings.draft.budget, dim=1)

@@ -15,14 +15,14 @@ import typing
 from collections.abc import Iterator
 
 import common
+from harness.experiments.outcomes import exact_outcomes
 
 from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
-from harness.engines.timing import Generation, generate, quick_collections
+from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
-from harness.experiments.outcomes import exact_outcomes
 
 # As the command's: one false alarm in a thousand million runs.
 FALSE_ALARM_RATE = 1e-9
@@ -82,7 +82,7 @@ def main() -> None:
         if fault in FAULTS_UNDER_LOAD:
             continue
         started = time.perf_counter()
-        with quick_collections():
+        with quick_garbage_collections():
             runs = [
                 run(fault, seed)
                 for seed in range(options.runs if fault == "none" else options.fault_runs)

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.server import ServerEngine
-from harness.engines.timing import generate, quick_collections, without_garbage_collection
+from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
 from harness.menu.engines.server import ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
@@ -51,7 +51,7 @@ def main() -> None:
         )
         client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         spent: dict[str, list[float]] = {}
-        with asyncio.Runner() as runner, quick_collections():
+        with asyncio.Runner() as runner, quick_garbage_collections():
             contenders: dict[str, Callable[[], object]] = {
                 "the client alone, lines": lambda: runner.run(
                     _ask_all(client, question, options.in_flight, _lines)
