@@ -3,8 +3,9 @@
 `fault=NAME` of `recovery` plants one. Each is a mistake that somebody could make without noticing:
 texts stay fluent and nothing is raised. There are faults of verification (an `Offer` is judged
 wrongly), of caches (a runner keeps the wrong tokens) and of warps (a row is drawn with the wrong
-settings). Faulty rules compare by value and the faulty runner hands its calls on, so that a fault
-runs on the same prepared code as the real arm.
+settings). `local` plants those of caches and warps; `acceptance` plants those of verification,
+`LENIENCE` and `TreeBonusFromWrongPosition` too. Faulty rules compare by value and the faulty runner
+hands its calls on, so that a fault runs on the same prepared code as the real arm.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ class RollbackOffByOne(WrappedRunner):
         return super().decide(tokens, decision, *inputs, tree=tree)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        # Behind the accepted nodes of a tree, `paths` has its rejected ones: one more is stale.
         super().keep_path(paths, self._too_many(counts))
         self._num_extended = 0
 
@@ -244,7 +246,10 @@ class StalePrefix(RollbackOffByOne):
 
 
 class RowsSwapped(WrappedRunner):
-    """Where a row leaves and more than two stay, the caches of the last two change places."""
+    """Where a row leaves and more than two stay, the caches of the last two change places.
+
+    A test with batches of up to three rows would not notice.
+    """
 
     def select(self, rows: Sequence[int]) -> None:
         if len(rows) > 2:

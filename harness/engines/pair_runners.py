@@ -153,7 +153,9 @@ def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
     """The passes over trees that verify them, together with the token before each."""
     settings: Any = pair.draft_settings
     decoding = demanded.decoding
-    # `Method.warp` also restricts the tokens, which does not matter here.
+    # Only the draft's sampling decides whether its trees are drawn. `Method.warp`, for which the
+    # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
+    # differ.
     is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
     judge = TreeJudge(warp_of(decoding), tree_rule_of(decoding, demanded.fault), is_deterministic)
     num_tokens = demanded.most_nodes + 1
@@ -186,10 +188,13 @@ def _draft_runner(
     trees = TreeDemand()
     if demanded.most_nodes:
         trees = _drafted_trees(draft_settings, demanded)
-        num_drawn = ()
+        num_drawn = ()  # nodes are drawn from the logits of a level, not by `Runner.draw`
+    # A tree begins at an unread token of the text, so no later than the widest pass over a chain
+    # may, and takes `most_tokens` slots; padding of its last pass takes less than the widest pass.
+    tree_slots = trees.most_tokens + max(trees.widths, default=0)
     # The widest pass may begin at the last draft token, which needs the last but one of the
     # target's slots, and reaches `widest - 1` slots beyond it.
-    widest = max(*passes.widths, trees.most_tokens + max(trees.widths, default=0))
+    widest = max(*passes.widths, tree_slots)
     shapes = RunnerShapes(
         batch_size=demanded.batch_size,
         num_slots=demanded.num_slots + widest - 2,
@@ -206,6 +211,6 @@ def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp)
     """A drafter whose head, which may be one part of a hybrid, drafts by the prepared proposals."""
     drafter = make_drafter(warp)
     part = part_with_head(drafter)
-    assert part is not None
+    assert part is not None  # `prepare_head` prepares nothing where no part has a head
     part.prepared = head
     return drafter

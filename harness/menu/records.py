@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -100,11 +101,12 @@ class Methods(SettingsRegistry[Method]):
         The name of a draft, `suffix+tiny_eagle3`, or of its method, `suffix+model`. A plus divides
         only behind the name of a text method: the one in `./a+b.py:MyMethod` does not.
         """
-        text, plus, other = name.partition("+")
-        is_known = text in self.names() or self.is_in_file(text)
-        if not plus or not other or not is_known:
-            return None
-        return (text, other) if isinstance(self[text], TextMethod) else None
+        for plus in re.finditer(r"\+", name):
+            text, other = name[: plus.start()], name[plus.end() :]
+            is_known = text in self.names() or self.is_in_file(text)
+            if is_known and other:
+                return (text, other) if isinstance(self[text], TextMethod) else None
+        return None
 
     def _load(self, name: str) -> Method:
         parts = self.split(name)

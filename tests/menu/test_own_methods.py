@@ -182,3 +182,5 @@ def test_a_hybrid_has_the_text_of_a_file_and_a_path_may_have_a_plus(harness: Har
     del sys.modules["corpus_ngrams"]
     METHODS.forget()
     assert "It fits" in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", setting).stdout
+    own = "./a+b/corpus_ngrams.py:CorpusNgrams"
+    assert METHODS.split(f"{own}+tiny_eagle3") == (own, "tiny_eagle3")
