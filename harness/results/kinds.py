@@ -30,6 +30,6 @@ KINDS: list[type[Row]] = [
 def kind_of(header: Iterable[str], kinds: Iterable[type[Row]] = KINDS) -> type[Row] | None:
     """The kind of the rows in a file with these columns; None for a file of none of these kinds."""
     columns = set(header)
-    fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.signature))]
+    fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
     # Some add columns to others.
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)

@@ -72,11 +72,11 @@ class Row:
 
     Attributes:
         kind: stem of the file's name.
-        signature: columns by which a file of this kind is recognised.
+        recognised_by: columns that tell a file of this kind from the others.
     """
 
     kind: ClassVar[str]
-    signature: ClassVar[tuple[str, ...]]
+    recognised_by: ClassVar[tuple[str, ...]]
 
     run: str | None = circumstance("unique id of the run that wrote the row; ids sort by time")
 

@@ -168,14 +168,16 @@ class RunRow(Row):
     )
     directory: MaybeText = circumstance("directory of the run")
 
-    # The columns of which one has a value where anything was measured, even in part; () for all of its figures.
-    RESULTS: ClassVar[tuple[str, ...]] = ()
+    # The columns of which one has a value where anything was measured, even in part; () for all figures.
+    filled_if_measured: ClassVar[tuple[str, ...]] = ()
 
     @property
     def has_figures(self) -> bool:
         """Whether anything was measured, even in part."""
         columns = self.columns()
-        figures = self.RESULTS or [name for name in columns if columns[name].kind == "figure"]
+        figures = self.filled_if_measured or [
+            name for name in columns if columns[name].kind == "figure"
+        ]
         return any(getattr(self, name) is not None for name in figures)
 
     @property

@@ -460,6 +460,16 @@ def test_other_tensors_are_one_line(
         ),
         (
             "z-lab dflash2",
+            {"final_logit_softcapping": 30.0},
+            "has final_logit_softcapping=30.0, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"final_logit_softcapping": 1},
+            "has final_logit_softcapping=1, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
             {"dflash_config": SELECTOR | {"conv_group_size": 7}},
             "has conv_group_size=7, which does not divide its width, 128",
         ),

@@ -131,7 +131,7 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
     file = tmp_path / "latency.csv"
     # A version that had fewer columns.
     file.write_text(
-        ",".join(["run", "measurement", "status", *LatencyRow.signature]) + "\n0,a,ok,,,,\n"
+        ",".join(["run", "measurement", "status", *LatencyRow.recognised_by]) + "\n0,a,ok,,,,\n"
     )
     append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
     append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])

@@ -36,7 +36,7 @@ class LengthsRow(DecodedRow):
     """`lengths.csv`: one row per run."""
 
     kind = "lengths"
-    signature = ("mean_answer_length", "longest_answer")
+    recognised_by = ("mean_answer_length", "longest_answer")
 
     unit: str | None = setting("what lengths are counted in", "unit")
     mean_answer_length: float | None = figure("mean length of the answers", "tokens")

@@ -26,15 +26,19 @@ from harness.drafting.kinds.dflash import (
     SequentialTrees,
 )
 from harness.drafting.training_batch import TrainingBatch, soft_loss
-from harness.menu.head_kind import HeadKind
 
 # The settings of a new head: those of published heads.
 _NUM_TAPS = 2
 _GROUP_SIZE = 16
 _RANK = 256
 _NUM_CANDIDATES = 16
-# Settings that some heads have and this file does not know; null and 1 change nothing.
-_UNKNOWN = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+# Settings that some heads have and this file does not know, each with the values that change
+# nothing. A cap of 1 would: it bounds the logits.
+_UNKNOWN = {
+    "input_embedding_scale": (None, 1),
+    "output_multiplier": (None, 1),
+    "final_logit_softcapping": (None,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,7 @@ class SelectorHead(BlockHead):
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Return the loss of the logits, plus that of the selector's scores of the candidates, each
-        after the token that precedes it in the text.
+        after the token that precedes it in the text (`blocks.tokens`).
         """
         blocks = self.pass_blocks(batch, embedding)
         logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
@@ -202,6 +206,7 @@ class DFlash2(DFlash):
     """DFlash 2, as speculators and z-lab store it."""
 
     name = "dflash2"
+    # Where a head in the format of speculators does not say so, its windows are not causal.
     left_out = LeftOut(causal_windows=False)
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
@@ -237,16 +242,18 @@ class DFlash2(DFlash):
         }, shapes
 
     def vllm(self) -> dict[str, Any]:
-        """vLLM tells DFlash and DFlash 2 apart by itself."""
-        return HeadKind.vllm(self) | {"method": "dflash"}
+        """Both kinds are `dflash` to vLLM, which tells them apart by their configurations."""
+        return super().vllm() | {"method": "dflash"}
 
 
 def _check(stored: StoredHead, config: SelectorConfig) -> None:
     """Raise a SettingError for a head that this file would draft wrongly with."""
-    for key in _UNKNOWN:
-        value = _settings(stored.raw).get(key)
-        if value not in (None, 1):
-            raise stored.refused(f"has {key}={value}, which is not supported")
+    for key, harmless in _UNKNOWN.items():
+        # Heads of z-lab have them at either place.
+        for place in (_settings(stored.raw), stored.raw):
+            value = place.get(key)
+            if value not in harmless:
+                raise stored.refused(f"has {key}={value}, which is not supported")
     if config.draft_vocabulary_size != config.vocabulary_size:
         raise stored.refused("drafts some of the target's tokens only, which is not supported")
     width = config.transformer.hidden_size
@@ -256,7 +263,9 @@ def _check(stored: StoredHead, config: SelectorConfig) -> None:
 
 
 def _settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that holds what DFlash 2 adds."""
+    """The part of a configuration that holds what DFlash 2 adds: z-lab nests it, speculators (and
+    so `new`) has it at the top.
+    """
     return raw.get("dflash_config") or raw
 
 

@@ -13,8 +13,8 @@ class CompareRow(DecodedRow):
     """`compare.csv`: one row per prompt that was typed."""
 
     kind = "compare"
-    RESULTS = ("regular_ms_per_token",)
-    signature = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
+    filled_if_measured = ("regular_ms_per_token",)
+    recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     prompt_index: MaybeInt = figure("number of the prompt within the session, from 0")

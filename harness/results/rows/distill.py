@@ -14,7 +14,7 @@ class DistillRow(LatencyRow):
     """`distill.csv`: one row per arm before the training, and one per arm after it."""
 
     kind = "distill"
-    signature = ("stage", "num_learned_tokens", "loss", "epochs")
+    recognised_by = ("stage", "num_learned_tokens", "loss", "epochs")
 
     stage: MaybeText = figure("`before` or `after` the training")
     num_texts: MaybeInt = figure("answers learned")

@@ -13,8 +13,8 @@ class EvalRow(DecodedRow):
     """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
 
     kind = "eval"
-    RESULTS = ("accuracy",)
-    signature = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
+    filled_if_measured = ("accuracy",)
+    recognised_by = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
 
     seed: MaybeText = setting(
         "seed of the questions and of sampling; `all` for several seeds merged"
@@ -58,7 +58,7 @@ class AnswerRow(Row):
     """`eval_prompts.csv` and the store of answers: one row per question and arm."""
 
     kind = "eval_prompts"
-    signature = ("prompt_index", "expected", "correct", "outcomes")
+    recognised_by = ("prompt_index", "expected", "correct", "outcomes")
 
     prompt_index: int = figure("index of the question within its seed, from 0")
     seed: int = figure("seed of the question")

@@ -14,8 +14,8 @@ class LatencyRow(PromptedRow):
     """`latency.csv`: one row per arm."""
 
     kind = "latency"
-    RESULTS = ("ms_per_token",)
-    signature = ("arm", "ms_per_token", "speedup", "tokens_per_second")
+    filled_if_measured = ("ms_per_token",)
+    recognised_by = ("arm", "ms_per_token", "speedup", "tokens_per_second")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("`regular` or `speculative`")
@@ -280,7 +280,7 @@ class LatencyPromptRow(Row):
     """`latency_prompts.csv`: one row per prompt and arm."""
 
     kind = "latency_prompts"
-    signature = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
+    recognised_by = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
     prompt_index: MaybeInt = figure(
         "number that with the seed determines the random numbers: the place of the prompt; later turns of"

@@ -13,8 +13,8 @@ class MapRow(DecodedRow):
     """`map.csv`: one row per cell of the grid."""
 
     kind = "map"
-    RESULTS = ("speedup",)
-    signature = ("context", "measured", "speedup")
+    filled_if_measured = ("speedup",)
+    recognised_by = ("context", "measured", "speedup")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     context: MaybeInt = figure("mean length of the prompts", "tokens")

@@ -14,7 +14,7 @@ class PlanRow(RunRow):
     """`plan.csv`: one row per pair."""
 
     kind = "plan"
-    signature = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
+    recognised_by = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
 
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")

@@ -13,8 +13,8 @@ class RecoveryRow(PromptedRow):
     """`recovery.csv`: one row per check."""
 
     kind = "recovery"
-    RESULTS = ("verdict",)
-    signature = ("check", "verdict", "p_value", "significance_level")
+    filled_if_measured = ("verdict",)
+    recognised_by = ("check", "verdict", "p_value", "significance_level")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
@@ -33,8 +33,10 @@ class RecoveryRow(PromptedRow):
         "greedy: tokens compared; sampled: tokens counted per draw", "tokens"
     )
     identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
-    divergence_position: MaybeInt = figure("where the greedy texts differ most: token")
-    logit_margin: MaybeFloat = figure("logit margin there")
+    divergence_position: MaybeInt = figure(
+        "first differing token of the greedy texts that differ most beyond rounding"
+    )
+    logit_margin: MaybeFloat = figure("difference of both tokens' logits there")
     logit_tolerance: MaybeFloat = figure(
         "largest margin there that rounding explains, as measured there"
     )
@@ -45,12 +47,12 @@ class RecoveryRow(PromptedRow):
     )
     p_value: MaybeFloat = figure("p-value of the test; empty where nothing was tested")
     significance_level: MaybeFloat = figure("a p-value below this is called lossy")
-    power: MaybeFloat = figure("chance that the test sees the stated shift")
+    power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure(
         "under load: sampling settings that the engine refused, which were not tested"
     )
-    rounding: MaybeFloat = figure("part of the statistic attributed to rounding")
+    rounding: MaybeFloat = figure("how much of the statistic rounding may add on average")
     shift: MaybeFloat = setting(
         "total variation of a token's distribution that must be seen", "shift"
     )
