@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from harness.config.errors import SettingError
@@ -65,6 +67,10 @@ class Distill(Experiment):
         self._claim()
 
     def measure(self, session: Session) -> None:
+        with self._alone():
+            self._measure(session)
+
+    def _measure(self, session: Session) -> None:
         settings = self.settings
         before = self.stages["before"]
         token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
@@ -233,13 +239,18 @@ class Distill(Experiment):
         `training/settings` has a digest of the settings that the training depends on.
         """
         output = self.output
-        settings = self.settings
         for path in (output, *output.parents):
             if path.is_file():
                 raise SettingError("output", f"must be a directory; {path} is a file", str(output))
         if (output / "config.json").exists():
             rule = f"holds a draft already: choose another one, or measure it (latency {self._as_draft()})"
             raise SettingError("output", rule, str(output))
+        with self._alone():
+            self._begin_or_go_on()
+
+    def _begin_or_go_on(self) -> None:
+        """Make the directory of the training, or find it with the same settings."""
+        settings = self.settings
         values = dataclasses.asdict(settings)
         learned = [values[name] for name in settings.LEARNED]
         text = json.dumps(learned, default=str, sort_keys=True)
@@ -249,9 +260,28 @@ class Distill(Experiment):
             shutil.rmtree(self.work, ignore_errors=True)
         elif file.exists() and file.read_text(encoding="utf-8") != digest:
             rule = "holds an unfinished training with other settings: choose another directory, or resume=false"
-            raise SettingError("output", rule, str(output))
+            raise SettingError("output", rule, str(self.output))
         self.work.mkdir(parents=True, exist_ok=True)
         file.write_text(digest, encoding="utf-8")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from training in the same directory.
+
+        Raises:
+            SettingError: one does already.
+        """
+        self.work.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.work / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            rule = "another process is training in it"
+            raise SettingError("output", rule, str(self.output)) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def _trained_module(pair: Pair) -> Any:

@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import filelock
 import pandas as pd
 import pytest
 import torch
@@ -257,6 +258,17 @@ def test_an_output_that_is_a_file_is_one_line(
 def test_advice_names_the_setting_that_takes_the_memory(harness: Harness) -> None:
     outcome = harness(*SHORT, "draft=./draft", "texts_per_step=100000000", code=1)
     assert "what would fit: texts_per_step=" in outcome.stderr
+
+
+@pytest.mark.usefixtures("models")
+def test_two_processes_do_not_train_in_the_same_directory(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "training").mkdir(parents=True)
+    arguments = (*SHORT, "draft=./draft", "output=mine", "epochs=1")
+    with filelock.FileLock(tmp_path / "mine" / "training" / "lock"):
+        complaint = harness(*arguments, code=2).complaint
+    assert complaint == "output=mine: another process is training in it"
+    harness(*arguments)
+    assert not (tmp_path / "mine" / "training").exists()
 
 
 @pytest.mark.usefixtures("models")
