@@ -4,9 +4,9 @@ Each prompt has its own stream, a function of (seed, prompt index, position, pur
 does not depend on the batch it ran in, on the order, or on how often an iteration was repeated; and
 tests can feed chosen numbers.
 
-A position that is proposed again after an earlier rejection reuses its draft uniform. That is
-sound: a rejection at position t depends on the uniforms up to t alone, so those of the discarded
-positions after it are still uniform. That does not hold for block verification, whose rejection at
+A position that is proposed again after an earlier rejection reuses its uniforms, of all purposes.
+That is sound: a rejection at position t depends on the uniforms up to t alone, so those of the
+discarded positions after it are still uniform. That does not hold for block verification, whose rejection at
 t depends on the tokens after it too, nor for trees, where several nodes share a position. There
 drafting and accepting take new numbers in every iteration (`batch.Rows.turn_uniforms`).
 """
@@ -52,11 +52,11 @@ def uniforms(
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one index per row from unnormalised weights [..., V] with uniforms [...] -> [...]
+    """Draw one index per row from unnormalised float32 weights [..., V] with uniforms [...] -> [...]
     (int64).
 
     The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
-    never drawn. Weights that are nan give V.
+    never drawn. Weights that are nan, or all zero, give V.
     """
     # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep
     # their order.
@@ -76,8 +76,9 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
     wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, wanted, right=True)
-    is_finite = block < cumulative.shape[-1]
-    block = block.where(is_finite, 0)
+    # Not so for weights that are nan, or all zero.
+    has_block = block < cumulative.shape[-1]
+    block = block.where(has_block, 0)
 
     index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     block_weights = weights.gather(-1, index.clamp(max=size - 1)).double()
@@ -87,7 +88,7 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
     drawn = block * _BLOCK + torch.minimum(place, last)
-    return drawn.where(is_finite, size).squeeze(-1)
+    return drawn.where(has_block, size).squeeze(-1)
 
 
 def _block_sums(weights: Tensor) -> Tensor:

@@ -132,6 +132,7 @@ class ModelDrafter(Drafter):
         self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
 
     def select(self, rows: Sequence[int]) -> None:
+        # Rows leave after `observe`, which has used up the replacement.
         self._runner.select(rows)
         index = to_device(rows, self._unseen.device)
         self._unseen = self._unseen[index]

@@ -39,7 +39,7 @@ class HeadKind(Record):
         raise NotImplementedError
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> HeadConfig:
-        """The configuration, checked against the target.
+        """The configuration, checked against the target, `stored.target`.
 
         Args:
             stored: the configuration as it is stored, with the user's settings and the target.
@@ -65,4 +65,5 @@ class HeadKind(Record):
 
     def vllm(self) -> dict[str, Any]:
         """Entries of vLLM's `speculative_config`."""
+        # vLLM's word for EAGLE heads and draft models that draft in one pass: not all that do.
         return {"method": self.name, "parallel_drafting": False}

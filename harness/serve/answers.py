@@ -44,7 +44,8 @@ class Answer:
         put: gets its pieces, in the scheduler's thread.
         choice: which of a request's answers it is.
         stops: texts that end it; they are not part of it.
-        cancelled: whether nobody waits for it any more.
+        cancelled: whether nobody waits for it any more. The client's side sets it, and the
+            scheduler then drops the row.
         num_tokens: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
         asked: when, by `time.monotonic`.
@@ -71,6 +72,10 @@ class Answer:
 
     def take(self, tokens: Sequence[int], num_proposed: int, num_accepted: int) -> bool:
         """Add the tokens of one iteration, and pass on the text that is certain.
+
+        Args:
+            tokens: one or more; the loop has cut them behind a stop token and at `max_new_tokens`.
+                All are passed on, even those of a stop text and behind it.
 
         Returns:
             Whether the answer ends here.

@@ -137,7 +137,7 @@ class SuffixTrie:
         `threshold`.
         """
         node = matches[-1]
-        position = 0
+        position = 0  # where the last predicted token ends in the text: a child sets it first
         probability = 1.0
         expected = 0.0
         predicted: list[int] = []
