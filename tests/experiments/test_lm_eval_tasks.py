@@ -8,7 +8,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pandas as pd
 import pytest
 
@@ -75,6 +74,7 @@ def test_data_out_of_reach_are_no_wrong_setting(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clients of the hub raise errors of their own."""
+    httpx = pytest.importorskip("httpx2")
 
     class Unreachable:
         all_tasks = ("gsm8k",)
