@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import garbage
-from harness.config.machine import num_usable_cores
 from harness.config.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from in_process import Harness
 
 
-# One thread for each process, because pytest runs more processes than there are cores. Before torch is imported, here
-# and in what the tests start. The order of floating-point sums is then the same everywhere, too.
+# One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
+# tests start. The order of floating-point sums is then the same everywhere, too.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 # Without bytecode every interpreter that a test starts would compile all of harness again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,12 +46,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_collectstart() -> None:
     """Import all tests without a search for garbage, see `garbage`."""
     garbage.leave_imports()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: every tenth second of a test is a wait for another process."""
-    return num_usable_cores() + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

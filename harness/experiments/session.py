@@ -202,27 +202,29 @@ class Session:
         if advice is not None:
             say(advice)
         if engine.loads_pair:
-            new_tokens = new_tokens or settings.decoding.max_new_tokens
             demand = Demand(
                 batch_size,
                 prompt_tokens,
-                new_tokens,
+                new_tokens or settings.decoding.max_new_tokens,
                 num_draft_tokens=settings.most_verified,
                 runner=settings.runner,
                 rows_setting=rows_setting,
                 tokens_setting=tokens_setting,
             )
-            placed = self._keeper.place(settings, demand)
-            if placed is not self.placed:
-                say(placed.describe())
-            self.placed = placed
-            self.devices = placed.device_names()
+            self._place_pair(demand)
         else:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
             elsewhere = engine.location(settings.engine)
             self.devices = here if elsewhere is None else [elsewhere]
         write_environment(self.directory, self.devices)
         return self.placed
+
+    def _place_pair(self, demand: Demand) -> None:
+        placed = self._keeper.place(self.settings, demand)
+        if placed is not self.placed:
+            say(placed.describe())
+        self.placed = placed
+        self.devices = placed.device_names()
 
     def open(
         self,
