@@ -3,11 +3,11 @@
     python benchmarks/cpu_ratios.py [--model NAME] [--draft NAME] [--prompts 15] [--tokens 64] [--draft-tokens 4]
                                     [--temperature 0.5] [--runner compiled] [--best NAME]
 
-Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up; each ratio is
-that of total times with its paired bootstrap interval, and beside it the ratio without the prompt: of the times of a
-token after the first ones. A short run hides in its total what a long one would show. The bare forwards are those that
-the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else: no
-sampling, no verification, no roll-back, no records.
+Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up. Each ratio is
+of total times, with its paired bootstrap interval. Beside it stands the ratio without the prompt, which is of the times
+of a token after the first ones: a short run hides in its total what a long one would show. The bare forwards are those
+that the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else:
+no sampling, no verification, no roll-back, no records.
 
 With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
 weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more

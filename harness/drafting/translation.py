@@ -17,14 +17,12 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from harness.config.errors import SettingError
 from harness.drafting.translated import Translation
 from harness.models.checkpoints import Checkpoint
+from harness.models.detokenizer import BROKEN
 from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
 # The share of the draft's tokens that the target's vocabulary must have. With fewer, the draft does
 # not draw from the common tokens: its text is translated.
 _LEAST_SHARE_IN_COMMON = 0.5
-
-# Decoding gives this for bytes that are not a whole character.
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 # The character by which SentencePiece marks spaces.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -128,14 +126,14 @@ def _ends_within_character(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[
     """Return whether the text of a few tokens ends within a character of several bytes."""
     # A character has at most four bytes, and each may be a token of its own.
     may_be_incomplete = 0 < len(tokens) < 4
-    return may_be_incomplete and _text(tokenizer, tokens).endswith(_BROKEN)
+    return may_be_incomplete and _text(tokenizer, tokens).endswith(BROKEN)
 
 
 def _reread(
     reader: PreTrainedTokenizerBase, writer: PreTrainedTokenizerBase, tokens: Sequence[int]
 ) -> list[int]:
     """Return the reader's tokens for the text of the writer's tokens, whole characters only."""
-    text = _text(writer, tokens).rstrip(_BROKEN)
+    text = _text(writer, tokens).rstrip(BROKEN)
     if not text:
         return []
     return list(reader(text, add_special_tokens=False)["input_ids"])

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Reference
+from harness.models.detokenizer import BROKEN
 
-# How a tokenizer decodes a character whose bytes are not complete.
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
 # The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000
 
@@ -111,8 +110,8 @@ class _Written:
 
     def text_with(self, *tokens: int) -> str:
         """The text with these tokens added, without a last character that is incomplete."""
-        text = self._shown([*self._prompt, *self.tokens, *tokens])
-        return text[self._num_before :].rstrip(_BROKEN)
+        text = self._shown([*self.after_prompt, *tokens])
+        return text[self._num_before :].rstrip(BROKEN)
 
     def _shown(self, ids: list[int]) -> str:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -141,7 +140,7 @@ def text_divergence(
             not write the text with as many, they part there, and neither token is known (-1).
     """
     # Servers differ in whether they show a last character that is incomplete.
-    text = text.rstrip(_BROKEN)
+    text = text.rstrip(BROKEN)
     written = _Written(tokenizer, prompt)
     special = set(tokenizer.all_special_ids)
 

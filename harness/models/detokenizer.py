@@ -15,7 +15,8 @@ _LONGEST_WAIT = 7
 _CONTEXT = 8
 # More tokens of the prompt that may belong to the character in which its last ones begin.
 _REST_OF_CHARACTER = 3
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+# What decoding gives for bytes that are not a whole character.
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
@@ -40,7 +41,7 @@ class Detokenizer:
         """The text that `token` completes, maybe empty; None while a character is incomplete."""
         self._pending.append(token)
         text = self._new_text()
-        if text.endswith(_BROKEN) and len(self._pending) < _LONGEST_WAIT:
+        if text.endswith(BROKEN) and len(self._pending) < _LONGEST_WAIT:
             return None
         self._advance()
         return text
@@ -56,7 +57,7 @@ class Detokenizer:
         shortest = list(prompt[-_CONTEXT:])
         for size in range(_CONTEXT, _CONTEXT + _REST_OF_CHARACTER + 1):
             tokens = list(prompt[-size:])
-            if not self._decode(tokens).startswith(_BROKEN):
+            if not self._decode(tokens).startswith(BROKEN):
                 return tokens
         return shortest
 
