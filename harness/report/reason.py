@@ -124,10 +124,13 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
             f"(in the separate pass drafting took {row.draft_ms:.2f}"
             f" and verifying {row.verify_ms:.2f})"
         )
+    measured = f"measured {row.decode_speedup or row.speedup:.2f}×"
+    if row.decode_speedup:
+        measured += " without the time to the first token"
     target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
     predicted = (
         f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
-        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; measured is {share:.0%} of it"
+        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {share:.0%} of it"
     )
     lines = [
         ("an iteration", f"{row.iteration_ms:.2f} ms {phases}; {target_step}"),

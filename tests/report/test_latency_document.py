@@ -64,6 +64,16 @@ def test_decoding_alone_is_said_where_its_speedup_differs(
     assert "Without the time" not in printed(capsys, **intervals, decode_speedup=2.05)
 
 
+def test_the_prediction_names_the_speedup_that_it_is_compared_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = {"speedup": 1.75, "predicted_speedup": 1.9}
+    of_all = " ".join(printed(capsys, **figures).split())
+    assert mentions(of_all, "= 1.90×; measured 1.75×, 92% of it")
+    of_decoding = " ".join(printed(capsys, **figures, decode_speedup=1.88).split())
+    assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99% of it")
+
+
 def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
     assert "does not pay here: 0.80×" in text
