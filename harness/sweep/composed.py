@@ -128,7 +128,7 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
         _refuse_labels(manifest.varying, settings.engine.name)
     # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
     repeats = getattr(settings, "repeats", 1)
-    if repeats > 1 and (manifest is None or "repeat" not in manifest.varying):
+    if repeats > 1 and (manifest is None or manifest.num_rounds == 1):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.config.errors import HarnessError, VerdictError
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
-from harness.results.files import write_rows
+from harness.results.files import LATENCY_PROMPTS_FILE, read_rows, write_rows
 from harness.results.measurement import identify, measured_rows, measurement_digest
 from harness.results.schema import LEFT_OUT, RunRow
 from harness.sweep import repeats, saturation
@@ -127,11 +128,32 @@ def _left_out(job: Job) -> Sequence[RunRow]:
 
 
 def _measured_before(job: Job) -> Sequence[RunRow]:
-    """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
-    file = job.settings.results.file
-    if file is None or not job.settings.resume or not COMMANDS[job.command].measures:
+    """The rows of an earlier identical measurement, if there is one and the job may reuse it.
+
+    Rows whose figures are others than in their run's own directory were edited, and are not reused.
+    """
+    settings: Any = job.settings
+    file = settings.results.file
+    if file is None or not settings.resume or not COMMANDS[job.command].measures:
         return []
-    return measured_rows(file, row_kind(job.command), identify(job.settings))
+    kind = row_kind(job.command)
+    rows = measured_rows(file, kind, identify(settings))
+    if not rows or rows[0].directory is None:
+        return rows
+    directory = Path(rows[0].directory)
+    has_prompts = (directory / LATENCY_PROMPTS_FILE).is_file()
+    if COMMANDS[job.command].repeats and settings.repeats > 1 and not has_prompts:
+        # The interval over several runs needs the times of their prompts.
+        return []
+    own_rows = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
+    figures = [name for name, column in kind.columns().items() if column.kind == "figure"]
+    for row, own in zip(rows, own_rows, strict=False):
+        changed = [name for name in figures if getattr(row, name) != getattr(own, name)]
+        if changed:
+            differing = f"{file} has other figures ({', '.join(changed)}) than {directory}/"
+            print(f"{differing}; measured again", file=sys.stderr)
+            return []
+    return rows
 
 
 def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:

@@ -37,6 +37,7 @@ class Manifest:
         varying: the settings in which jobs differ, `["draft", "decoding.num_draft_tokens"]`.
         methods: the ways to draft of all jobs, if jobs differ in the draft; else none.
         engines: the engines of all jobs, if jobs differ in the engine; else none.
+        num_rounds: how often each job is measured (`repeats`).
         results_file: the file that collects the rows of all runs; None for no such file.
     """
 
@@ -45,6 +46,7 @@ class Manifest:
     varying: list[str]
     methods: list[str]
     engines: list[str]
+    num_rounds: int
     results_file: str | None
 
     @classmethod
@@ -94,6 +96,7 @@ class SweepCallback(Callback):
             varying=[sweep.key_or_group for sweep in sweeps],
             methods=_drafting_methods(sweeps),
             engines=sorted(set(_choices(sweeps, "engine"))),
+            num_rounds=len(_choices(sweeps, "repeat")) or 1,
             results_file=results_file,
         )
         try:

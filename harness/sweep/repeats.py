@@ -61,12 +61,10 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
         [] where the sweep has no rounds, else the pooled rows, one list for each job of a round.
     """
     manifest = Manifest.read(sweep)
-    if "repeat" not in manifest.varying:
-        return []
     latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
-    if not latency_rows:
+    if manifest.num_rounds == 1 or not latency_rows:
         return []
-    jobs_per_round = manifest.num_jobs // (latency_rows[0].repeats or 1)
+    jobs_per_round = manifest.num_jobs // manifest.num_rounds
     runs = grouped(latency_rows, lambda row: int(row.job or 0))
     runs_of_job = grouped(runs, lambda number: number % jobs_per_round)
     # Statistics take a second to load, which --help and a mistake would wait for.

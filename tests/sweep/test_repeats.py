@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.errors import SettingError
-from harness.results.files import read_rows
+from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
 from harness.results.rows.latency import LatencyRow
 from harness.sweep.manifest import Manifest
@@ -39,7 +39,7 @@ def test_what_cannot_be_repeated(harness: Harness) -> None:
 
 def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
     """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
-    manifest = Manifest(6, 0.0, ["repeat", "draft"], [], [], None)
+    manifest = Manifest(6, 0.0, ["repeat", "draft"], [], [], 3, None)
     replace_file(tmp_path / "sweep.json", json.dumps(dataclasses.asdict(manifest)).encode())
     rows = []
     for number, draft in enumerate(["lookup", "suffix", "lookup", "suffix"]):
@@ -78,3 +78,43 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     assert "4 of 4 jobs" in again.stderr
     swept = read_rows("sweep/latency.csv", LatencyRow)
     assert len([row for row in swept if row.repeat == "all"]) == 2 * 2
+
+
+def test_runs_that_were_measured_before_are_pooled_with_new_ones(harness: Harness) -> None:
+    """What every run advises: `repeats=2` after a single run, after a sweep, and fewer than before."""
+    quick = [*QUICK, "decoding.num_draft_tokens=2"]
+    harness(*quick)
+    ended = harness(*quick, "repeats=2")
+    assert ended.stderr.count("measured before") == 1
+    assert mentions(ended.stdout, "8 prompts and 2 runs")
+    swept = [*QUICK, "decoding.num_draft_tokens=2,3", "-m"]
+    harness(*swept)
+    ended = harness(*swept, "repeats=2")
+    assert ended.stderr.count("measured before") == 3
+    pooled = results()[lambda rows: (rows["repeat"] == "all") & (rows["arm"] == "speculative")]
+    assert list(pooled["num_draft_tokens"]) == [2, 2, 3]
+    assert set(pooled["speedup_covers"]) == {"8 prompts and 2 runs with a seed each"}
+    harness(*quick, "repeats=3")
+    ended = harness(*quick, "repeats=2")
+    assert ended.stderr.count("measured before") == 2
+    assert mentions(ended.stdout, "8 prompts and 2 runs")
+    # Without the times of its prompts a run cannot be in an interval over runs.
+    for file in Path("outputs").rglob("latency_prompts.csv"):
+        file.unlink()
+    ended = harness(*quick, "repeats=2")
+    assert ended.stderr.count("measured before") == 1
+    assert mentions(ended.stdout, "8 prompts and 2 runs")
+
+
+def test_figures_that_were_edited_are_not_taken_over(harness: Harness) -> None:
+    """The collected rows say something else than those in the run's own directory, which nobody edits."""
+    harness(*QUICK)
+    collected = Path("results/latency.csv")
+    rows = read_rows(collected, LatencyRow)
+    edited = [dataclasses.replace(row, ms_per_token=0.01) for row in rows]
+    replace_file(collected, as_csv(edited))
+    ended = harness(*QUICK, "-m", "seed=0")
+    assert "measured before" not in ended.stderr
+    assert mentions(ended.stderr, "latency.csv", "figures", "outputs")
+    ended = harness(*QUICK, "-m", "seed=0")
+    assert ended.stderr.count("measured before") == 1, "the newest run is taken over"
