@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from chains import SIZE, request
+from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
-from harness.decoding.protocols import Iteration, Origin
+from harness.decoding import turns
+from harness.decoding.loops import autoregressive
+from harness.decoding.protocols import Iteration, Origin, Step
 from harness.engines import timing
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.timing import Generation, generate, without_garbage_collection
@@ -87,3 +94,60 @@ def test_collection_stays_off_where_it_was_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class BusyDevice(MarkovRunner):
+    """A model on a device where every pass takes a second, for a host whose own work takes none.
+
+    Its clock is in place of the host's: waiting for the device moves it forward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.eye(SIZE).roll(1, dims=1))  # 3 4 5 ...
+        self.now = self.queue_ends = 0.0
+
+    def _queue(self) -> None:
+        self.queue_ends = max(self.now, self.queue_ends) + 1
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._queue()
+        self.wait_until(self.queue_ends)  # the first tokens are read at once
+        return super().start(prompts)
+
+    def extend(self, *arguments: Any) -> Step:
+        self._queue()
+        return super().extend(*arguments)
+
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+    def to_host(self, tensor: torch.Tensor) -> Callable[[], list[Any]]:
+        decided_at = self.queue_ends
+
+        def read() -> list[Any]:
+            self.wait_until(decided_at)
+            return tensor.tolist()
+
+        return read
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_clock_stops_at_the_last_turn_and_not_behind_one_that_is_dropped(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop token is seen when the next turn is queued already."""
+    device = BusyDevice()
+    clock = SimpleNamespace(perf_counter=lambda: device.now, time_ns=time.time_ns)
+    wait = lambda devices: device.wait_until(device.queue_ends)  # noqa: E731
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(timing.devices, "synchronize", wait)
+    monkeypatch.setattr(turns, "to_host", device.to_host)
+    arm = FakeArm(lambda question: autoregressive(device, request([[2]], stop=[7]), ahead))
+    for _ in range(2):
+        began = device.now
+        generation = generate(Engine(), arm, Question([[2]], QUESTION.decoding, 0, (0,)))
+        assert generation.tokens == [[3, 4, 5, 6, 7]]
+        assert generation.seconds == 5
+        # What was dropped is over before another clock starts.
+        assert device.now - began == 5 + ahead
+    assert device.num_calls == 2 * (4 + ahead)
