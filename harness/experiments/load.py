@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.config.errors import RunError, SettingError
-from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.timing import Generation, quick_garbage_collections
 from harness.experiments.lossless import (
     REQUIRED_POWER,
-    SampledCheck,
+    GreedyTexts,
     SampledTest,
-    greedy_columns,
     require_token_ids,
     together,
 )
@@ -28,7 +28,7 @@ from harness.experiments.progress import progress, say
 from harness.experiments.quantiles import QuantileTest
 from harness.experiments.references import References
 from harness.experiments.samplings import Sampling, samplings
-from harness.experiments.scores import AnsweredRequest, Scores
+from harness.experiments.scores import Scores
 from harness.experiments.session import Session
 from harness.experiments.workload import FOLLOW_UP, PlannedRequest, Workload, most_drawn
 from harness.menu.commands.recovery import RecoverySettings
@@ -48,99 +48,45 @@ _NUM_ALONE = 500
 _FEWEST_TOKENS = 2000
 _MOST_TOKENS = 4_000_000
 
+Checks = Iterator[dict[str, Any]]
 
+
+@dataclass
 class LoadTest:
-    """The checks of a run under load. Opens the engine, and tries which sampling settings it takes.
-
-    `run` asks greedy and drawn requests beside each other. Where the model's exact probabilities
-    are known, they score all answers (`Scores`); elsewhere the same requests are asked again, one
-    at a time, and both answers are compared.
-
-    Args:
-        prompts: token ids of each.
+    """An arm, and what it is tested with.
 
     Attributes:
-        checks: the columns of each check, as they are found.
-
-    Raises:
-        RunError: the engine does not answer at all, or takes no sampling setting.
+        samplings: sampling settings that are tested.
+        refused: names of those that the engine refused; None without any.
+        end_tokens: those at which the target ends a text.
     """
 
-    def __init__(
-        self, session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
-    ) -> None:
-        assert settings.load is not None
-        self.checks: list[dict[str, Any]] = []
-        self._references = References(session)
-        self._settings = settings
-        self._prompts = prompts
-        self._num_in_flight = settings.load
-        # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
-        longest = max(map(len, prompts)) + 1
-        longest_second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
-        session.place(self._num_in_flight, longest_second, rows_setting="load")
-        engine = session.open(self._num_in_flight, longest_second, fault=settings.fault)
-        self._arm = engine.arms[-1]
-        # Sampling settings that are tested, and names of those that the engine refused.
-        self._samplings: list[Sampling] = []
-        self._refused: list[str] = []
-        if settings.decoding.temperature > 0:
-            self._try_samplings()
-        self._workload = Workload(prompts, self._samplings, settings.decoding, settings.seed)
+    settings: RecoverySettings
+    arm: Arm
+    prompts: Sequence[Sequence[int]]
+    samplings: Sequence[Sampling]
+    refused: str | None
+    references: References
+    end_tokens: frozenset[int]
 
-    def run(self) -> None:
-        """Ask under load, and check the answers."""
-        reference = self._reference()
-        if reference is None:
-            self._compare_with_alone()
-        else:
-            self._compare_with_exact(reference)
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.workload = Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
 
-    def _reference(self) -> Reference | None:
-        """The exact probabilities; None, which a line says, where they or the prompts that the
-        model reads are unknown.
-        """
-        if getattr(self._settings.engine, "chat", False):
-            say("engine.chat=true: answers are compared with those of the same server alone")
-            return None
-        reference = self._references.for_tokens()
-        if reference is None:
-            say("without the exact distribution: answers are compared with each other")
-        return reference
+    @property
+    def num_in_flight(self) -> int:
+        assert self.settings.load is not None
+        return self.settings.load
 
-    def _try_samplings(self) -> None:
-        """Find out which sampling settings the engine takes."""
-        settings = self._settings
-        prompt = self._prompts[0]
-        biased = sorted(set(prompt))[:_NUM_BIASED]
-        tried = samplings(settings.decoding, biased, self._arm.penalises_prompts)
-        if engine_of(settings).own_loop:
-            # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
-            self._samplings += [sampling for sampling in tried if not sampling.parameters]
-            return
-        for sampling in tried:
-            planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-            if is_taken(self._arm, planned, settings.seed):
-                self._samplings.append(sampling)
-            else:
-                self._refused.append(sampling.name)
-        if not self._samplings:
-            raise RunError(
-                f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
-                " sampling settings; decoding=greedy tests greedy texts alone"
-            )
-        if self._refused:
-            say(f"refused by the engine, and not tested: {', '.join(self._refused)}")
-
-    def _answers(
+    def ask(
         self, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str = "under load"
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
-        requests = [each.request(self._settings.seed) for each in planned]
+        requests = [each.request(self.settings.seed) for each in planned]
         # By their place among the requests.
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
-            for record in self._arm.under_load(requests, num_in_flight):
+            for record in self.arm.under_load(requests, num_in_flight):
                 answers[record.index] = record
                 advance(None)
         failed = [record for record in answers.values() if record.error is not None]
@@ -150,157 +96,77 @@ class LoadTest:
             )
         return [answers[place] for place in range(len(requests))]
 
-    # With exact probabilities.
 
-    def _compare_with_exact(self, reference: Reference) -> None:
-        """Ask two rounds of requests, the second after answers of the first, and score the answers."""
-        num_tokens = self._num_drawn_tokens()
-        num_drawn_each = math.ceil(num_tokens / self._mean_length / 2)
-        first = self._workload.first_turns(num_drawn_each)
-        self._say_how_much(len(first), num_tokens)
-        answers = self._answers(first, self._num_in_flight)
-        first_texts = [answer.token_ids for answer in answers]
-        second = self._workload.second_turns(first, first_texts, num_drawn_each)
-        answers += self._answers(second, self._num_in_flight, "under load, second turns")
-        compared: list[AnsweredRequest] = []
-        read: list[RequestRecord] = []
-        for planned, answer in zip([*first, *second], answers, strict=True):
-            # Others were left midway, or ended at once.
-            if planned.is_compared and answer.token_ids:
-                compared.append(AnsweredRequest(planned, answer.token_ids))
-                read.append(answer)
-        require_token_ids(read)
-        scores = Scores(reference, self._num_in_flight, self._settings.seed)
-        with progress("comparing", len(compared)) as advance:
-            for _ in scores.add(compared):
-                advance(None)
-        self.checks.append(greedy_columns(scores.divergences, scores.num_greedy_tokens))
-        if self._samplings:
-            acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
-            self._add_quantiles(scores, acceptance)
-            # Some servers tell it without iterations.
-            self.checks[-1]["acceptance_rate"] = acceptance_columns(answers)["acceptance_rate"]
+def checks_under_load(
+    session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
+) -> Checks:
+    """Open the engine, ask greedy and drawn requests beside each other, and yield the columns of
+    each check.
 
-    def _say_how_much(self, num_requests: int, num_tokens: int) -> None:
-        """Say what is tested, and how much work that is.
+    Where the model's exact probabilities are known, they score all answers; elsewhere the same
+    requests are asked again, one at a time, and both answers are compared.
 
-        Args:
-            num_requests: of the first round.
-            num_tokens: that are drawn in both.
-        """
-        about = f"two rounds of about {num_requests:,} requests, {self._num_in_flight} in flight"
-        tested = "greedy texts"
-        if num_tokens:
-            settings = f"{len(self._samplings)} sampling settings"
-            tested = f"greedy texts and {num_tokens:,} drawn tokens over {settings}"
-        say(f"testing the {self._arm.name} arm with {tested}: {about}")
+    Args:
+        prompts: token ids of each.
 
-    @property
-    def _mean_length(self) -> float:
-        """The mean length of drawn texts."""
-        return (1 + most_drawn(self._settings.decoding.max_new_tokens)) / 2
+    Raises:
+        RunError: the engine does not answer at all, or takes no sampling setting.
+    """
+    assert settings.load is not None
+    references = References(session)
+    # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
+    longest = max(map(len, prompts)) + 1
+    longest_second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
+    session.place(settings.load, longest_second, rows_setting="load")
+    engine = session.open(settings.load, longest_second, fault=settings.fault)
+    arm = engine.arms[-1]
+    taken, refused = taken_samplings(arm, settings, prompts[0])
+    end_tokens = session.end_tokens()
+    test = LoadTest(
+        settings, arm, prompts, taken, ", ".join(refused) or None, references, end_tokens
+    )
+    reference = references.for_tokens()
+    if reference is not None:
+        yield from _against_exact(test, reference)
+        return
+    if getattr(settings.engine, "chat", False):
+        say("engine.chat=true: answers are compared with those of the same server alone")
+    else:
+        say("without the exact distribution: answers are compared with each other")
+    yield from _against_alone(test)
 
-    def _num_drawn_tokens(self) -> int:
-        num_draws = self._settings.num_draws
-        if not self._samplings:
-            return 0
-        if num_draws != "auto":
-            return num_draws
-        # Where no number is enough, more draws would change nothing.
-        return self._tokens_needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
 
-    def _tokens_needed(self, least: int) -> int | None:
-        return tokens_needed(self._test(), len(self._samplings), self._mean_length, least)
+def taken_samplings(
+    arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
+) -> tuple[list[Sampling], list[str]]:
+    """The sampling settings that the engine takes, and the names of those that it refuses.
 
-    def _test(self) -> QuantileTest:
-        # First tokens and later ones of each setting, pairs, and all settings together.
-        num_tests = 2 * len(self._samplings) + 2
-        level_share = self._settings.false_alarm_rate / num_tests
-        return QuantileTest(level_share, self._settings.shift)
-
-    def _add_quantiles(self, scores: Scores, acceptance: Acceptance) -> None:
-        """Add the checks of drawn tokens: of each group, of pairs, and of all groups together."""
-        test = self._test()
-        parts = []
-        for sampling in self._samplings:
-            for group in scores.groups(sampling):
-                check = test.check(group.quantiles, group.rounded_masses)
-                parts.append(check)
-                self._add_check(check, sampling=f"{sampling.name}, {group.name}")
-        self._add_check(test.check_pairs(scores.quantiles_by_text), sampling=PAIRS)
-        overall = together(parts)
-        needed = None
-        if overall.verdict == "undecided":
-            needed = self._tokens_needed(overall.num_draws)
-        self._add_overall(overall, acceptance=acceptance, num_draws_needed=needed)
-
-    def _add_check(self, check: SampledCheck, **figures: Any) -> None:
-        self.checks.append(check.columns() | figures)
-
-    def _add_overall(self, check: SampledCheck, **figures: Any) -> None:
-        self._add_check(check, refused=", ".join(self._refused) or None, **figures)
-
-    # Without them: the same requests alone.
-
-    def _compare_with_alone(self) -> None:
-        """Ask requests under load and then one at a time, and compare both answers."""
-        workload = self._workload
-        # `shuffled` adds requests that are left midway.
-        greedy = [
-            planned
-            for planned in workload.first_turns(0)
-            if planned.is_greedy and planned.is_compared
-        ]
-        num_draws = self._settings.num_draws
-        num_each = _NUM_ALONE
-        if num_draws != "auto":
-            num_each = math.ceil(num_draws / max(1, len(self._samplings)))
-        drawn: dict[str, list[PlannedRequest]] = {}
-        for sampling, prompt in zip(self._samplings, itertools.cycle(self._prompts), strict=False):
-            drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
-        loaded = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
-        about = f"{len(loaded):,} requests, {self._num_in_flight} in flight"
-        say(f"testing the {self._arm.name} arm: {about}, and up to as many alone")
-        answers = self._answers(loaded, self._num_in_flight)
-        under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
-        self._add_greedy_texts(greedy, [under_load[planned.index] for planned in greedy])
-        if not self._samplings:
-            return
-        level_share = self._settings.false_alarm_rate / (len(self._samplings) + 1)
-        test = SampledTest(_NUM_COMPARED, level_share, self._settings.shift)
-        parts = []
-        for sampling in self._samplings:
-            asked = drawn[sampling.name]
-            # With new indices, and so with other random numbers.
-            again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
-            alone = Generation("alone", requests=self._answers(again, 1, f"alone, {sampling.name}"))
-            loaded_answers = [under_load[planned.index] for planned in asked]
-            check = test.compare([alone], [Generation("load", requests=loaded_answers)])
-            parts.append(check)
-            self._add_check(check, sampling=f"{sampling.name}, beside those alone")
-        self._add_overall(together(parts))
-
-    def _add_greedy_texts(
-        self, greedy: Sequence[PlannedRequest], answers: Sequence[RequestRecord]
-    ) -> None:
-        """Compare greedy texts with the model's own; where it cannot be loaded, with those of
-        requests alone.
-        """
-        references = self._references
-        divergences: list[Divergence | None] = []
-        if references.for_texts() is None:
-            alone = self._answers(greedy, 1, "alone")
-            for planned, answer, expected in zip(greedy, answers, alone, strict=True):
-                divergences.append(
-                    first_divergence(None, planned.prompt, expected.token_ids, answer.token_ids)
-                )
+    Raises:
+        RunError: it does not answer at all, or takes none.
+    """
+    if settings.decoding.temperature == 0:
+        return [], []
+    biased = sorted(set(prompt))[:_NUM_BIASED]
+    tried = samplings(settings.decoding, biased, arm.penalises_prompts)
+    if engine_of(settings).own_loop:
+        # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
+        return [sampling for sampling in tried if not sampling.parameters], []
+    taken: list[Sampling] = []
+    refused: list[str] = []
+    for sampling in tried:
+        planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
+        if is_taken(arm, planned, settings.seed):
+            taken.append(sampling)
         else:
-            for planned, answer in zip(greedy, answers, strict=True):
-                divergences.append(
-                    references.text_divergence(planned.prompt, answer.text, planned.num_tokens)
-                )
-        num_tokens = sum(len(answer.token_ids) for answer in answers)
-        self.checks.append(greedy_columns(divergences, num_tokens))
+            refused.append(sampling.name)
+    if not taken:
+        raise RunError(
+            f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
+            " sampling settings; decoding=greedy tests greedy texts alone"
+        )
+    if refused:
+        say(f"refused by the engine, and not tested: {', '.join(refused)}")
+    return taken, refused
 
 
 def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
@@ -318,6 +184,70 @@ def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
     if record.error is not None and record.error.code not in _REFUSALS:
         raise RunError(f"{planned.sampling.name}: {record.error}")
     return record.error is None
+
+
+def _against_exact(test: LoadTest, reference: Reference) -> Checks:
+    """Ask two rounds of requests, the second after answers of the first, and score the answers."""
+    settings = test.settings
+    num_samplings = len(test.samplings)
+    # First tokens and later ones of each setting, pairs, and all settings together.
+    num_tests = 2 * num_samplings + 2
+    quantile_test = QuantileTest(settings.false_alarm_rate / num_tests, settings.shift)
+    mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
+
+    num_tokens = 0
+    tested = "greedy texts"
+    if test.samplings:
+        if settings.num_draws == "auto":
+            # Where no number is enough, more draws would change nothing.
+            enough = tokens_needed(quantile_test, num_samplings, mean_length, _FEWEST_TOKENS)
+            num_tokens = enough or _FEWEST_TOKENS
+        else:
+            num_tokens = settings.num_draws
+        tested += f" and {num_tokens:,} drawn tokens over {num_samplings} sampling settings"
+    num_drawn_each = math.ceil(num_tokens / mean_length / 2)
+    first = test.workload.first_turns(num_drawn_each)
+    rounds = f"two rounds of about {len(first):,} requests, {test.num_in_flight} in flight"
+    say(f"testing the {test.arm.name} arm with {tested}: {rounds}")
+
+    answers = test.ask(first, test.num_in_flight)
+    first_texts = [answer.token_ids for answer in answers]
+    second = test.workload.second_turns(first, first_texts, num_drawn_each)
+    answers += test.ask(second, test.num_in_flight, "under load, second turns")
+    # Others were left midway.
+    compared = [
+        (planned, answer)
+        for planned, answer in zip([*first, *second], answers, strict=True)
+        if planned.is_compared
+    ]
+    require_token_ids([answer for _, answer in compared if answer.token_ids])
+    scores = Scores(reference, test.end_tokens, test.num_in_flight, settings.seed)
+    with progress("comparing", len(compared)) as advance:
+        for _ in scores.add(compared):
+            advance(None)
+    yield scores.greedy.columns()
+    if not test.samplings:
+        return
+
+    parts = []
+    for sampling in test.samplings:
+        for group in scores.groups(sampling):
+            check = quantile_test.check(group.quantiles, group.rounded_masses)
+            parts.append(check)
+            yield check.columns() | {"sampling": f"{sampling.name}, {group.name}"}
+    yield quantile_test.check_pairs(scores.quantiles_by_text).columns() | {"sampling": PAIRS}
+    overall = together(parts)
+    needed = None
+    if overall.verdict == "undecided":
+        needed = tokens_needed(quantile_test, num_samplings, mean_length, overall.num_draws)
+    yield {
+        **overall.columns(),
+        "refused": test.refused,
+        "num_draws_needed": needed,
+        "acceptance": Acceptance.of(pair for answer in answers for pair in answer.outcomes),
+        # Some servers tell it without iterations.
+        "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
+    }
 
 
 def tokens_needed(
@@ -338,3 +268,59 @@ def tokens_needed(
             return round(1.05 * number)
         number = round(1.1 * number)
     return None
+
+
+def _against_alone(test: LoadTest) -> Checks:
+    """Ask requests under load and then one at a time, and compare both answers."""
+    settings = test.settings
+    workload = test.workload
+    # `shuffled` adds requests that are left midway.
+    greedy = [
+        planned for planned in workload.first_turns(0) if planned.is_greedy and planned.is_compared
+    ]
+    num_each = _NUM_ALONE
+    if settings.num_draws != "auto":
+        num_each = math.ceil(settings.num_draws / max(1, len(test.samplings)))
+    drawn: dict[str, list[PlannedRequest]] = {}
+    for sampling, prompt in zip(test.samplings, itertools.cycle(test.prompts), strict=False):
+        drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
+    loaded = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
+    about = f"{len(loaded):,} requests, {test.num_in_flight} in flight"
+    say(f"testing the {test.arm.name} arm: {about}, and up to as many alone")
+    answers = test.ask(loaded, test.num_in_flight)
+    under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
+
+    texts = GreedyTexts(test.end_tokens)
+    if test.references.for_texts() is None:
+        alone = test.ask(greedy, 1, "alone")
+        for planned, expected in zip(greedy, alone, strict=True):
+            answer = under_load[planned.index]
+            divergence = first_divergence(
+                None, planned.prompt, expected.token_ids, answer.token_ids
+            )
+            texts.add(divergence, planned.num_tokens, expected, answer)
+    else:
+        for planned in greedy:
+            answer = under_load[planned.index]
+            divergence = test.references.text_divergence(
+                planned.prompt, answer.text, planned.num_tokens
+            )
+            # A text that the model would go on with parts from it at its end.
+            texts.add(divergence, 0, answer)
+    yield texts.columns()
+    if not test.samplings:
+        return
+
+    level_share = settings.false_alarm_rate / (len(test.samplings) + 1)
+    sampled_test = SampledTest(_NUM_COMPARED, level_share, settings.shift)
+    parts = []
+    for sampling in test.samplings:
+        asked = drawn[sampling.name]
+        # With new indices, and so with other random numbers.
+        again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
+        draws_alone = Generation("alone", requests=test.ask(again, 1, f"alone, {sampling.name}"))
+        loaded_answers = [under_load[planned.index] for planned in asked]
+        check = sampled_test.compare([draws_alone], [Generation("load", requests=loaded_answers)])
+        parts.append(check)
+        yield check.columns() | {"sampling": f"{sampling.name}, beside those alone"}
+    yield together(parts).columns() | {"refused": test.refused}

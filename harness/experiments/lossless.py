@@ -67,24 +67,56 @@ def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Div
     return "lossless", worst
 
 
-def greedy_columns(divergences: Sequence[Divergence | None], num_tokens: int) -> dict[str, Any]:
-    """The columns of the check of greedy texts.
+def is_cut_short(text: RequestRecord, num_tokens: int, end_tokens: frozenset[int]) -> bool:
+    """Whether a text has fewer than `num_tokens` tokens although no end token ended it."""
+    has_ended = bool(text.token_ids) and text.token_ids[-1] in end_tokens
+    return text.num_tokens < num_tokens and not has_ended
 
-    Args:
-        num_tokens: of all texts.
+
+@dataclass
+class GreedyTexts:
+    """The greedy texts of a run that were compared.
+
+    Attributes:
+        end_tokens: those at which the target ends a text.
+        divergences: one per prompt, None where nothing differs.
+        num_tokens: compared: those behind the first difference of a text are not.
+        num_cut_short: prompts with a text that is cut short, so that its end was not compared.
     """
-    verdict, worst = judge_greedy(divergences)
-    return {
-        "check": "greedy",
-        "temperature": 0.0,
-        "verdict": verdict,
-        "num_prompts": len(divergences),
-        "num_tokens": num_tokens,
-        "identical_prompts": divergences.count(None),
-        "divergence_position": worst and worst.position,
-        "logit_margin": worst and worst.logit_margin,
-        "logit_tolerance": worst and worst.logit_tolerance,
-    }
+
+    end_tokens: frozenset[int]
+    divergences: list[Divergence | None] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cut_short: int = 0
+
+    def add(self, divergence: Divergence | None, num_asked: int, *texts: RequestRecord) -> None:
+        """Add the comparison of two texts, or of one with the model's own.
+
+        Args:
+            num_asked: tokens that each was to have.
+        """
+        shortest = min(text.num_tokens for text in texts)
+        self.divergences.append(divergence)
+        self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
+        self.num_cut_short += any(is_cut_short(text, num_asked, self.end_tokens) for text in texts)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of the check."""
+        verdict, worst = judge_greedy(self.divergences)
+        if verdict == "lossless" and self.num_cut_short:
+            verdict = "undecided"
+        return {
+            "check": "greedy",
+            "temperature": 0.0,
+            "verdict": verdict,
+            "num_prompts": len(self.divergences),
+            "num_tokens": self.num_tokens,
+            "num_cut_short": self.num_cut_short,
+            "identical_prompts": self.divergences.count(None),
+            "divergence_position": worst and worst.position,
+            "logit_margin": worst and worst.logit_margin,
+            "logit_tolerance": worst and worst.logit_tolerance,
+        }
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:

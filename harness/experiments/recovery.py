@@ -28,10 +28,10 @@ from harness.experiments.draw_plan import (
 )
 from harness.experiments.encoding import Encoded
 from harness.experiments.interleaving import Answers, ask_all
-from harness.experiments.load import LoadTest
+from harness.experiments.load import checks_under_load
 from harness.experiments.lossless import (
+    GreedyTexts,
     SampledCheck,
-    greedy_columns,
     require_token_ids,
     together,
 )
@@ -82,10 +82,8 @@ class Recovery(Experiment):
         new_tokens = 2 * self.settings.decoding.max_new_tokens + FOLLOW_UP + 1
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
-        test = LoadTest(session, self.settings, encoded.token_ids)
-        # Shared, so that an interrupted test keeps the rows of its finished checks.
-        self.checks = test.checks
-        test.run()
+        for check in checks_under_load(session, self.settings, encoded.token_ids):
+            self.checks.append(check)
 
     def _measure_one_by_one(self, session: Session) -> None:
         settings = self.settings
@@ -138,23 +136,22 @@ class Recovery(Experiment):
         engine = session.open(
             need.num_rows, need.prompt_tokens, decoding, fault=self.settings.fault
         )
-        divergences: list[Divergence | None] = []
+        texts = GreedyTexts(session.end_tokens())
 
         def after_question(question: Question, generations: Answers) -> None:
             if engine.reports_token_ids:
                 require_token_ids([each for name in arms for each in generations[name].requests])
             answers = [generations[name].requests for name in arms]
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
-                divergences.append(self._divergence(references, prompt, *pair))
+                divergence = self._divergence(references, prompt, *pair)
+                texts.add(divergence, decoding.max_new_tokens, *pair)
 
         questions = []
         for places in in_batches(range(len(encoded.prompts)), self.settings.batch_size):
             part = encoded.part(places)
             questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
         ask_all(session, questions, after_question)
-        # No text ends before its last token.
-        num_tokens = len(encoded.prompts) * decoding.max_new_tokens
-        self.checks.append(greedy_columns(divergences, num_tokens))
+        self.checks.append(texts.columns())
 
     def _divergence(
         self,

@@ -15,8 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from harness.engines.batches import in_batches
-from harness.engines.divergence import Divergence, check_known, first_divergence
+from harness.engines.divergence import check_known, first_divergence
 from harness.engines.protocol import Reference
+from harness.engines.requests import RequestRecord
+from harness.experiments.lossless import GreedyTexts
 from harness.experiments.quantiles import cell_masses, num_cells_for, quantiles
 from harness.experiments.samplings import Sampling
 from harness.experiments.workload import PlannedRequest
@@ -26,13 +28,6 @@ from harness.results.statistics.interval import Floats
 _NUM_ROUNDED = 8
 # Texts whose logits are computed together: of a large vocabulary, those of one text are many.
 _MOST_TOGETHER = 8
-
-
-class AnsweredRequest(NamedTuple):
-    """A request, and the tokens of its answer."""
-
-    planned: PlannedRequest
-    token_ids: Sequence[int]
 
 
 class TokenGroup(NamedTuple):
@@ -50,13 +45,6 @@ class TokenGroup(NamedTuple):
     rounded_masses: Floats | None
 
 
-class _TwoRoutes(NamedTuple):
-    """The exact probabilities [n, V] along a text, by two routes that differ by rounding alone."""
-
-    probabilities: Floats
-    others: Floats
-
-
 class Scores:
     """The scores of all texts that were added.
 
@@ -64,37 +52,45 @@ class Scores:
         num_in_flight: as many texts are scored together, up to a limit.
 
     Attributes:
-        divergences: for each greedy text the first token that is not the likeliest, None without
-            one.
-        num_greedy_tokens: tokens of all greedy texts.
+        greedy: each greedy text against the likeliest tokens.
     """
 
-    def __init__(self, reference: Reference, num_in_flight: int, seed: int) -> None:
-        self.divergences: list[Divergence | None] = []
-        self.num_greedy_tokens = 0
+    def __init__(
+        self,
+        reference: Reference,
+        end_tokens: frozenset[int],
+        num_in_flight: int,
+        seed: int,
+    ) -> None:
+        self.greedy = GreedyTexts(end_tokens)
         self._reference = reference
         self._batch_size = min(num_in_flight, _MOST_TOGETHER)
         self._generator = np.random.default_rng([seed, 1])
-        # By name of the sampling setting: the quantiles of each text, and the probabilities along
-        # some of the texts.
+        # By name of the sampling setting: the quantiles of each text, and of some texts the
+        # probabilities [n, V] by two routes that differ by rounding alone.
         self._quantiles: dict[str, list[Floats]] = defaultdict(list)
-        self._two_routes: dict[str, list[_TwoRoutes]] = defaultdict(list)
+        self._two_routes: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
 
-    def add(self, answered: Sequence[AnsweredRequest]) -> Iterator[None]:
+    def add(self, answered: Sequence[tuple[PlannedRequest, RequestRecord]]) -> Iterator[None]:
         """Score texts; yields after each."""
+        for planned, answer in answered:
+            if planned.is_greedy and not answer.token_ids:
+                self.greedy.add(None, planned.num_tokens, answer)
         # Texts of about the same length need little filling.
-        by_length = sorted(answered, key=lambda one: len(one.token_ids))
+        with_tokens = [pair for pair in answered if pair[1].token_ids]
+        by_length = sorted(with_tokens, key=lambda pair: len(pair[1].token_ids))
         for batch in in_batches(by_length, self._batch_size):
-            for planned, token_ids in batch:
-                check_known([*planned.prompt, *token_ids], self._reference.vocabulary_size)
+            for planned, answer in batch:
+                check_known([*planned.prompt, *answer.token_ids], self._reference.vocabulary_size)
             prompts = [planned.prompt for planned, _ in batch]
-            logits = self._reference.logits_along(prompts, [token_ids for _, token_ids in batch])
-            for row, (planned, token_ids) in enumerate(batch):
-                own_logits = logits[row, : len(token_ids)]
+            texts = [answer.token_ids for _, answer in batch]
+            logits = self._reference.logits_along(prompts, texts)
+            for row, (planned, answer) in enumerate(batch):
+                own_logits = logits[row, : len(answer.token_ids)]
                 if planned.is_greedy:
-                    self._add_greedy(planned, token_ids, own_logits)
+                    self._add_greedy(planned, answer, own_logits)
                 else:
-                    self._add_drawn(planned, token_ids, own_logits)
+                    self._add_drawn(planned, answer.token_ids, own_logits)
                 yield
 
     def groups(self, sampling: Sampling) -> list[TokenGroup]:
@@ -113,17 +109,16 @@ class Scores:
         values = _joined([of_text[positions] for of_text in self._quantiles[sampling.name]])
         rounded_masses = None
         routes = self._two_routes[sampling.name]
-        exact = _joined([each.probabilities[positions] for each in routes])
-        others = _joined([each.others[positions] for each in routes])
+        exact = _joined([probabilities[positions] for probabilities, _ in routes])
+        others = _joined([others[positions] for _, others in routes])
         if len(exact):
             rounded_masses = cell_masses(exact, others, num_cells_for(len(values)))
         return TokenGroup(name, values, rounded_masses)
 
-    def _add_greedy(self, planned: PlannedRequest, text: Sequence[int], logits: Tensor) -> None:
+    def _add_greedy(self, planned: PlannedRequest, answer: RequestRecord, logits: Tensor) -> None:
         likeliest = logits.argmax(-1).tolist()
-        self.num_greedy_tokens += len(text)
-        # After the first token that differs, the texts are not comparable.
-        self.divergences.append(first_divergence(self._reference, planned.prompt, likeliest, text))
+        divergence = first_divergence(self._reference, planned.prompt, likeliest, answer.token_ids)
+        self.greedy.add(divergence, planned.num_tokens, answer)
 
     def _add_drawn(self, planned: PlannedRequest, text: Sequence[int], logits: Tensor) -> None:
         sampling = planned.sampling
@@ -135,7 +130,7 @@ class Scores:
             *prompt, last = planned.prompt
             other_logits = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
             others = sampling.probabilities_along(other_logits, planned.prompt, text)
-            routes.append(_TwoRoutes(exact, others))
+            routes.append((exact, others))
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:

@@ -158,6 +158,11 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
 
 def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
     """Why no verdict follows, and what to change."""
+    cut_short = [row for row in undecided if row.num_cut_short]
+    if cut_short:
+        number = f"{cut_short[0].num_cut_short} of {cut_short[0].num_prompts} greedy texts"
+        asked = f"{number} ended before the length that was asked for, without an end token"
+        return f"{asked}: the context may be too short, or the server ignores ignore_eos"
     if any(row.check == "greedy" for row in undecided):
         return "greedy texts differ, and no logits say whether rounding explains it"
     weakest = min(undecided, key=lambda row: row.power or 0)
@@ -336,7 +341,10 @@ def _greedy_findings(row: RecoveryRow) -> str:
     if row.load is not None:
         identical = "greedy output under load is that of a request alone, token for token,"
         of = "requests"
-    text = f"{identical} on {_identical(row)} {of} ({row.num_tokens:,} tokens)"
+    compared = f"{row.num_tokens:,} tokens"
+    if row.identical_prompts != row.num_prompts:
+        compared += ", up to where they part"
+    text = f"{identical} on {_identical(row)} {of} ({compared})"
     if row.logit_margin is None:
         return text
     explained = "within" if row.verdict == "lossless" else "beyond"

@@ -10,6 +10,8 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.engines.pair import Pair
+from harness.engines.requests import RequestRecord
+from harness.experiments import lossless
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
 from wording import mentions
@@ -114,3 +116,48 @@ def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
     (row,) = results("recovery").to_dict("records")
     assert row["verdict"] == ("lossy" if changed else "lossless")
     assert mentions(outcome.stdout, f"{0 if changed else 8} of 8") or changed
+
+
+@pytest.mark.parametrize("load", [None, 2])
+def test_tokens_behind_a_difference_are_not_counted_as_compared(
+    harness: Harness, stack: ExitStack, pair: Pair, load: int | None
+) -> None:
+    regular, server = pair_servers(pair)
+    server.spoil = lambda rows: [
+        [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
+    ]
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=6"]
+    loaded = [] if load is None else [f"load={load}"]
+    asked += ["num_prompts=2", *loaded, *addresses(stack, regular, server)]
+    outcome = harness("recovery", *asked, code=1)
+    (row,) = results("recovery").to_dict("records")
+    # Under load some texts end before their third token.
+    assert row["num_tokens"] == 4 if load is None else row["num_tokens"] <= 2 * row["num_prompts"]
+    assert mentions(outcome.complaint, f"{int(row['num_tokens'])} tokens, up to where they part")
+
+
+@pytest.mark.parametrize("load", [None, 2])
+def test_texts_that_both_servers_cut_short_are_not_called_lossless(
+    harness: Harness, stack: ExitStack, load: int | None
+) -> None:
+    servers = addresses(stack, EchoServer(stop_after=3), EchoServer(stop_after=3))
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=8"]
+    asked += ["num_prompts=3", "engine.chat=true" if load else "batch_size=4"]
+    loaded = [] if load is None else [f"load={load}"]
+    outcome = harness("recovery", *asked, *loaded, *servers, code=3)
+    (row,) = results("recovery").to_dict("records")
+    assert row["identical_prompts"] == row["num_prompts"]
+    if load is None:
+        assert row["num_tokens"] == 9
+        assert row["num_cut_short"] == 3
+    assert row["num_cut_short"] > 0
+    said = f"{int(row['num_cut_short'])} of {int(row['num_prompts'])} greedy texts ended before"
+    assert mentions(outcome.complaint, "undecided", said)
+
+
+def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
+    """A server may end a text there although ignore_eos was asked of it."""
+    ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
+    assert lossless.is_cut_short(ended, 8, frozenset())
+    assert not lossless.is_cut_short(ended, 8, frozenset({2}))
+    assert not lossless.is_cut_short(ended, 3, frozenset())

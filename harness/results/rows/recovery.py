@@ -30,7 +30,11 @@ class RecoveryRow(PromptedRow):
     context_end: MaybeInt = figure("how many of the prompt's tokens the draws continue", "tokens")
     num_prompts: MaybeInt = figure("prompts compared, or contexts drawn from")
     num_tokens: MaybeInt = figure(
-        "greedy: tokens compared; sampled: tokens counted per draw", "tokens"
+        "greedy: tokens compared, up to where texts part; sampled: tokens counted per draw",
+        "tokens",
+    )
+    num_cut_short: MaybeInt = figure(
+        "greedy: prompts with a text that ended, without an end token, before the length asked for"
     )
     identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
     divergence_position: MaybeInt = figure(
