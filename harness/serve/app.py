@@ -109,8 +109,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        errors = error.errors()
+        # Where a member may have several types there is an error for each: the one that got
+        # furthest is about the type that was meant. Their places name these types in brackets.
+        member = errors[0]["loc"][:2]
+        of_member = [each for each in errors if each["loc"][:2] == member]
+        first = max(of_member, key=lambda each: len(each["loc"]))
+        parts = [str(part) for part in first["loc"][1:]]
+        place = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             reason = "this service does not have it; leave it out"

@@ -84,10 +84,11 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 class Body(BaseModel):
     """A JSON object.
 
-    A member that this service does not have is refused, unless it changes nothing.
+    A member that this service does not have is refused, unless it changes nothing; so is a value of
+    another type, such as a number in quotes.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -201,7 +201,14 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
         ("completions", {"prompt": "a", "top_p": 0}, 422, "top_p"),
         ("completions", {"prompt": "a", "presence_penalty": 0.5}, 422, "presence_penalty"),
         ("completions", {"prompt": "a", "n": 2}, 422, "n: "),
-        ("completions", {"prompt": "\ud800"}, 422, "prompt"),
+        ("completions", {"prompt": "\ud800"}, 422, "prompt: must be text"),
+        ("completions", {"prompt": 3}, 422, "prompt: Input should be a valid string"),
+        ("completions", {"prompt": [True]}, 422, "prompt.0: Input should be a valid"),
+        ("completions", {"prompt": [[5, True]]}, 422, "prompt.0.1: Input should be a valid integer"),
+        ("completions", {"prompt": "a", "max_tokens": "4"}, 422, "max_tokens: "),
+        ("completions", {"prompt": "a", "temperature": "0"}, 422, "temperature: "),
+        ("completions", {"prompt": "a", "stream": "yes"}, 422, "stream: "),
+        ("completions", {"prompt": "a", "stream": 1}, 422, "stream: "),
         ("completions", {}, 422, "prompt"),
         ("completions", {"prompt": "a", "max_tokens": 10_000}, 400, "at most 256"),
         ("completions", {"prompt": "word " * 300}, 400, "at most 256"),
@@ -210,6 +217,7 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
         ("completions", {"prompt": ["a"] * 5}, 400, "at most 4"),
         ("chat/completions", {"messages": []}, 422, "messages"),
         ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 422, "role"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 422, "messages.0.content: "),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, says: str) -> None:
@@ -221,7 +229,9 @@ def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, s
         timeout=TIMEOUT_S,
     )
     assert answer.status_code == status, answer.text
-    assert says in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert says in message
+    assert "[" not in message
 
 
 def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
