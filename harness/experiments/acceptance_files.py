@@ -50,16 +50,12 @@ def write_acceptance(
     if draft is None or not measured.drafted:
         return
     planned = session.planned
-    # Lengths at smaller K follow from those at K, but not for trees: a smaller tree is not the
-    # beginning of a larger one.
-    extrapolates = measured.num_levels is None and _extrapolates(planned)
     own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
     if rates_by_rank:
         own[RATES_BY_RANK] = rates_by_rank
     profile = speculation_profile(
         measured,
         method=_method(planned, draft.method),
-        extrapolates=extrapolates,
         is_block=settings.decoding.rule == "block",
         about={
             "target_model": _checkpoint(settings.model),
@@ -70,7 +66,7 @@ def write_acceptance(
     )
     thinks = any(thought in text for text in texts for thought in _THOUGHTS)
     mode = "thinking_on" if thinks else "thinking_off"
-    golden = golden_lengths(settings.model.name, mode, measured, extrapolates)
+    golden = golden_lengths(settings.model.name, mode, measured)
     contents = {
         PROFILE_FILE: json.dumps(profile, indent=2) + "\n",
         GOLDEN_FILE: OmegaConf.to_yaml(OmegaConf.create(golden)),
@@ -79,14 +75,17 @@ def write_acceptance(
         replace_file(session.directory / name, content.encode())
 
 
-def _extrapolates(planned: PlannedPair) -> bool:
-    """Whether a smaller K proposes the beginning of what a larger one does; False where a server
-    drafts.
+def smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
+    """Whether a smaller K would accept the beginnings of what was accepted.
+
+    A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
+    is unknown.
     """
+    if settings.num_levels is not None or settings.decoding.rule == "block":
+        return False
     if planned.draft_plan is None:
         return False
-    drafts = planned.sketches[1:]
-    return not any(sketch.drafts_in_one_pass for sketch in drafts)
+    return not any(sketch.drafts_in_one_pass for sketch in planned.sketches[1:])
 
 
 def _method(planned: PlannedPair, method: str) -> str:

@@ -16,7 +16,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.roofline import roofs
 from harness.engines.timing import Generation, generate
-from harness.experiments.acceptance_files import write_acceptance
+from harness.experiments.acceptance_files import smaller_k_follow, write_acceptance
 from harness.experiments.asking import Asking, asks_again
 from harness.experiments.conversations import Conversations
 from harness.experiments.encoding import Encoded, decide_ignore_eos
@@ -98,6 +98,7 @@ class Latency(Experiment):
         self.figures.moments = asking.moments
         self.figures.share_prompts = asking.share_prompts
         self.figures.salted = engine.salts
+        self.figures.smaller_k_follow = smaller_k_follow(session.planned, settings)
         if settings.engine.aa:
             self._compare_identical(session, engine, asking)
         self._time_arms(session, engine, asking)

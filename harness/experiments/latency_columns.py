@@ -41,6 +41,7 @@ class LatencyFigures:
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: of the target, and of the draft where it reads weights of its own.
+        smaller_k_follow: whether acceptance at a smaller K follows from what was measured.
     """
 
     settings: LatencySettings
@@ -57,6 +58,7 @@ class LatencyFigures:
     experts: ExpertsRead | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
+    smaller_k_follow: bool = True
 
     @property
     def resampling(self) -> tuple[int, int]:
@@ -77,6 +79,7 @@ class LatencyFigures:
             num_resamples=self.settings.num_resamples,
             seed=self.settings.seed,
             num_levels=self.settings.num_levels,
+            extrapolates=self.smaller_k_follow,
         )
 
     def columns(self, arm: MeasuredArm) -> dict[str, Any]:

@@ -12,6 +12,7 @@ the regular one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,8 +20,11 @@ import numpy as np
 
 from harness.results.rows.compare import CompareRow
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import counted
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
+# Of a pass over one token. Noise below it moves a prediction by less.
+_TOLERATED_NOISE = 0.2
 
 
 class Costs(NamedTuple):
@@ -115,7 +119,12 @@ class ForK(NamedTuple):
 
 
 def lengths_by_k(row: LatencyRow) -> list[ForK]:
-    """Tokens per iteration, had at most 1, 2, ... tokens been proposed."""
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed; [] where these do not follow
+    from longer proposals.
+    """
+    # Newer files have no lengths then, see `acceptance_files.smaller_k_follow`.
+    if row.draft_tree not in (None, "chain") or row.rule == "block":
+        return []
     lengths = row.acceptance_length_by_num_draft_tokens or []
     unknown: list[float | None] = [None] * len(lengths)
     lows = row.acceptance_length_by_num_draft_tokens_low or unknown
@@ -124,28 +133,42 @@ def lengths_by_k(row: LatencyRow) -> list[ForK]:
 
 
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
-    """The speed-up predicted for every K up to the measured one.
+    """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
 
-    [] for trees, and where K varied or costs are unknown.
-
-    The cost of verifying K + 1 tokens is between that of one token, a step of the target, and the
-    measured one: as the passes of each width are where they were timed, else on a straight line.
+    [] where smaller K do not follow, where K varied, or where costs are unknown or too noisy.
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
     lengths = lengths_by_k(row)
-    if row.draft_tree not in (None, "chain"):
-        return []
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
+        return []
+    if contradicting_passes(regular, row) is not None:
         return []
     predictions = []
     for k, length, low, high in lengths:
-        verification = 1 + (costs.verify - 1) * _share_of_verification(row, k, measured)
-        cost = k * costs.draft + verification
+        # An iteration has a pass of the target, whatever noise makes of its parts.
+        cost = max(1.0, k * costs.draft + _verification(row, costs.verify, k, measured))
         speedup_low = None if low is None else low / cost
         speedup_high = None if high is None else high / cost
         predictions.append(ForK(k, length / cost, speedup_low, speedup_high))
     return predictions
+
+
+def contradicting_passes(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """Which pass over more tokens was so much faster than one over fewer that the cost of verifying
+    fewer tokens is unknown; None where no difference matters.
+    """
+    costs = costs_in_steps(regular, row)
+    timed = _timed_passes(row)
+    if costs is None or 0 not in timed or abs(costs.verify - 1) <= _TOLERATED_NOISE:
+        return None
+    for (fewer, slow_ms), (more, fast_ms) in combinations(timed.items(), 2):
+        if slow_ms - fast_ms > _TOLERATED_NOISE * timed[0]:
+            return (
+                f"a pass over {counted(fewer + 1, 'token')} took {slow_ms:.2f} ms,"
+                f" and one over {more + 1} took {fast_ms:.2f} ms"
+            )
+    return None
 
 
 def best_of(predictions: Sequence[ForK]) -> ForK:
@@ -153,14 +176,28 @@ def best_of(predictions: Sequence[ForK]) -> ForK:
     return max(predictions, key=attrgetter("value"))
 
 
-def _share_of_verification(row: LatencyRow, k: int, measured: int) -> float:
-    """How far the cost of verifying k tokens is from that of none (0) to that of K (1)."""
+def _timed_passes(row: LatencyRow) -> dict[int, float]:
+    """Milliseconds of a pass of the target by the number of draft tokens that it verifies."""
     widths = enumerate(row.pass_ms_by_width or [])
-    ms_by_k = {num_drafted: ms for num_drafted, ms in widths if ms is not None}
-    if not {0, measured} <= set(ms_by_k) or ms_by_k[measured] <= ms_by_k[0]:
-        return k / measured
-    ms = float(np.interp(k, list(ms_by_k), list(ms_by_k.values())))
-    return (ms - ms_by_k[0]) / (ms_by_k[measured] - ms_by_k[0])
+    return {num_drafted: ms for num_drafted, ms in widths if ms is not None}
+
+
+def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> float:
+    """The cost of verifying k draft tokens in target steps, between 1 and that of all (`verify`).
+
+    It falls as the passes of fewer tokens are shorter, where these were timed, else in proportion to
+    k. The rest, the verdict, costs the same for every k.
+    """
+    timed = _timed_passes(row)
+    if not {0, measured} <= set(timed):
+        return 1 + (verify - 1) * k / measured
+    # No pass takes less time than one over fewer tokens, except by noise.
+    slowest_so_far = np.maximum.accumulate(list(timed.values())) / timed[0]
+    widest = float(slowest_so_far[-1])
+    shorter = widest - float(np.interp(k, list(timed), slowest_so_far))
+    if widest > max(verify, 1):
+        shorter *= (verify - 1) / (widest - 1)
+    return verify - shorter
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:

@@ -298,10 +298,13 @@ def _by_position(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """Share of draft tokens accepted at each position, of those that were tested there."""
     curves: dict[str, list[Point]] = {}
     for pair in pairs:
-        if pair.best and pair.row.acceptance_by_position and len(curves) < MOST_CURVES:
-            rates = enumerate(pair.row.acceptance_by_position, 1)
+        # No token of a block is tested by itself.
+        tested = None if pair.row.rule == "block" else pair.row.acceptance_by_position
+        if pair.best and tested and len(curves) < MOST_CURVES:
             curves[pair.name.label()] = [
-                Point(100 * rate, x=position) for position, rate in rates if rate is not None
+                Point(100 * rate, x=position)
+                for position, rate in enumerate(tested, 1)
+                if rate is not None
             ]
     if not curves:
         return []

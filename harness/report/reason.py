@@ -8,8 +8,10 @@ from harness.config.amounts import amount
 from harness.menu.records import is_elsewhere
 from harness.report.costs import (
     best_of,
+    contradicting_passes,
     costs_in_steps,
     held_back_in_words,
+    lengths_by_k,
     predicted_by_k,
     proposed_per_iteration,
     rest_ms,
@@ -25,7 +27,8 @@ _MOST_K = 8
 
 def reason(regular: LatencyRow, row: LatencyRow) -> Table:
     """Acceptance, costs and prediction of the speculative arm, one per line."""
-    tested = row.acceptance_by_position
+    # Where whole blocks are verified, no token is tested by itself.
+    tested = None if row.rule == "block" else row.acceptance_by_position
     of_all = row.marginal_acceptance_by_position
     loses = (row.speedup or 1) < 1
     return _table_of_known(
@@ -64,7 +67,7 @@ def _acceptance(row: LatencyRow) -> str | None:
     parts = []
     if row.acceptance_rate is not None:
         share = f"{row.acceptance_rate:.1%} of the draft tokens"
-        tested = row.conditional_acceptance_rate
+        tested = None if row.rule == "block" else row.conditional_acceptance_rate
         parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
     if tokens:
         length = f"{tokens:.2f} tokens per iteration{_of_those_that_drafted(row, tokens)}"
@@ -167,6 +170,9 @@ def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
+    contradiction = contradicting_passes(regular, row)
+    if contradiction is not None and len(lengths_by_k(row)) > 1:
+        return f"other K cannot be predicted from such noise: {contradiction}"
     predictions = predicted_by_k(regular, row)
     if len(predictions) < 2:
         return None

@@ -36,6 +36,8 @@ class MeasuredAcceptance:
         categories: of the same prompts; None where a prompt has none.
         num_resamples, seed: of the bootstrap over prompts.
         num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
+        extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
+            its lengths follow.
     """
 
     requests: Sequence[Acceptance]
@@ -43,6 +45,7 @@ class MeasuredAcceptance:
     num_resamples: int
     seed: int
     num_levels: int | None = None
+    extrapolates: bool = True
 
     @property
     def drafted(self) -> list[Acceptance]:
@@ -96,9 +99,9 @@ class MeasuredAcceptance:
 def length_columns(measured: MeasuredAcceptance) -> dict[str, Any]:
     """The columns about smaller K: lists with one entry for each K.
 
-    They are the mean acceptance length and the bounds of its interval.
+    They are the mean acceptance length and the bounds of its interval; None where they do not follow.
     """
-    num_places = min(measured.num_places, _MOST_INTERVALS)
+    num_places = min(measured.num_places, _MOST_INTERVALS) if measured.extrapolates else 0
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     name = "acceptance_length_by_num_draft_tokens"
     columns: dict[str, Any] = {}
@@ -115,7 +118,6 @@ def speculation_profile(
     measured: MeasuredAcceptance,
     *,
     method: str,
-    extrapolates: bool,
     is_block: bool,
     about: Mapping[str, Any],
     own: Mapping[str, Any],
@@ -124,7 +126,6 @@ def speculation_profile(
 
     Args:
         method: how it was drafted.
-        extrapolates: whether a smaller K proposes the beginning of what a larger one does.
         is_block: whether whole blocks were verified, so that no rate by position describes it.
         about: further entries of the schema: models, conditions.
         own: further entries under `harness`.
@@ -145,7 +146,7 @@ def speculation_profile(
         "mean_accept_length_per_request": _per_request(measured),
         "acceptance_length_histogram": _histogram(total),
         # Whether the lengths of smaller K follow from these rates, or are to be measured.
-        "accept_length_model": "chain_analytic" if extrapolates else "measured_per_k",
+        "accept_length_model": "chain_analytic" if measured.extrapolates else "measured_per_k",
         "verification_method": "block" if is_block else "longest_prefix",
         "per_category": _by_category(measured),
         **about,
@@ -161,17 +162,17 @@ def speculation_profile(
 
 
 def golden_lengths(
-    model: str, mode: str, measured: MeasuredAcceptance, extrapolates: bool
+    model: str, mode: str, measured: MeasuredAcceptance
 ) -> dict[str, dict[str, dict[int, float]]]:
     """InferenceX's table: the acceptance length of each K, two decimals.
 
+    It has the largest K alone where lengths of smaller K do not follow.
+
     Args:
         mode: `thinking_on` or `thinking_off`.
-        extrapolates: whether a smaller K proposes the beginning of what a larger one does. Otherwise
-            the table has the largest K alone.
     """
     most = measured.num_places
-    numbers = range(1, most + 1) if extrapolates else [most]
+    numbers = range(1, most + 1) if measured.extrapolates else [most]
     lengths = {number: round(measured.length_with(number).estimate, 2) for number in numbers}
     return {model: {mode: lengths}}
 

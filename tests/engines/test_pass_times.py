@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +9,6 @@ import torch
 
 from harness.engines import pass_times
 from harness.engines.pass_times import pass_ms, pass_widths
-from harness.report.costs import predicted_by_k
-from harness.results.rows.latency import LatencyRow
 
 
 @pytest.mark.parametrize(
@@ -46,21 +43,3 @@ def test_passes_are_timed_by_their_width(monkeypatch: pytest.MonkeyPatch) -> Non
     runner: Any = Slow()
     monkeypatch.setattr(pass_times.time, "perf_counter", lambda: runner.now)
     assert pass_ms(runner, [[1, 2], [3]], [1, 2, 4], ()) == [1000, 4000, None, 16000]
-
-
-def test_smaller_k_are_predicted_with_the_passes_of_their_width() -> None:
-    """Three tokens cost what one costs, and five twice as much: K=2 verifies for nothing, and K=3 for half."""
-    regular = LatencyRow(arm="regular", target_step_ms=10.0)
-    row = LatencyRow(
-        arm="speculative",
-        num_draft_tokens=4,
-        mean_proposed=4.0,
-        draft_ms=0.0,
-        verify_ms=20.0,
-        acceptance_length_by_num_draft_tokens=[1.5, 2.0, 2.4, 2.8],
-    )
-    on_a_line = [one.value for one in predicted_by_k(regular, row)]
-    assert on_a_line == pytest.approx([1.5 / 1.25, 2.0 / 1.5, 2.4 / 1.75, 1.4])
-    row = dataclasses.replace(row, pass_ms_by_width=[10.0, 10.0, 10.0, None, 20.0])
-    timed = [one.value for one in predicted_by_k(regular, row)]
-    assert timed == pytest.approx([1.5, 2.0, 2.4 / 1.5, 1.4])

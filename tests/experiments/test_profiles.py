@@ -69,3 +69,18 @@ def test_a_mean_length_is_met(harness: Harness) -> None:
     assert row.synthetic_acceptance == 2.5
     low, high = interval_at(row, 4)
     assert low <= 2.5 <= high
+
+
+@pytest.mark.parametrize("what", ["decoding.rule=block", "draft=tiny_dflash"])
+def test_blocks_and_drafts_of_one_pass_say_nothing_of_smaller_k(
+    harness: Harness, what: str
+) -> None:
+    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=12", what)
+    assert "by K " not in outcome.stdout
+    row = last_row()
+    assert row.pass_ms_by_width is not None
+    assert getattr(row, LENGTHS) is None
+    assert json.loads(only("speculation_profile.json").read_text())["accept_length_model"] == (
+        "measured_per_k"
+    )
+    assert len(only("golden_acceptance_lengths.yaml").read_text().splitlines()) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ def measured(*requests: list[tuple[int, int]], categories: Any = None) -> Measur
 
 
 def profile(of: MeasuredAcceptance, **changes: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = {"method": "eagle3", "extrapolates": True, "is_block": False}
+    asked: dict[str, Any] = {"method": "eagle3", "is_block": False}
     return speculation_profile(of, **(asked | changes), about={}, own={})
 
 
@@ -65,17 +66,19 @@ def test_proposals_that_end_early_are_no_rejections_where_we_say_tested() -> Non
 
 def test_levels_of_trees_are_the_positions() -> None:
     outcomes = [Acceptance.of([(16, 2), (16, 1), (9, 0)])]
-    tree = MeasuredAcceptance(outcomes, [None], 1000, 0, num_levels=2)
-    found = profile(tree, extrapolates=False)
+    tree = MeasuredAcceptance(outcomes, [None], 1000, 0, num_levels=2, extrapolates=False)
+    found = profile(tree)
     assert found["num_speculative_tokens"] == 2
     assert found["marginal_accept_rates"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
     assert found["validation"]["mean_consistency"]["passed"]
-    assert golden_lengths("m", "thinking_off", tree, False) == {"m": {"thinking_off": {2: 2.0}}}
-    assert length_columns(tree)["acceptance_length_by_num_draft_tokens"] == [1.6667, 2.0]
+    assert golden_lengths("m", "thinking_off", tree) == {"m": {"thinking_off": {2: 2.0}}}
+    # A tree of one level is not the beginning of this one.
+    assert set(length_columns(tree).values()) == {None}
 
 
 def test_blocks_have_no_rates_by_position() -> None:
-    found = profile(from_histogram({1: 40, 2: 30}, 2), is_block=True, extrapolates=False)
+    blocks = dataclasses.replace(from_histogram({1: 40, 2: 30}, 2), extrapolates=False)
+    found = profile(blocks, is_block=True)
     assert found["verification_method"] == "block"
     assert found["accept_length_model"] == "measured_per_k"
     assert found["conditional_accept_rates"] is None
@@ -118,7 +121,6 @@ def test_nothing_drafted_has_no_lengths() -> None:
 
 def test_golden_lengths_are_those_of_each_k() -> None:
     counts = from_histogram({1: 40, 2: 30, 3: 30}, 2)
-    assert golden_lengths("m", "thinking_off", counts, True) == {
-        "m": {"thinking_off": {1: 1.6, 2: 1.9}}
-    }
-    assert golden_lengths("m", "thinking_on", counts, False) == {"m": {"thinking_on": {2: 1.9}}}
+    assert golden_lengths("m", "thinking_off", counts) == {"m": {"thinking_off": {1: 1.6, 2: 1.9}}}
+    one_pass = dataclasses.replace(counts, extrapolates=False)
+    assert golden_lengths("m", "thinking_on", one_pass) == {"m": {"thinking_on": {2: 1.9}}}

@@ -188,7 +188,8 @@ class LatencyRow(PromptedRow):
         " have such a child, as JSON"
     )
     acceptance_length_by_num_draft_tokens: list[float] | None = figure(
-        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON",
+        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON;"
+        " empty where that does not follow, as for trees, blocks and servers",
         "tokens",
     )
     acceptance_length_by_num_draft_tokens_low: list[float] | None = figure(
