@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 
 from harness.config.settings import DecodingSettings
 from harness.experiments.prefix_distribution import exact_probabilities
+from harness.menu.commands.recovery import SamplingName
 from harness.results.statistics.interval import Floats
 
 
@@ -75,7 +76,10 @@ class Sampling:
 
 
 def samplings(
-    decoding: DecodingSettings, biased: Sequence[int], penalises_prompts: bool = False
+    decoding: DecodingSettings,
+    biased: Sequence[int],
+    penalises_prompts: bool = False,
+    names: Sequence[SamplingName] = get_args(SamplingName),
 ) -> list[Sampling]:
     """The sampling settings to try: the run's own, and others one at a time.
 
@@ -84,26 +88,24 @@ def samplings(
     Args:
         biased: tokens whose logits `logit_bias` raises.
         penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
+        names: of those that are wanted.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
-    bias = {str(token): 1.0 for token in biased}
-    extras: list[dict[str, Any]] = [
-        {"min_p": 0.1},
-        {"presence_penalty": 1.0},
-        {"frequency_penalty": 0.5},
-        {"repetition_penalty": 1.3},
-        {"logit_bias": bias},
-    ]
-    return [
-        Sampling("as asked", decoding),
-        Sampling(f"temperature={other:g}", plain),
-        Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
-        Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
-        *(Sampling(_named(one), plain, one, penalises_prompts) for one in extras),
-    ]
-
-
-def _named(parameters: Mapping[str, Any]) -> str:
-    [(name, value)] = parameters.items()
-    return name if name == "logit_bias" else f"{name}={value:g}"
+    known: dict[SamplingName, Sampling] = {
+        "as_asked": Sampling("as asked", decoding),
+        "temperature": Sampling(f"temperature={other:g}", plain),
+        "top_k": Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
+        "top_p": Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
+    }
+    extras: dict[SamplingName, Any] = {
+        "min_p": 0.1,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.3,
+        "logit_bias": {str(token): 1.0 for token in biased},
+    }
+    for name, value in extras.items():
+        shown = name if name == "logit_bias" else f"{name}={value:g}"
+        known[name] = Sampling(shown, plain, {name: value}, penalises_prompts)
+    return [known[name] for name in names]

@@ -216,6 +216,43 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
 
 
 @pytest.mark.slow
+def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
+    harness: Harness,
+) -> None:
+    pytest.importorskip("openai", reason="harness[server] is not installed")
+    from echo_server import EchoServer, serving
+
+    server = EchoServer(version="0.32.0")
+    with serving(server) as url:
+        asked = ["recovery", "model=tiny", *QUICK, "engine=server", "engine.chat=true"]
+        asked.append(f"engine.url={url}")
+        everything = harness(*asked, code=3)
+        assert any(body.get("top_k", 0) > 0 for body in server.bodies)
+        server.bodies.clear()
+        fewer = harness(*asked, "samplings=[as_asked,top_p]", code=3)
+    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
+    without = "samplings=[as_asked,temperature,top_p,min_p"
+    assert mentions(everything.stderr, "top_k may end this server", "known-faults.md", without)
+    assert "may end this server" not in fewer.stderr
+    tested = results("recovery")["sampling"].dropna()[-2:]
+    assert list(tested) == ["as asked, beside those alone", "top_p=0.8, beside those alone"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "rule"),
+    [
+        (["samplings=[top_k]"], "needs load"),
+        (["load=2", "samplings=[]"], "must name at least one"),
+        (["load=2", "samplings=[top_p,top_p]"], "must not name one twice"),
+        (["load=2", "samplings=[topk]"], "top_k"),
+        (["load=2", "samplings=[min_p]"], "engine=local"),
+    ],
+)
+def test_wrong_samplings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:
+    assert rule in harness.refused("recovery", *typed)
+
+
+@pytest.mark.slow
 def test_a_server_that_draws_nothing_is_not_called_lossless(harness: Harness) -> None:
     pytest.importorskip("openai", reason="harness[server] is not installed")
     from echo_server import EchoServer, serving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,22 @@ _FEWEST_ROWS: Mapping[Fault, int] = {
     "rows_swapped": 4,
 }
 
+# Sampling settings of requests under load. `experiments/samplings.py` has their values.
+SamplingName = Literal[
+    "as_asked",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+]
+_SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
+# The others are parameters of servers' APIs.
+_OF_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
+
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
@@ -45,6 +62,8 @@ class RecoverySettings(PromptedSettings):
         load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
             prompts that begin alike, second turns, other sampling settings beside each other, and
             some that are left midway. None asks one question after the other.
+        samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own. Leave
+            out one that ends the engine.
         batch_size: rows generated at once.
     """
 
@@ -54,6 +73,7 @@ class RecoverySettings(PromptedSettings):
     shift: float = 0.05
     fault: Fault = "none"
     load: int | None = None
+    samplings: tuple[SamplingName, ...] = _SAMPLINGS
 
     @property
     def compares_texts(self) -> bool:
@@ -76,6 +96,12 @@ class RecoverySettings(PromptedSettings):
             self.false_alarm_rate,
         )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        samplings = self.samplings
+        under_load = self.load is not None or samplings == _SAMPLINGS
+        require(under_load, "samplings", "needs load", samplings)
+        require(bool(samplings), "samplings", "must name at least one", samplings)
+        is_set = len(set(samplings)) == len(samplings)
+        require(is_set, "samplings", "must not name one twice", samplings)
         self._check_fault()
 
     def _check_fault(self) -> None:
@@ -113,6 +139,9 @@ class RecoverySettings(PromptedSettings):
             require(engine.takes_load, "load", "needs engine=local, vllm or server", self.load)
             rule = "changes nothing with draft=none"
             require(self.draft is not None or not planted, "fault", rule, self.fault)
+            rule = f"must name one of {', '.join(_OF_OWN_LOOP)} with engine=local"
+            known = not engine.own_loop or not set(_OF_OWN_LOOP).isdisjoint(self.samplings)
+            require(known, "samplings", rule, self.samplings)
             return
         rule = "must be a model: without a draft nothing can be lost"
         if not engine.own_loop:
