@@ -36,7 +36,7 @@ from harness.report.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.rows.compare import CompareRow
-from harness.results.work import why_no_verdict_of_race
+from harness.results.verdict import why_no_verdict_of_race
 
 # New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8

@@ -24,7 +24,7 @@ from harness.report.table import (
 from harness.report.words import common_settings, labels, lossy_warning
 from harness.results.acceptance import Rejection
 from harness.results.rows.compare import CompareRow
-from harness.results.work import why_no_verdict_of_race
+from harness.results.verdict import why_no_verdict_of_race
 
 
 def verdict(row: CompareRow) -> Document:

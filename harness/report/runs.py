@@ -25,7 +25,7 @@ from harness.results.row import Row
 from harness.results.rows.compare import CompareRow
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.schema import RunRow
-from harness.results.work import judged
+from harness.results.verdict import judged
 
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.

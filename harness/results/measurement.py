@@ -57,7 +57,7 @@ _MEASURING = (
     "results/statistics",
     "results/acceptance.py",
     "results/pooling.py",
-    "results/work.py",
+    "results/verdict.py",
 )
 _SOURCES = (".py", ".csv")
 # Versions that matter to every measurement. Engines may have further ones.

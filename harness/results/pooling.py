@@ -23,7 +23,7 @@ from harness.results.files import read_latency_prompts
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
-from harness.results.work import judged
+from harness.results.verdict import judged
 
 # How a pooled row sums up a figure of its runs: by the largest, the smallest, or whether it is true of
 # all of them. Of other numbers it has the mean, and of other yes-or-no figures whether it is true of any.

@@ -20,6 +20,8 @@ MaybeBool = bool | None
 
 # The status of a job that a sweep did not measure, see `sweep/saturation.py`.
 LEFT_OUT = "left_out"
+# The status of a run whose arms cannot be compared, see `verdict.py`.
+NO_VERDICT = "no_verdict"
 
 # Settings and circumstances of a pair that decodes here. A server has its own, which it does not
 # tell.

@@ -1,0 +1,315 @@
+"""The one place that decides what measured answers allow to say about a speed-up.
+
+`refusal` compares the evidence of both arms when they have been measured. Where it finds a reason
+why they cannot be compared, the rows of the run say so (`status=no_verdict`, the reason in `error`),
+have no speed-up, and the exit code is 3. `verdict_of` reads the conclusion from a row. No command
+asserts what is refused here, and without an interval there is no conclusion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self, TypeVar
+
+import numpy as np
+
+from harness.results.coverage import Coverage
+from harness.results.rows.compare import CompareRow
+from harness.results.rows.latency import LatencyRow
+from harness.results.rows.map import MapRow
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
+from harness.results.statistics.multiplicity import widened
+
+AnyLatencyRow = TypeVar("AnyLatencyRow", bound=LatencyRow)
+
+Conclusion = Literal["faster", "slower", "no difference", "cannot tell"]
+
+# Exit code of a run whose arms could not be compared.
+CANNOT_TELL = 3
+# Share of an arm's requests that may fail.
+MOST_FAILURES = 0.01
+# A failed request might have taken so many times as long as the others.
+_TIME_OF_A_FAILURE = 10
+# Relative difference of the arms' numbers of tokens. Times are per token, so that only the share of
+# them that does not grow with the text is off by as much.
+MOST_DIFFERENCE = 0.1
+# The same of texts that are drawn and end by themselves, some early and some late. Where every
+# token may be the last, lengths are geometric, and honest arms differ by more than half in 6 % of
+# the runs with 15 prompts and in 0.8 % with 30: the ratio of their totals follows F with 2n and 2n
+# degrees of freedom.
+_MOST_DIFFERENCE_OF_DRAWN = 0.5
+# Such lengths are also compared prompt by prompt. This is the chance that honest arms are refused.
+_LEVEL_OF_LENGTHS = 0.01
+# One interval of forty begins above what was measured by chance, but hardly by more than this.
+_BY_CHANCE = 1.02
+# A damaged file may hold any number.
+_MOST_SPEEDUP = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmEvidence:
+    """What is known about the work of one arm. The names are those of the columns.
+
+    Attributes:
+        lengths: tokens of each answer by index of its prompt; empty where only the total is known.
+        drawn: whether its texts are drawn and end by themselves.
+    """
+
+    arm: str = ""
+    num_prompts: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+    tokens_per_iteration: float | None = None
+    mean_proposed: float | None = None
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    drawn: bool = False
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
+        """The evidence that the columns of a row hold.
+
+        Args:
+            further: what columns do not hold.
+        """
+        names = [entry.name for entry in fields(cls)]
+        known = {name: columns[name] for name in names if columns.get(name) is not None}
+        return cls(**known | further)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What may be said about a speed-up.
+
+    Attributes:
+        speedup: as far as it may be stated; all nan where it may not.
+        reason: why it cannot be told; empty with any other conclusion.
+    """
+
+    conclusion: Conclusion
+    speedup: Interval
+    reason: str = ""
+
+    @property
+    def pays(self) -> bool:
+        return self.conclusion == "faster"
+
+    @property
+    def can_tell(self) -> bool:
+        return self.conclusion != "cannot tell"
+
+
+def judge(speedup: Interval, reason: str = "") -> Verdict:
+    """The conclusion that an interval allows.
+
+    Args:
+        speedup: regular over speculative time.
+        reason: why nothing can be concluded from it, whatever it is; empty where nothing is known
+            against it.
+    """
+    if reason:
+        return Verdict("cannot tell", speedup, reason)
+    if not speedup.has_bounds:
+        return Verdict("cannot tell", speedup, "no interval")
+    if not speedup.excludes(1):
+        return Verdict("no difference", speedup)
+    return Verdict("faster" if speedup.low > 1 else "slower", speedup)
+
+
+def verdict_of(row: LatencyRow | MapRow, num_compared: int = 1) -> Verdict:
+    """The verdict of a run, from the row of its speculative arm, or of a cell of a map.
+
+    Args:
+        num_compared: the number of pairs among which a reader compares this one; its interval is
+            widened so that those of all pairs hold at once.
+    """
+    if row.status == NO_VERDICT:
+        return judge(Interval(), row.error or "the arms cannot be compared")
+    speedup = _at_once(_interval_of(row), num_compared, row)
+    if math.isnan(speedup.estimate):
+        return judge(speedup, "no speed-up was measured")
+    if isinstance(row, MapRow) and not row.measured:
+        return judge(speedup, "interpolated between cells that were measured")
+    if row.weights == "random" and not row.synthetic:
+        return judge(speedup, "random weights accept by chance; the texts mean nothing")
+    if speedup.has_bounds:
+        return judge(speedup)
+    if isinstance(row, LatencyRow):
+        most, _ = _most_speedup(ArmEvidence.of(vars(row)))
+        if speedup.estimate > most:
+            # Chance over a few prompts. The figure alone would be taken for a finding.
+            return judge(Interval(), why_no_interval(row))
+    return judge(speedup, why_no_interval(row))
+
+
+def why_no_interval(row: LatencyRow | MapRow) -> str:
+    """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
+    coverage = Coverage.parse(row.speedup_covers)
+    if isinstance(row, LatencyRow) and row.repeat == "all" and coverage is None:
+        return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
+    unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
+    if coverage is not None:
+        unit = coverage.unit
+    return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
+
+
+def refusal(
+    regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = Interval()
+) -> str | None:
+    """Why the arms cannot be compared; None where nothing is known against it.
+
+    Args:
+        speedup: of the speculative arm, as measured.
+    """
+    return (
+        too_many_failures((regular, speculative), speedup)
+        or _unequal_work(regular, speculative)
+        or _unequal_lengths(regular, speculative)
+        or _impossible(speculative, speedup)
+    )
+
+
+def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = Interval()) -> str | None:
+    """The failures, where they are more than 1 % of an arm's requests, or could change the verdict.
+
+    Those that failed are left out of the times. If each had taken ten times as long as the others,
+    would the conclusion be another one?
+    """
+    failures = [f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed" for arm in arms]
+    if any(arm.num_failed > MOST_FAILURES * arm.num_prompts for arm in arms):
+        return " and ".join(failures)
+    if not speedup.has_bounds:
+        return None
+    for arm in arms:
+        added = 1 + _TIME_OF_A_FAILURE * arm.num_failed / max(1, arm.num_prompts)
+        factor = added if arm.arm == "regular" else 1 / added
+        shifted = Interval(*(factor * end for end in (speedup.estimate, speedup.low, speedup.high)))
+        if judge(shifted).conclusion != judge(speedup).conclusion:
+            return " and ".join(failures) + ", which could change the verdict"
+    return None
+
+
+def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    most = _MOST_DIFFERENCE_OF_DRAWN if regular.drawn else MOST_DIFFERENCE
+    if _difference(regular.num_tokens, speculative.num_tokens) <= most:
+        return None
+    return (
+        "the arms did not do the same work: regular generated"
+        f" {regular.num_tokens} tokens, speculative {speculative.num_tokens}"
+    )
+
+
+def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    """Why drawn texts are no equal work: one arm's are shorter, prompt by prompt, beyond chance.
+
+    The difference of an answer is as likely to have either sign if both arms draw from the same
+    distribution, so that signs are flipped at random (a permutation test of the sum).
+    """
+    common = sorted(regular.lengths.keys() & speculative.lengths.keys())
+    differences = np.array([regular.lengths[i] - speculative.lengths[i] for i in common])
+    numbers = [sum(arm.lengths[i] for i in common) for arm in (regular, speculative)]
+    if not regular.drawn or not differences.any() or _difference(*numbers) <= MOST_DIFFERENCE:
+        return None
+    num_flips = 20_000
+    signs = np.random.default_rng(0).choice((-1, 1), size=(num_flips, differences.size))
+    as_large = np.abs(signs @ differences) >= abs(differences.sum())
+    chance = (1 + as_large.sum()) / (1 + num_flips)
+    if chance > _LEVEL_OF_LENGTHS:
+        return None
+    shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
+    return (
+        f"the {shorter} arm's texts are shorter than chance explains: regular generated"
+        f" {numbers[0]} tokens, speculative {numbers[1]}"
+    )
+
+
+def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
+    """Why no speculation can be so fast. Without an interval it may be chance."""
+    most, what = _most_speedup(speculative)
+    if not speedup.has_bounds or speedup.low <= _BY_CHANCE * most:
+        return None
+    return (
+        f"a speed-up of {speedup.estimate:.2f}× is impossible with {what}: something else differs"
+        " between the arms, such as a cache, the hardware or other load"
+    )
+
+
+def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
+    """The tokens that an iteration yields, which takes no less than a regular step; as words, too."""
+    if speculative.tokens_per_iteration is not None:
+        yielded = speculative.tokens_per_iteration
+        return yielded, f"{yielded:.2f} tokens per iteration"
+    if speculative.mean_proposed is not None:
+        proposed = speculative.mean_proposed
+        return proposed + 1, f"{proposed:.3g} draft tokens per iteration"
+    return math.inf, ""
+
+
+def _difference(number: int, other: int) -> float:
+    """The difference as a share of the larger one."""
+    return abs(number - other) / max(number, other, 1)
+
+
+def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:
+    """The rows of a run: without a speed-up, and with the reason, where its arms cannot be compared.
+
+    Rows of files that were written before this was decided at measurement are judged by what their
+    columns hold.
+    """
+    if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
+        return list(rows)
+    reason = rows[1].error if rows[1].status == NO_VERDICT else _refusal_of_rows(*rows)
+    if reason is None:
+        return list(rows)
+    changes: dict[str, Any] = {}
+    for name in ("speedup", "decode_speedup"):
+        changes |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    if rows[1].status in (None, "ok"):
+        changes |= {"status": NO_VERDICT, "error": reason}
+    return [replace(row, **changes) for row in rows]
+
+
+def _refusal_of_rows(regular: LatencyRow, speculative: LatencyRow) -> str | None:
+    drawn = regular.ignore_eos is False and bool(regular.temperature)
+    return refusal(
+        ArmEvidence.of(vars(regular), drawn=drawn),
+        ArmEvidence.of(vars(speculative), drawn=drawn),
+        _interval_of(speculative),
+    )
+
+
+def why_no_verdict_of_race(row: CompareRow) -> str | None:
+    """Why the arms of a race cannot be compared; None where they can, or where one is missing."""
+    regular = row.regular_num_tokens
+    speculative = row.speculative_num_tokens
+    if regular is None or speculative is None or row.num_compared is not None:
+        return None
+    return refusal(
+        ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
+        ArmEvidence(arm="speculative", num_prompts=1, num_tokens=speculative),
+    )
+
+
+def _interval_of(row: LatencyRow | MapRow) -> Interval:
+    figures = (row.speedup, row.speedup_low, row.speedup_high)
+    estimate, low, high = (NAN if figure is None else figure for figure in figures)
+    if not 0 < estimate < _MOST_SPEEDUP:
+        return Interval()
+    if not 0 < low <= high < _MOST_SPEEDUP:
+        return Interval(estimate, covers=row.speedup_covers or "")
+    return Interval(estimate, low, high, row.speedup_covers or "")
+
+
+def _at_once(speedup: Interval, num_compared: int, row: LatencyRow | MapRow) -> Interval:
+    """The interval, widened by Student's t with the degrees of freedom of its scarcest unit:
+    `15 prompts and 5 runs` leave 4.
+    """
+    if num_compared == 1 or not speedup.has_bounds:
+        return speedup
+    coverage = Coverage.parse(row.speedup_covers)
+    num_units = getattr(row, "num_prompts", None) or 0
+    if coverage is not None:
+        num_units = min(coverage.num_units, coverage.num_runs or coverage.num_units)
+    return widened(speedup, num_compared, num_units - 1)
