@@ -31,6 +31,7 @@ from harness.menu.experiment import Experiment
 from harness.report.distill import distill_document
 from harness.results.rows.distill import DistillRow
 from harness.results.rows.latency import LatencyRow
+from harness.results.verdict import require_verdict
 from harness.training.loop import Course, DamagedStateError, TrainingText, cast, train
 
 
@@ -106,6 +107,9 @@ class Distill(Experiment):
                 measured = {name: getattr(row, name) for name in LatencyRow.columns()}
                 rows.append(DistillRow(**(columns | measured | figures)))
         return rows
+
+    def judge(self, rows: Sequence[DistillRow]) -> None:
+        require_verdict(rows)
 
     def _place(self, session: Session, longest: int) -> PlacedPair | None:
         """Place the pair with room for what is measured and for what is learned."""

@@ -40,7 +40,12 @@ from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.files import LATENCY_PROMPTS_FILE
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
-from harness.results.work import Work, judged, too_many_failures
+from harness.results.verdict import (
+    ArmEvidence,
+    judged,
+    require_verdict,
+    too_many_failures,
+)
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS = 2
@@ -149,7 +154,14 @@ class Latency(Experiment):
         for measured in self.measured.values():
             columns = self.figures.columns(measured)
             rows.append(session.row(LatencyRow, measured.acceptance, **columns))
-        return judged(rows)
+        lengths = {
+            name: {request.index: request.num_tokens for request in measured.answered}
+            for name, measured in self.measured.items()
+        }
+        return judged(rows, lengths)
+
+    def judge(self, rows: Sequence[LatencyRow]) -> None:
+        require_verdict(rows)
 
     def document(self, rows: Sequence[LatencyRow]) -> Document:
         """The report of this run, and its profiles."""
@@ -287,9 +299,7 @@ class Latency(Experiment):
             if len(failed) == len(requests):
                 number = f"all {len(failed)} requests failed"
                 raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-            arms.append(
-                Work(arm=name, num_requests=len(requests), num_failed=len(failed), num_tokens=0)
-            )
+            arms.append(ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed)))
             failures += [request for request in failed if request.error is not None]
         reason = too_many_failures(arms)
         if reason is not None:

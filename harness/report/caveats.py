@@ -18,7 +18,7 @@ from harness.report.words import (
 from harness.results.coverage import Coverage
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.runner_names import RunnerNames
-from harness.results.work import why_no_verdict
+from harness.results.schema import NO_VERDICT
 
 # A verification that reads this many times the experts of a regular step gets a line.
 _MANY_EXPERTS = 1.25
@@ -225,5 +225,5 @@ def _about_fewer_or_shorter(rows: Sequence[LatencyRow]) -> Iterator[str]:
             f"Answers ended before decoding.max_new_tokens={asked_for}; tokens on average:"
             f" {', '.join(means)}."
         )
-    if last.status != "ok" and why_no_verdict(rows) is None:
+    if last.status not in ("ok", NO_VERDICT):
         yield f"{last.status}: the figures cover {last.num_prompts} prompts only."

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.report.costs import tokens_per_iteration
 from harness.report.table import interval
 from harness.results.coverage import Coverage
 from harness.results.rows.latency import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
-from harness.results.work import MOST_DIFFERENCE
+from harness.results.verdict import MOST_DIFFERENCE
 
 # A machine counts as quiet if the process got at least this share of the processor time it asked
 # for.
@@ -18,8 +17,6 @@ _QUIET = 0.9
 _MOST_AFTER_END = 0.05
 # Share of the prompts' tokens by which the arms' caches may differ.
 _MOST_CACHED = 0.02
-# One interval of forty begins above what was measured by chance, but hardly by more than this.
-_BY_CHANCE = 1.02
 
 
 def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
@@ -40,7 +37,6 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _busy_gpus(rows),
         _other_texts(row),
         _after_the_end(row),
-        _impossible(row),
         _identical_arms_differ(row),
         _other_caches(rows),
         _foreign_traffic(rows),
@@ -225,22 +221,6 @@ def _same_server(row: LatencyRow) -> str | None:
     if row.url is None or row.url != row.regular_url:
         return None
     return "Both URLs are the same server: the ratio says how far apart identical arms are."
-
-
-def _impossible(row: LatencyRow) -> str | None:
-    """A sentence if no speculation can be so fast. Without an interval it may be chance."""
-    most = tokens_per_iteration(row)
-    reason = f"{most or 0:.2f} tokens per iteration"
-    if most is None and row.mean_proposed is not None:
-        most = row.mean_proposed + 1
-        reason = f"{row.mean_proposed:.3g} draft tokens per iteration"
-    least = row.speedup_low
-    if most is None or least is None or least <= _BY_CHANCE * most:
-        return None
-    return (
-        f"A speed-up of {row.speedup:.2f}× is impossible with {reason}: something else differs"
-        " between the arms, such as a cache, the hardware or other load."
-    )
 
 
 def _identical_arms_differ(row: LatencyRow) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.report.categories import Category, by_category, by_turn
@@ -23,14 +24,9 @@ from harness.report.table import (
     times,
 )
 from harness.report.words import arm_name, settings_line, title
-from harness.results.coverage import Coverage
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
-from harness.results.statistics.multiplicity import widened
-from harness.results.work import why_no_verdict
-
-# A damaged file may hold any number.
-_MOST_SPEEDUP = 1e6
+from harness.results.schema import NO_VERDICT
+from harness.results.verdict import Verdict, verdict_of
 
 
 def latency_document(
@@ -54,9 +50,8 @@ def latency_document(
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
-    no_verdict = why_no_verdict(rows)
-    document += _verdict(rows, no_verdict)
-    if no_verdict is None:
+    document += _verdict(rows)
+    if last.status != NO_VERDICT:
         document += _divided("categories", "category", by_category(prompts, last))
         document += _divided("turns", "turn", by_turn(prompts, last))
     return [
@@ -83,29 +78,56 @@ def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
     return [table] if len(parts) > 1 else []
 
 
-def _verdict(rows: Sequence[LatencyRow], no_verdict: str | None) -> Document:
+def _verdict(rows: Sequence[LatencyRow]) -> Document:
     """Whether speculation pays and why; or why that cannot be told."""
     regular = rows[0]
     last = rows[-1]
-    if no_verdict is not None:
-        return [Line(f"No verdict: {no_verdict}.", "warning"), reason(regular, last)]
+    if last.status == NO_VERDICT:
+        return [Line(f"No verdict: {last.error}.", "warning"), reason(regular, last)]
     # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
     has_drafted = last.mean_acceptance_length is not None or last.was_served
     if last.speedup is None or not has_drafted:
         table = costs_of_a_step(regular, last)
         return [table] if table.rows else []
-    speedup = speedup_in_words(last)
-    if no_gain := why_no_gain(last):
-        sentence = f"Speculative decoding {no_gain} here: {speedup}."
-    else:
-        sentence = f"Speculative decoding is {speedup.replace('×', '× faster', 1)}."
-    style: Style = "plain" if last.speedup_low is None else "strong"
+    verdict = verdict_of(last)
+    style: Style = "strong" if verdict.can_tell else "plain"
     return [
-        Line(sentence, style),
+        Line(f"{in_words(verdict)}.", style),
         *sentences("plain", _decode_only(last)),
         *sentences("dim", *limits_of_the_interval(last)),
         reason(regular, last),
     ]
+
+
+def in_words(verdict: Verdict, subject: str = "Speculative decoding") -> str:
+    """`Speculative decoding is 2.31× faster (95 % interval 2.18 to 2.42 over 15 prompts)`."""
+    if not verdict.can_tell:
+        figure = figure_in_words(verdict)
+        return f"Cannot tell whether {subject[:1].lower()}{subject[1:]} pays: {figure}"
+    speedup = figure_in_words(verdict)
+    if verdict.conclusion == "faster":
+        return f"{subject} is {speedup.replace('×', '× faster', 1)}"
+    if verdict.conclusion == "slower":
+        return f"{subject} does not pay here: {speedup}"
+    return f"{subject} makes no significant difference here: {speedup}"
+
+
+def figure_in_words(verdict: Verdict, num_compared: int = 1) -> str:
+    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`, or why it says nothing.
+
+    Args:
+        num_compared: the number of pairs for which the interval was widened.
+    """
+    speedup = verdict.speedup
+    if math.isnan(speedup.estimate):
+        return verdict.reason
+    if not speedup.has_bounds:
+        return f"{speedup.estimate:.2f}× ({verdict.reason})"
+    covers = f" over {speedup.covers}" if speedup.covers else ""
+    together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
+    certainty = f"95 % interval {interval(speedup.low, speedup.high)}{covers}{together}"
+    doubt = f"; {verdict.reason}" if verdict.reason else ""
+    return f"{speedup.estimate:.2f}× ({certainty}{doubt})"
 
 
 def _decode_only(row: LatencyRow) -> str | None:
@@ -131,78 +153,27 @@ def result_line(row: LatencyRow) -> str:
     """`2.31× (2.18 to 2.42)`, or the time of an arm alone; empty where nothing was measured."""
     if row.ms_per_token is None:
         return ""
-    if not row.speedup:
+    speedup = stated_speedup(row)
+    if speedup is None:
         return f"{row.ms_per_token:.2f} ms/token"
     bounds = speedup_bounds(row)
-    return f"{times(row.speedup)} ({bounds})" if bounds else times(row.speedup)
+    return f"{times(speedup)} ({bounds})" if bounds else times(speedup)
+
+
+def stated_speedup(row: LatencyRow) -> float | None:
+    """The speed-up as far as the verdict lets it be stated; else None."""
+    speedup = verdict_of(row).speedup.estimate
+    return None if math.isnan(speedup) else speedup
 
 
 def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
     """The interval of a speed-up, `2.18 to 2.42`; None where there is none.
 
     Args:
-        num_compared: see `interval_at_once`.
+        num_compared: see `verdict_of`.
     """
-    bounds = interval_at_once(row, num_compared)
-    return interval(bounds.low, bounds.high)
-
-
-def interval_at_once(row: LatencyRow, num_compared: int) -> Interval:
-    """The interval of a speed-up, widened so that the intervals of all compared pairs hold at once.
-
-    Args:
-        num_compared: the number of these pairs; 1 for the interval of the row as it is.
-    """
-    if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
-        return Interval()
-    interval_of_row = Interval(row.speedup, row.speedup_low, row.speedup_high)
-    if num_compared == 1:
-        return interval_of_row
-    figures = (row.speedup, row.speedup_low, row.speedup_high)
-    if not 0 < min(figures) <= max(figures) < _MOST_SPEEDUP:
-        return Interval()
-    return widened(interval_of_row, num_compared, _degrees_of_freedom(row))
-
-
-def _degrees_of_freedom(row: LatencyRow) -> int:
-    """Those of the scarcest unit that the interval covers: `15 prompts and 5 runs` leave 4."""
-    coverage = Coverage.parse(row.speedup_covers)
-    if coverage is None:
-        return (row.num_prompts or 0) - 1
-    return min(coverage.num_units, coverage.num_runs or coverage.num_units) - 1
-
-
-def speedup_in_words(row: LatencyRow, num_compared: int = 1) -> str:
-    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`, or why there is no interval.
-
-    Args:
-        num_compared: see `interval_at_once`.
-    """
-    bounds = speedup_bounds(row, num_compared)
-    covers = f" over {row.speedup_covers}" if row.speedup_covers else ""
-    together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
-    certainty = f"95 % interval {bounds}{covers}{together}" if bounds else no_interval(row)
-    return f"{row.speedup:.2f}× ({certainty})"
-
-
-def no_interval(row: LatencyRow) -> str:
-    """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
-    coverage = Coverage.parse(row.speedup_covers)
-    if row.repeat == "all" and coverage is None:
-        return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
-    unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
-    if coverage is not None:
-        unit = coverage.unit
-    return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
-
-
-def why_no_gain(row: LatencyRow) -> str | None:
-    """`does not pay` or `makes no significant difference`; None for a pair that gains."""
-    low = row.speedup_low
-    high = row.speedup_high
-    if low is not None and high is not None and low <= 1 <= high:
-        return "makes no significant difference"
-    return None if (row.speedup or 0) > 1 else "does not pay"
+    speedup = verdict_of(row, num_compared).speedup
+    return interval(speedup.low, speedup.high) if speedup.has_bounds else None
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -230,7 +201,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
 
 
 # Columns about a row of `latency`. Those without an underscore are in other tables too.
-SPEEDUP = Column("speed-up", times, "speedup")
+SPEEDUP = Column("speed-up", times, of=stated_speedup)
 BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
 ACCEPTED = Column("accepted", percent, "acceptance_rate")
 ARM = (

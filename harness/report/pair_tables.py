@@ -24,7 +24,6 @@ from harness.report.latency import (
     SPEEDUP,
     identical_texts,
     latency_document,
-    no_interval,
     speedup_bounds,
 )
 from harness.report.methods import methods_tables
@@ -43,7 +42,8 @@ from harness.report.table import (
 from harness.report.trees import trees_tables
 from harness.report.words import common_settings
 from harness.results.rows.latency import LatencyRow
-from harness.results.work import why_no_verdict
+from harness.results.schema import NO_VERDICT
+from harness.results.verdict import verdict_of
 
 PAIR = Column("pair", text=True, of="name.cell", once=True)
 K = Column("K", of="name.num_draft_tokens", identifies_row=True, optional=True)
@@ -114,11 +114,11 @@ def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
     without_interval = []
     without_verdict = []
     for pair in pairs:
-        if pair.row.speedup is not None and pair.row.speedup_low is None:
-            cause = no_interval(pair.row)
-            without_interval.append(f"{cause[:1].upper()}{cause[1:]}.")
-        if (reason := why_no_verdict(pair.run.rows)) is not None:
-            without_verdict.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
+        verdict = verdict_of(pair.row)
+        if pair.row.status == NO_VERDICT:
+            without_verdict.append(f"{pair.name.label(', ')}: no verdict: {verdict.reason}.")
+        elif pair.row.speedup is not None and not verdict.speedup.has_bounds:
+            without_interval.append(f"{verdict.reason[:1].upper()}{verdict.reason[1:]}.")
     warnings = caveats(pair.row for pair in pairs)
     return [*dict.fromkeys(without_interval), *without_verdict, *warnings]
 
@@ -127,7 +127,7 @@ def _remark(pair: MeasuredPair) -> str | None:
     """`interrupted` with the number of prompts, `no verdict` or `best K`."""
     if pair.partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
-    if why_no_verdict(pair.run.rows) is not None:
+    if pair.row.status == NO_VERDICT:
         return "no verdict"
     return "best K" if pair.best_of_several else None
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from harness.report.categories import Category, by_category
-from harness.report.latency import speedup_in_words, why_no_gain
+from harness.report.latency import figure_in_words
 from harness.report.names import Name, told_apart
 from harness.report.runs import Run
 from harness.report.table import Line, grouped, times
 from harness.report.words import in_words, labels
 from harness.results.rows.latency import LatencyRow
+from harness.results.schema import NO_VERDICT
+from harness.results.verdict import verdict_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class MeasuredPair:
 
     @property
     def partial(self) -> bool:
-        return self.run.status != "ok"
+        return self.run.status not in ("ok", NO_VERDICT)
 
     @property
     def complete(self) -> bool:
@@ -171,19 +173,22 @@ def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
     restriction = "" if is_fastest else " with an interval"
     name = best.name.label(", ")
     # The interval that the table has, which lists the made-up pairs too.
-    speedup = speedup_in_words(best.row, num_compared(pairs))
+    verdict = verdict_of(best.row, num_compared(pairs))
+    figure = figure_in_words(verdict, num_compared(pairs))
     several = len(k_series(candidates)) > 1
-    if several and (best.row.speedup or 0) < 1:
-        sentence = f"No pair{restriction} gains; the best, {name}, is at {speedup}"
-    elif no_gain := why_no_gain(best.row):
-        sentence = f"{name} {no_gain}: {speedup}"
-    else:
+    sentence = f"Cannot tell whether {name} pays: {figure}"
+    if verdict.pays:
         beginning = f"Fastest{restriction}: " if several else ""
-        sentence = f"{beginning}{name}: {speedup}"
+        sentence = f"{beginning}{name}: {figure}"
         if best.row.predicted_speedup:
             sentence += f"; theory predicts {times(best.row.predicted_speedup)}"
-    has_interval = best.row.speedup_low is not None
-    return [Line(f"{sentence}.", "strong" if has_interval else "plain")]
+    elif verdict.conclusion == "no difference":
+        sentence = f"{name} makes no significant difference: {figure}"
+    elif verdict.conclusion == "slower" and several:
+        sentence = f"No pair{restriction} gains; the best, {name}, is at {figure}"
+    elif verdict.conclusion == "slower":
+        sentence = f"{name} does not pay: {figure}"
+    return [Line(f"{sentence}.", "strong" if verdict.can_tell else "plain")]
 
 
 def _real_or_all(pairs: Sequence[MeasuredPair]) -> list[MeasuredPair]:

@@ -62,9 +62,8 @@ def _headline(row: CompareRow, no_verdict: str | None) -> str:
     """The speed-up, or why there is none."""
     if no_verdict is not None or row.speedup is None:
         return f"No verdict: {no_verdict}"
-    pays = " faster" if row.speedup >= 1 else ": slower than regular decoding"
-    beginning = "" if row.num_compared is None else _beginning(row)
-    return f"{times(row.speedup)}{pays}{beginning}"
+    part = "in this race" if row.num_compared is None else _beginning(row)
+    return f"{times(row.speedup)} {part}"
 
 
 def _beginning(row: CompareRow) -> str:
@@ -72,7 +71,7 @@ def _beginning(row: CompareRow) -> str:
     shorter = "regular"
     if (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0):
         shorter = "speculative"
-    return f" over the first {row.num_compared} tokens, where the {shorter} text ends"
+    return f"over the first {row.num_compared} tokens, where the {shorter} text ends"
 
 
 def rejections(rejected: Sequence[Rejection] | None) -> Document:

@@ -7,12 +7,12 @@ from operator import attrgetter
 
 import numpy as np
 
-from harness.report.latency import interval_at_once
 from harness.report.pairs import MeasuredPair, num_compared
 from harness.report.regression import ms_of_both_arms
 from harness.report.table import Line, interval
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
+from harness.results.verdict import verdict_of
 
 
 def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
@@ -68,8 +68,12 @@ def _overlapping(bests: Sequence[MeasuredPair], num_pairs: int) -> list[Measured
     Args:
         num_pairs: intervals are so wide that they hold for this many at once.
     """
-    lowest = interval_at_once(bests[0].row, num_pairs).low
-    return [pair for pair in bests[1:] if interval_at_once(pair.row, num_pairs).high >= lowest]
+    lowest = verdict_of(bests[0].row, num_pairs).speedup.low
+    alike = []
+    for pair in bests[1:]:
+        if verdict_of(pair.row, num_pairs).speedup.high >= lowest:
+            alike.append(pair)
+    return alike
 
 
 def best_k_line(series: Sequence[MeasuredPair]) -> str | None:

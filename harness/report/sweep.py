@@ -16,7 +16,8 @@ from harness.report.runs import group, merge
 from harness.report.table import Document, Line, grouped, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
-from harness.results.schema import LEFT_OUT
+from harness.results.schema import LEFT_OUT, NO_VERDICT
+from harness.results.verdict import CANNOT_TELL
 
 # Rows of any command, as its sweep's file holds them.
 Rows = Sequence[Any]
@@ -90,8 +91,9 @@ def exit_code(command: str, rows: Rows) -> int:
     measured = [row for row in rows if row.status == "ok"]
     jobs = grouped(measured, attrgetter("job")).values()
     codes = {COMMANDS[command].exit_code(job) for job in jobs}
+    codes |= {CANNOT_TELL for row in rows if row.status == NO_VERDICT}
     return min(codes - {0}, default=0)
 
 
 def _any_failed(rows: Rows) -> bool:
-    return any(row.status not in ("ok", LEFT_OUT) for row in rows)
+    return any(row.status not in ("ok", LEFT_OUT, NO_VERDICT) for row in rows)

@@ -59,7 +59,8 @@ class RunRow(Row):
         "number of the job within its sweep, from 0; empty outside a sweep's own file"
     )
     status: MaybeText = circumstance(
-        "`ok`, `failed` or `interrupted`; of a plan also `does_not_fit`, of a sweep's job also `left_out`"
+        "`ok`, `failed` or `interrupted`; `no_verdict` if its arms"
+        " cannot be compared; of a plan also `does_not_fit`, of a sweep's job also `left_out`"
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")

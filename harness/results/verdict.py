@@ -15,11 +15,12 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
+from harness.config.errors import VerdictError
 from harness.results.coverage import Coverage
 from harness.results.rows.compare import CompareRow
 from harness.results.rows.latency import LatencyRow
 from harness.results.rows.map import MapRow
-from harness.results.schema import NO_VERDICT
+from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
 from harness.results.statistics.multiplicity import widened
 
@@ -45,6 +46,8 @@ _MOST_DIFFERENCE_OF_DRAWN = 0.5
 _LEVEL_OF_LENGTHS = 0.01
 # One interval of forty begins above what was measured by chance, but hardly by more than this.
 _BY_CHANCE = 1.02
+# Of a run whose times are not known yet.
+_UNKNOWN = Interval()
 # A damaged file may hold any number.
 _MOST_SPEEDUP = 1e6
 
@@ -156,7 +159,7 @@ def why_no_interval(row: LatencyRow | MapRow) -> str:
 
 
 def refusal(
-    regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = Interval()
+    regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = _UNKNOWN
 ) -> str | None:
     """Why the arms cannot be compared; None where nothing is known against it.
 
@@ -171,7 +174,7 @@ def refusal(
     )
 
 
-def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = Interval()) -> str | None:
+def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN) -> str | None:
     """The failures, where they are more than 1 % of an arm's requests, or could change the verdict.
 
     Those that failed are left out of the times. If each had taken ten times as long as the others,
@@ -185,7 +188,7 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = Interval(
     for arm in arms:
         added = 1 + _TIME_OF_A_FAILURE * arm.num_failed / max(1, arm.num_prompts)
         factor = added if arm.arm == "regular" else 1 / added
-        shifted = Interval(*(factor * end for end in (speedup.estimate, speedup.low, speedup.high)))
+        shifted = Interval(factor * speedup.estimate, factor * speedup.low, factor * speedup.high)
         if judge(shifted).conclusion != judge(speedup).conclusion:
             return " and ".join(failures) + ", which could change the verdict"
     return None
@@ -252,15 +255,25 @@ def _difference(number: int, other: int) -> float:
     return abs(number - other) / max(number, other, 1)
 
 
-def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:
+def judged(
+    rows: Sequence[AnyLatencyRow], lengths: Mapping[str, Mapping[int, int]] | None = None
+) -> list[AnyLatencyRow]:
     """The rows of a run: without a speed-up, and with the reason, where its arms cannot be compared.
 
-    Rows of files that were written before this was decided at measurement are judged by what their
-    columns hold.
+    Args:
+        lengths: of each arm, the tokens of each answer by index of its prompt; None for rows of a
+            file, which are judged by what their columns hold.
     """
     if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
         return list(rows)
-    reason = rows[1].error if rows[1].status == NO_VERDICT else _refusal_of_rows(*rows)
+    reason = rows[1].error
+    if rows[1].status != NO_VERDICT:
+        drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
+        regular, speculative = (
+            ArmEvidence.of(vars(row), drawn=drawn, lengths=(lengths or {}).get(str(row.arm), {}))
+            for row in rows
+        )
+        reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
         return list(rows)
     changes: dict[str, Any] = {}
@@ -271,13 +284,11 @@ def judged(rows: Sequence[AnyLatencyRow]) -> list[AnyLatencyRow]:
     return [replace(row, **changes) for row in rows]
 
 
-def _refusal_of_rows(regular: LatencyRow, speculative: LatencyRow) -> str | None:
-    drawn = regular.ignore_eos is False and bool(regular.temperature)
-    return refusal(
-        ArmEvidence.of(vars(regular), drawn=drawn),
-        ArmEvidence.of(vars(speculative), drawn=drawn),
-        _interval_of(speculative),
-    )
+def require_verdict(rows: Sequence[RunRow]) -> None:
+    """Raise a VerdictError, exit code 3, if the arms of the run could not be compared."""
+    for row in rows:
+        if row.status == NO_VERDICT:
+            raise VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
 
 
 def why_no_verdict_of_race(row: CompareRow) -> str | None:

@@ -19,7 +19,7 @@ from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import LATENCY_PROMPTS_FILE, read_rows, write_rows
 from harness.results.measurement import identify, measured_rows, measurement_digest
-from harness.results.schema import LEFT_OUT, RunRow
+from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
 from harness.sweep import repeats, saturation
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
@@ -238,7 +238,7 @@ def _measure(job: Job) -> Sequence[RunRow]:
             _record(job, rows, _duration(time.monotonic() - started))
         raise
     rows = _with_error(job.ensure_rows(str(error or "its process wrote no row")), error)
-    failed = any(row.status != "ok" for row in rows)
+    failed = any(row.status not in ("ok", NO_VERDICT) for row in rows)
     failed_to_load = failed and worker.loading
     if failed_to_load:
         _crew.failures[attempt] = str(rows[0].error)

@@ -23,20 +23,20 @@ ROW: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "2.00× faster · 75% of the draft tokens accepted, 4.00 tokens per iteration"),
+        ({}, "2.00× in this race · 75% of the draft tokens accepted, 4.00 tokens per iteration"),
         (
             {"tokens_per_iteration": 1.2},
             "75% of the draft tokens accepted, 1.20 tokens per iteration",
         ),
-        ({"speedup": 0.5}, "0.50×: slower than regular decoding"),
+        ({"speedup": 0.5}, "0.50× in this race"),
         (
             {"regular_num_tokens": 64, "speculative_num_tokens": 5},
             "No verdict: the arms did not do the same work: regular generated 64 tokens, speculative 5 ·",
         ),
-        ({"regular_num_tokens": 64, "speculative_num_tokens": 60}, "2.00× faster"),
+        ({"regular_num_tokens": 64, "speculative_num_tokens": 60}, "2.00× in this race"),
         (
             {"regular_num_tokens": 64, "speculative_num_tokens": 25, "num_compared": 25},
-            "2.00× faster over the first 25 tokens, where the speculative text ends ·",
+            "2.00× over the first 25 tokens, where the speculative text ends ·",
         ),
         ({}, "The texts are identical, token for token."),
         (

@@ -1,52 +1,166 @@
+"""The verdict: which evidence refuses a comparison, and what an interval allows to say."""
+
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from harness.config.errors import VerdictError
 from harness.results.rows.latency import LatencyRow
-from harness.results.work import Work, judged, no_verdict, too_many_failures, why_no_verdict
+from harness.results.rows.map import MapRow
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import (
+    ArmEvidence,
+    Conclusion,
+    judge,
+    judged,
+    refusal,
+    require_verdict,
+    verdict_of,
+)
+
+PAYS = Interval(2.0, 1.9, 2.1, "200 prompts")
+
+
+def arm(name: str, **evidence: Any) -> ArmEvidence:
+    return ArmEvidence(**{"arm": name, "num_prompts": 200, "num_tokens": 1600} | evidence)
+
+
+def rows(**columns: Any) -> list[LatencyRow]:
+    """A run's rows; `columns` are of the speculative one."""
+    regular = LatencyRow(arm="regular", status="ok", num_prompts=9, num_tokens=80)
+    figures: dict[str, Any] = {
+        "speedup": 2.0,
+        "speedup_low": 1.9,
+        "speedup_high": 2.1,
+        "decode_speedup": 2.0,
+    }
+    return [regular, replace(regular, arm="speculative", **figures | columns)]
 
 
 @pytest.mark.parametrize(
-    ("failed", "said"),
+    ("speedup", "conclusion"),
     [
-        ((0, 0), None),
-        ((2, 2), None),
-        ((3, 3), "3 of 200 regular requests failed and 3 of 200 speculative requests failed"),
-        ((1, 0), "1 of 200 regular requests failed and 0 of 200 speculative requests failed"),
+        (Interval(1.2, 1.1, 1.3), "faster"),
+        (Interval(0.8, 0.7, 0.9), "slower"),
+        (Interval(1.2, 0.9, 1.5), "no difference"),
+        (Interval(3.0), "cannot tell"),
+        (Interval(), "cannot tell"),
     ],
 )
-def test_failures_are_tolerated_up_to_one_per_cent_and_if_equal(
-    failed: tuple[int, int], said: str | None
+def test_an_interval_decides_and_nothing_else(speedup: Interval, conclusion: Conclusion) -> None:
+    assert judge(speedup).conclusion == conclusion
+    assert judge(speedup, "any reason").conclusion == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("failed", "speedup", "refused"),
+    [
+        ((0, 0), PAYS, False),
+        ((2, 2), PAYS, False),
+        ((3, 3), PAYS, True),
+        # One of 200 in one arm alone: even if it had taken ten times as long, this pair would pay.
+        ((0, 1), PAYS, False),
+        ((1, 0), PAYS, False),
+        ((0, 1), Interval(1.03, 1.01, 1.05), True),
+        ((1, 0), Interval(0.97, 0.95, 0.99), True),
+    ],
+)
+def test_failures_refuse_where_they_could_change_the_verdict(
+    failed: tuple[int, int], speedup: Interval, refused: bool
 ) -> None:
     regular, speculative = failed
-    arms = Work("regular", 200, regular, 1600), Work("speculative", 200, speculative, 1600)
-    assert too_many_failures(arms) == said
-    assert no_verdict(*arms) == said
+    reason = refusal(
+        arm("regular", num_failed=regular), arm("speculative", num_failed=speculative), speedup
+    )
+    assert (reason is not None) == refused
+    if reason is not None:
+        assert f"{regular} of 200 regular requests failed" in reason
 
 
 def test_a_tenth_more_tokens_is_other_work() -> None:
-    regular = Work("regular", 9, 0, 1000)
-    assert no_verdict(regular, Work("speculative", 9, 0, 900)) is None
+    regular = arm("regular", num_tokens=1000)
+    assert refusal(regular, arm("speculative", num_tokens=900)) is None
     reason = "the arms did not do the same work: regular generated 1000 tokens, speculative 899"
-    assert no_verdict(regular, Work("speculative", 9, 0, 899)) == reason
-    assert no_verdict(Work("regular", 9, 0, 899), Work("speculative", 9, 0, 1000)) is not None
+    assert refusal(regular, arm("speculative", num_tokens=899)) == reason
+    assert refusal(arm("regular", num_tokens=899), arm("speculative", num_tokens=1000)) is not None
 
 
-def test_rows_of_such_arms_lose_their_speedup() -> None:
-    def rows(num_tokens: int) -> list[LatencyRow]:
-        regular = LatencyRow(arm="regular", num_prompts=9, num_tokens=80)
-        other = LatencyRow(
-            arm="speculative",
-            num_prompts=9,
-            num_tokens=num_tokens,
-            speedup=2.0,
-            speedup_low=1.9,
-            decode_speedup=2.0,
-        )
-        return [regular, other]
+def drawn(name: str, lengths: dict[int, int]) -> ArmEvidence:
+    return arm(name, lengths=lengths, num_tokens=sum(lengths.values()), drawn=True)
 
-    assert judged(rows(80)) == rows(80)
-    _, row = judged(rows(30))
-    assert (row.speedup, row.speedup_low, row.num_tokens) == (None, None, 30)
-    assert row.decode_speedup is None
-    assert why_no_verdict(rows(80)[:1]) is None
+
+def test_drawn_texts_are_compared_in_pairs() -> None:
+    """Eight of eight texts that end after 5 of 9 tokens are no chance, although 44 % fewer tokens are."""
+    regular = drawn("regular", dict.fromkeys(range(8), 9))
+    reason = refusal(regular, drawn("speculative", dict.fromkeys(range(8), 5)))
+    assert reason is not None
+    assert "shorter than chance" in reason
+    assert "72 tokens" in reason
+    mixed = {index: 5 if index % 2 else 13 for index in range(8)}
+    assert refusal(regular, drawn("speculative", mixed)) is None
+
+
+def test_honest_texts_of_any_length_are_rarely_refused() -> None:
+    """Geometric lengths of both arms: refused in at most 3 of 300 runs beyond the level of 1 %."""
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(300):
+        lengths = rng.geometric(1 / 20, size=(2, 40))
+        first, second = (dict(enumerate(map(int, of_arm))) for of_arm in lengths)
+        refused += refusal(drawn("regular", first), drawn("speculative", second)) is not None
+    assert refused <= 12
+
+
+def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
+    speculative = arm("speculative", tokens_per_iteration=1.5)
+    reason = refusal(arm("regular"), speculative, PAYS)
+    assert reason is not None
+    assert "2.00× is impossible with 1.50 tokens per iteration" in reason
+    assert refusal(arm("regular"), speculative, Interval(2.0)) is None
+    # The same without an interval is chance, and is not stated as a figure.
+    lucky = rows(speedup_low=None, speedup_high=None, tokens_per_iteration=1.5)[1]
+    assert math.isnan(verdict_of(lucky).speedup.estimate)
+    assert verdict_of(replace(lucky, tokens_per_iteration=3.0)).speedup.estimate == 2.0
+
+
+def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
+    assert judged(rows()) == rows()
+    refused = judged(rows(num_tokens=30))
+    assert [row.status for row in refused] == ["no_verdict", "no_verdict"]
+    assert "30" in str(refused[0].error)
+    assert refused[1].num_tokens == 30
+    for name in ("speedup", "speedup_low", "speedup_high", "decode_speedup"):
+        assert getattr(refused[1], name) is None
+    assert judged(refused) == refused
+    with pytest.raises(VerdictError, match="no verdict: the arms did not do the same work") as told:
+        require_verdict(refused)
+    assert told.value.exit_code == 3
+    assert verdict_of(refused[1]).reason == refused[1].error
+    require_verdict(rows())
+    # An interrupted run stays one.
+    assert judged(rows(num_tokens=30, status="interrupted"))[1].status == "interrupted"
+
+
+def test_random_weights_and_interpolated_cells_conclude_nothing() -> None:
+    row = rows()[1]
+    assert verdict_of(row).pays
+    assert verdict_of(replace(row, weights="random")).conclusion == "cannot tell"
+    by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
+    assert verdict_of(by_coin).pays
+    cell = MapRow(measured=True, speedup=2.0, speedup_low=1.5, speedup_high=2.5)
+    assert verdict_of(cell).pays
+    assert not verdict_of(replace(cell, measured=False)).can_tell
+    assert not verdict_of(replace(cell, speedup_low=None)).can_tell
+
+
+def test_an_interval_among_many_is_wider() -> None:
+    row = rows(speedup_low=1.01, speedup_high=3.96, speedup_covers="9 prompts")[1]
+    assert verdict_of(row).pays
+    assert verdict_of(row, num_compared=5).conclusion == "no difference"
+    damaged = replace(row, speedup_low=-1.0)
+    assert not verdict_of(damaged).can_tell
