@@ -37,7 +37,7 @@ from harness.engines.timing import Generation, run_lap
 from harness.experiments.compare_display import Lane, live, plain_console
 from harness.experiments.prompts import load_prompts
 from harness.menu.names import PACKAGE
-from harness.models.fit import Demand
+from harness.models.case import Demand
 from harness.results.environment import environment_columns
 from harness.results.statistics.ratios import ratio_of_totals
 

@@ -21,7 +21,6 @@ from harness.decoding.adaptive import Adaptive
 from harness.engines import local
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import without_garbage_collection
-from harness.menu.hybrid import parts
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
@@ -50,7 +49,7 @@ def measure(
     """The answers of the hybrid, of each part alone, and without a draft, to every prompt but the
     first, which warms up.
     """
-    text, other = parts(hybrid) or ("", "")
+    text, _, other = hybrid.partition("+")
     contenders: dict[str, Callable[[Question], Answer]] = {}
     questions: list[Question] = []
     for draft in (hybrid, text, other):
@@ -80,7 +79,7 @@ def measure(
 def show(hybrid: str, found: dict[str, list[Answer]]) -> None:
     """Print the table of a hybrid."""
     seconds = {name: [one.seconds for one in answers] for name, answers in found.items()}
-    better = min(parts(hybrid) or (), key=lambda name: sum(seconds[name]))
+    better = min(hybrid.split("+"), key=lambda name: sum(seconds[name]))
     rows: list[tuple[str, str, str, str]] = []
     for name, answers in found.items():
         speed_up = common.ratio(seconds["regular"], seconds[name])

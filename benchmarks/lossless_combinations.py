@@ -32,13 +32,14 @@ import harness
 from harness.config.errors import VerdictError
 from harness.decoding.protocols import Proposal
 from harness.drafting.text import TextDrafter
-from harness.menu.hybrid import parts
 from harness.menu.names import PACKAGE
 
 TREE_DRAFTS = ("tiny_eagle3", "tiny_draft", "tiny_medusa", "tiny_dflash")
-TREE_HYBRIDS = ("suffix+tiny_eagle3", "lookup+tiny_dflash")
-CHAIN_DRAFTS = ("lookup", "suffix", "early_exit", "lookup+tiny_draft", "pard")
-TREES = ("static", "dynamic", "sequences")
+CHAIN_DRAFTS = (
+    *("lookup", "suffix", "early_exit", "pard"),
+    *("lookup+tiny_draft", "lookup+tiny_dflash", "suffix+tiny_eagle3"),
+)
+TREES = ("static", "dynamic")
 RULES = ("deepmind", "block")
 FILE = "results/lossless_combinations.csv"
 # Five prompts, after each of which continuations are drawn, and short greedy texts.
@@ -111,10 +112,8 @@ def combinations(heads: Sequence[str], directory: Path) -> Iterator[Combination]
     for draft in (*TREE_DRAFTS, *heads):
         yield from of_draft(draft, TREES)
     repeated = repeated_prompts(directory)
-    for draft in TREE_HYBRIDS:
-        yield from of_draft(draft, ("static", "dynamic"), settings_of_hybrid(draft, repeated))
     for draft in CHAIN_DRAFTS:
-        own = settings_of_hybrid(draft, repeated) if parts(draft) else []
+        own = settings_of_hybrid(draft, repeated) if "+" in draft else []
         if draft == "pard":
             draft = parallel_draft(directory)
         yield from of_draft(draft, (), own)

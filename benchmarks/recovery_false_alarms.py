@@ -15,7 +15,6 @@ import typing
 from collections.abc import Iterator
 
 import common
-from harness.experiments.outcomes import exact_outcomes
 
 from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.engines.local import LocalEngine
@@ -23,6 +22,7 @@ from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
+from harness.experiments.prefix_distribution import exact_distribution
 
 # As the command's: one false alarm in a thousand million runs.
 FALSE_ALARM_RATE = 1e-9
@@ -51,7 +51,7 @@ def main() -> None:
     ]
     least = MIN_EXPECTED * len(contexts) / max(options.draws, options.fault_draws)
     outcomes = [
-        exact_outcomes(engine.reference, context, decoding, options.num_tokens, least)
+        exact_distribution(engine.reference, context, decoding, options.num_tokens, least)
         for context in contexts
     ]
     test = SampledTest(options.num_tokens, FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)

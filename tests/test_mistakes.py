@@ -20,8 +20,7 @@ MISTAKES = {
     # Hybrids
     "latency draft=suffix+lookup": "draft=suffix+lookup: must be lookup, suffix or another method that reads",
     "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
-    "latency draft=lookup+tiny_eagle3 draft.tree=sequences": "draft.tree=sequences: must be chain, static or dynamic",
-    "latency draft=lookup+tiny_draft draft.tree=dynamic": "draft.tree=dynamic: must be chain for draft=lookup+tiny_d",
+    "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain for a hybrid",
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for drafts with weights of their own, not for",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",

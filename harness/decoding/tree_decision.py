@@ -148,12 +148,9 @@ def judge_inputs(
         shape.offered_on(tokens.device),
         *shape.on(tokens.device),
     ]
-    if proposal.probabilities is None:
-        return tuple(inputs)
-    certain = proposal.certain
-    if certain is None:
-        certain = torch.zeros_like(tokens, dtype=torch.bool)
-    return *inputs, proposal.probabilities, certain
+    if proposal.probabilities is not None:
+        inputs.append(proposal.probabilities)
+    return tuple(inputs)
 
 
 def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]:
@@ -176,12 +173,11 @@ def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
     """Return each node's probability [B, N] under the target, and under the drafter.
 
     Distributions [B, N + 1, V] are those after a node, so a node's own probability is in the
-    distribution of its parent. A certain node was not drawn, so the drafter's probability is 1.
+    distribution of its parent.
     """
     tokens = offer.draft_tokens
     row_index = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
     target = offer.target_probabilities[row_index, offer.parents, tokens]
     if offer.draft_probabilities is None:
         return target, torch.ones_like(target)
-    draft = offer.draft_probabilities[row_index, offer.parents, tokens]
-    return target, draft if offer.certain is None else draft.masked_fill(offer.certain, 1.0)
+    return target, offer.draft_probabilities[row_index, offer.parents, tokens]

@@ -30,7 +30,7 @@ class TreeOffer:
             have.
         offered: [B, N] bool, the nodes that count; the others are deeper than their row may go.
         parents, depths, ancestors, places: as in `trees.PlacedShape`.
-        draft_probabilities, certain: as in `trees.TreeProposal`.
+        draft_probabilities: as in `trees.TreeProposal`.
     """
 
     logits: Tensor
@@ -44,7 +44,6 @@ class TreeOffer:
     ancestors: Tensor
     places: Tensor
     draft_probabilities: Tensor | None = None
-    certain: Tensor | None = None
 
     def children_of(self, node: Tensor) -> Tensor:
         """Return which nodes [B, N] are offered children of a node [B] of their row."""
@@ -91,7 +90,7 @@ class _Remaining:
 
     def test(self, node: int) -> tuple[Tensor, Tensor]:
         """Return the probabilities [B] of a node's token after its parent, under the target and
-        under the drafter: 1 where the node is certain, or the trees are deterministic.
+        under the drafter: 1 where the trees are deterministic.
         """
         rows = self._rows
         parent = self._offer.parents[:, node - 1]
@@ -99,9 +98,7 @@ class _Remaining:
         target = self.target[rows, parent, token] / self.target_mass[rows, parent]
         if self.draft is None:
             return target, torch.ones_like(target)
-        draft = self.draft[rows, parent, token] / self.draft_mass[rows, parent]
-        certain = self._offer.certain
-        return target, draft if certain is None else draft.masked_fill(certain[:, node - 1], 1.0)
+        return target, self.draft[rows, parent, token] / self.draft_mass[rows, parent]
 
     def reject(self, node: int, rejected: Tensor, scale: Tensor | None = None) -> Tensor:
         """Take a node's token out of what is left after its parent, where rejected [B] says so.
@@ -127,18 +124,14 @@ class _Remaining:
     def _residual(self, node: int, target: Tensor) -> Tensor:
         """Return max(0, target - draft) [B, V] after a node's parent, for this target [B, V].
 
-        A drafter that is deterministic, or certain of the node, gives it all of its probability.
+        A deterministic drafter gives the node all of its probability.
         """
-        token = self._offer.draft_tokens[:, node - 1].unsqueeze(1)
         if self.draft is None:
+            token = self._offer.draft_tokens[:, node - 1].unsqueeze(1)
             return target.scatter(1, token, 0.0)
         parent = self._offer.parents[:, node - 1]
         mass = self.draft_mass[self._rows, parent].unsqueeze(1)
-        residual = (target - self.draft[self._rows, parent] / mass).clamp(min=0)
-        if self._offer.certain is None:
-            return residual
-        is_certain = self._offer.certain[:, node - 1].unsqueeze(1)
-        return torch.where(is_certain, target.scatter(1, token, 0.0), residual)
+        return (target - self.draft[self._rows, parent] / mass).clamp(min=0)
 
     def _remove_from_draft(self, node: int, rejected: Tensor) -> None:
         if self.draft is None:
@@ -163,12 +156,6 @@ def verify_rounds(offer: TreeOffer) -> TreeVerdict:
     without replacement (SpecInfer, Miao et al. 2023, arXiv:2305.09781; Sequoia, Chen et al. 2024,
     arXiv:2402.12374). A deterministic tree has draft(x) = 1 for each child in turn, so greedy
     decoding follows the path of the target's own tokens.
-
-    A child that is certain beside siblings that are drawn has draft(x) = 1 as well. Its rejection
-    leaves normalise(target without x), and the draft without x. Its siblings were drawn from just
-    that: which they are depends on the text alone, and never on the outcome of its test. So each
-    round begins with a target that is left and a draft that is independent of it, and the rounds
-    are those of drawn children.
     """
     rows = torch.arange(len(offer.parents), device=offer.parents.device)
     remaining = _Remaining(offer)

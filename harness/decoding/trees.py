@@ -213,15 +213,11 @@ class TreeProposal:
         probabilities: [B, N + 1, V] float32, the distributions from which the children of the root
             and of each node were drawn, in the order of their numbers and without replacement. None
             if nothing was drawn: the trees are functions of the texts.
-        certain: [B, N] bool, the nodes that were not drawn from these distributions, but follow
-            from the text (as in hybrid drafts). They come before their siblings, which are drawn
-            without them. None: no node.
     """
 
     tokens: Tensor
     shape: TreeShape
     probabilities: Tensor | None = None
-    certain: Tensor | None = None
 
     def to(self, device: torch.device | str) -> TreeProposal:
         """Copy the tensors to another device."""
@@ -229,5 +225,4 @@ class TreeProposal:
             self.tokens.to(device),
             self.shape,
             None if self.probabilities is None else self.probabilities.to(device),
-            None if self.certain is None else self.certain.to(device),
         )

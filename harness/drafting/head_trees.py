@@ -25,8 +25,7 @@ from harness.decoding.trees import TreeProposal, tokens_on
 from harness.decoding.warp import AnyWarp
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.score_temperatures import ScoreTemperatures
-from harness.drafting.text_branches import TextBranch
-from harness.drafting.tree_growth import Draws, Grown, Growth, Predictor
+from harness.drafting.tree_growth import Grown, Growth, Predictor
 from harness.drafting.tree_plan import TreePlan
 from harness.drafting.unread import Unread
 
@@ -66,27 +65,15 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         return self._chain(num_draft_tokens, uniforms, None)
 
     @torch.inference_mode()
-    def propose_tree(
-        self,
-        depth: int,
-        limits: Sequence[int],
-        uniforms: Tensor,
-        branches: Sequence[TextBranch] = (),
-    ) -> TreeProposal:
-        """A tree for each row, with what the rows' texts say as further branches.
-
-        Args:
-            branches: what the rows' texts say, to be joined with the trees (`text_branches`); empty
-                without texts.
-        """
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         depth = self.num_drafted(depth)
         growth = self.growth(depth)
         temperatures = self._scores.of_rows(self.warp, self.device)
-        draws = Draws.of(uniforms.to(self.device), branches, temperatures)
+        inputs = uniforms.to(self.device), temperatures
         call = functools.partial(self.grow, growth, depth)
-        grown = Grown(*self._run(call, depth, draws, self.prepared))
+        grown = Grown(*self._run(call, depth, inputs, self.prepared))
         self._scores.remember(grown)
-        proposal = growth.trees(grown, branches)
+        proposal = growth.trees(grown)
         self._proposed = proposal.tokens
         return proposal.to(self._home)
 
@@ -94,13 +81,15 @@ class HeadTrees(HeadDrafter, TreeDrafter):
         """Return how trees of so many levels grow, with the batch's warp as it is now."""
         return self.plan.growth(depth, self.warp, self.device)
 
-    def grow(self, growth: Growth, depth: int, unread: Unread, *draws: Tensor) -> Grown:
-        """Read the features and grow trees; `draws` are those of `Draws`.
+    def grow(
+        self, growth: Growth, depth: int, unread: Unread, uniforms: Tensor, temperatures: Tensor
+    ) -> Grown:
+        """Read the features and grow trees.
 
         Bound to a growth and a depth it is a function of tensors, as `HeadDrafter.draft` is, which
         `prepared_trees` compiles or captures.
         """
-        return growth.grow(self.predictor(unread, depth), Draws(*draws))
+        return growth.grow(self.predictor(unread, depth), uniforms, temperatures)
 
     def follow(self, path: Tensor) -> None:
         self._proposed = tokens_on(path, self._proposed)

@@ -1,5 +1,5 @@
-"""Hybrids without trees (`draft=suffix+tiny_eagle3`): in each iteration and row either the text
-proposes, or a head or a draft model. `hybrid_trees` has both in one tree.
+"""Hybrids (`draft=suffix+tiny_eagle3`): in each iteration and row either the text proposes, or a
+head or a draft model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, FollowingDrafter, Proposal, Step
 from harness.decoding.transfer import to_device
-from harness.drafting.beside_text import BesideText
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.sizes import filled_up
@@ -59,8 +58,12 @@ def _moved(mean: float, latest: int, weight: float) -> float:
     return latest if math.isinf(mean) else mean + weight * (latest - mean)
 
 
-class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
+class HybridDrafter(Drafter):
     """Chooses between two proposals, row by row and in every iteration.
+
+    Both drafters follow all rows, whichever of them proposes. `observe` says how many tokens of a
+    proposal were kept, not which: so each of the two learns before it, by `replace`, what was
+    proposed in the end.
 
     The choice depends on nothing but the row's past: its tokens, and how many tokens of either
     drafter it accepted. A token of the text is certain: the distribution that it was drawn from has
@@ -73,14 +76,28 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
         least: how many tokens a text must offer.
     """
 
+    reads_verdicts = True  # as every text does
+
     def __init__(self, text: TextDrafter, other: FollowingDrafter, least: int) -> None:
-        super().__init__(text, other, least, _RowRecord)
+        text.least = least
+        self._text = text
+        self.other = other
+        self.layers = tuple(other.layers)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._replaced: list[bool] = []  # of the last proposal; empty without one
-        super().start(prompts, first_tokens, step)
+        self._records = [_RowRecord() for _ in prompts]
+        self._text.start(prompts, first_tokens, step)
+        self.other.start(prompts, first_tokens, step)
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self._records += [_RowRecord() for _ in prompts]
+        self._text.add(prompts, first_tokens, step)
+        self.other.add(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         from_text = self._text.propose(num_draft_tokens, uniforms)
@@ -107,14 +124,20 @@ class HybridDrafter(BesideText[_RowRecord, FollowingDrafter]):
             ):
                 record.learn(count, is_of_text=is_of_text)
         self._replaced = []
-        super().observe(num_accepted, next_tokens, step)
+        self._text.observe(num_accepted, next_tokens, step)
+        self.other.observe(num_accepted, next_tokens, step)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._records = [self._records[row] for row in rows]
+        self._text.select(rows)
+        self.other.select(rows)
 
 
 def part_with_head(drafter: Drafter) -> HeadDrafter | None:
     """Return the drafter, or the part of a hybrid, that drafts with a head; None where none
     does.
     """
-    part = drafter.other if isinstance(drafter, BesideText) else drafter
+    part = drafter.other if isinstance(drafter, HybridDrafter) else drafter
     return part if isinstance(part, HeadDrafter) else None
 
 

@@ -114,9 +114,6 @@ class _ReadTree:
     are x 0, y 1, a 2 and b 3; the root is 1, the parents of y, a and b are (0, 1, 1), and the path
     for the accepted tokens `a c` is [0, 1, 2].
 
-    Sequences may expand nodes that are equal: the same token after the same path. Each is read, and
-    the first of them stands for all.
-
     Attributes:
         root: the number of the root.
         parents: of all tokens but the first, as in a `TreeShape`.
@@ -125,11 +122,10 @@ class _ReadTree:
     def __init__(self, num_decided: int) -> None:
         self.root = num_decided - 1
         self.parents: Parents = chain_of(self.root)
-        # The number of the first node with this token after this parent.
-        self._first_of: dict[tuple[int, int], int] = {}
-        # The nodes that the last pass read, and for each the first that is equal to it.
-        self._level = [self.root]
-        self._first_of_level = [self.root]
+        # The node with this token after this parent. Where siblings that fill a tree up repeat a
+        # token, the first: no rule accepts another.
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._level = [self.root]  # the nodes that the last pass read
 
     def append(self, tokens: Sequence[int], places: Sequence[int]) -> None:
         """Add the nodes of a level.
@@ -140,19 +136,17 @@ class _ReadTree:
         """
         number = len(self.parents) + 1
         level = list(range(number, number + len(tokens)))
-        first_of_level = []
-        for node, token, place in zip(level, tokens, places, strict=True):
-            parent = self._first_of_level[place]
-            first_of_level.append(self._first_of.setdefault((parent, token), node))
-        self.parents = (*self.parents, *[self._level[place] for place in places])
+        parents = [self._level[place] for place in places]
+        for node, token, parent in zip(level, tokens, parents, strict=True):
+            self._nodes.setdefault((parent, token), node)
+        self.parents = (*self.parents, *parents)
         self._level = level
-        self._first_of_level = first_of_level
 
     def path(self, accepted: Sequence[int]) -> list[int]:
         """Return the numbers of the decided tokens, and of the accepted ones but the last."""
         numbers = list(range(self.root + 1))
         for token in accepted[:-1]:
-            numbers.append(self._first_of[numbers[-1], token])
+            numbers.append(self._nodes[numbers[-1], token])
         return numbers
 
 

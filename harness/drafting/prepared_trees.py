@@ -19,7 +19,7 @@ from torch.nn import functional
 from harness.drafting.head_drafter import HeadDrafter
 from harness.drafting.head_trees import HeadTrees
 from harness.drafting.prepared_head import PreparedHead
-from harness.drafting.tree_growth import Draws, Grown, Growth
+from harness.drafting.tree_growth import Grown, Growth
 from harness.runners.checks import require_close
 from harness.runners.graphs import TensorCall
 from harness.runners.slots import UnsupportedModelError
@@ -68,12 +68,10 @@ class PreparedTrees(PreparedHead):
         return functools.partial(self._drafter.grow, growth, number)
 
     def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """Each row's text has taken token 1; the temperature is low, so that trees are deep."""
+        """The temperature is low, so that trees are deep."""
         device = self._drafter.device
         uniforms = torch.full((size, self._drafter.plan.budget), 0.5, device=device)
-        taken = torch.ones(size, dtype=torch.long, device=device)
-        temperatures = torch.full((size,), 0.1, device=device)
-        return Draws(uniforms, taken, temperatures)
+        return uniforms, torch.full((size,), 0.1, device=device)
 
     def require_same(
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
@@ -96,7 +94,7 @@ class PreparedTrees(PreparedHead):
 def _nodes(growth: Growth, outputs: tuple[Tensor, ...]) -> _Nodes:
     """Find the nodes of trees that have grown; `outputs` are the tensors of `Grown`."""
     grown = Grown(*outputs)
-    proposal = growth.trees(grown, branches=())
+    proposal = growth.trees(grown)
     chosen_by = proposal.probabilities
     if chosen_by is None:
         # Scores or logits of the nodes; the root has none.

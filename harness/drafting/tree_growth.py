@@ -3,8 +3,7 @@
 `TreePlan.growth` chooses one `Growth` for the settings of `draft.tree`. The growth asks a
 `Predictor`, which is a head or a draft model, for logits after the text (the root), and then level
 by level after the nodes that it expands. It makes a tree in two steps: `grow` computes with tensors
-alone, which a compiler or a CUDA graph can take whole; `trees` then reads the shapes on the host,
-and joins the trees with what the rows' texts say (`text_branches`).
+alone, which a compiler or a CUDA graph can take whole; `trees` then reads the shapes on the host.
 
 Say a draft gives the tokens a, b and c 0.6, 0.3 and 0.1 after the text, and c 0.8 after a. With two
 levels and a budget of three nodes:
@@ -28,7 +27,6 @@ from torch import Tensor
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 from harness.decoding.warp import AnyWarp
-from harness.drafting.text_branches import TextBranch, beside, merged
 
 # Where expanding a node costs a pass, a dynamic tree expands this many nodes of a level, and looks
 # at as many children of each, as EAGLE-2 does.
@@ -63,39 +61,17 @@ class Predictor(Protocol):
         ...
 
 
-class Draws(NamedTuple):
-    """The inputs of growing trees, beside the predictor: all of them tensors.
-
-    Attributes:
-        uniforms: [B, budget], one for each node that is drawn.
-        taken: [B], the first token of each row's `TextBranch`, which is not drawn as a child of the
-            root a second time; -1 in a row without a branch.
-        temperatures: [B], at which the nodes of a dynamic tree are scored.
-    """
-
-    uniforms: Tensor
-    taken: Tensor
-    temperatures: Tensor
-
-    @classmethod
-    def of(cls, uniforms: Tensor, branches: Sequence[TextBranch], temperatures: Tensor) -> Draws:
-        """Join the inputs of B rows; `branches` may be empty, for no branch in any row."""
-        of_rows = branches or [TextBranch()] * len(uniforms)
-        taken = [branch.tokens[0] if branch.tokens else -1 for branch in of_rows]
-        return cls(uniforms, to_device(taken, uniforms.device), temperatures)
-
-
 class Grown(NamedTuple):
     """Trees of N nodes as tensors, before the host has read their shapes.
 
     Attributes:
-        tokens: [B, N]; of n sequences of K tokens, as `sequences` grows them, [B, n, K].
+        tokens: [B, N].
         chosen_by: what the nodes were chosen by. In a dynamic tree the logarithms of their scores
             [B, N]. In a static tree of likeliest tokens their logits [B, N]; in a drawn one the
             distributions [B, N + 1, V] that the children of the root and of each node were drawn
-            from. Of sequences the distribution of each token [B, n, K, V].
-        parents: [B, N], as in a `TreeShape`, of a dynamic tree. None for the others, whose shapes
-            follow from the plan or from the tokens.
+            from.
+        parents: [B, N], as in a `TreeShape`, of a dynamic tree; None for a static one, whose shape
+            is the plan's.
         confidences: [B, N, C], the logarithm of each node's probability after its parent at C
             temperatures; None unless `score_temperatures` learns from them.
     """
@@ -110,22 +86,20 @@ class Growth(ABC):
     """One way to grow a tree in each row."""
 
     @abstractmethod
-    def grow(self, predictor: Predictor, draws: Draws) -> Grown:
+    def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
         """Grow trees.
 
         Which operations run never depends on the values of a tensor, and none of them waits for the
         device. Only a predictor may wait, as that of a draft model does.
+
+        Args:
+            uniforms: [B, budget], one for each node that is drawn.
+            temperatures: [B], at which the nodes of a dynamic tree are scored.
         """
 
     @abstractmethod
-    def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """Read the shapes of trees that have grown, and join each with the branch of its row's
-        text.
-
-        Args:
-            branches: one per row, which takes the place of nodes that count less; empty for trees
-                of the predictor alone.
-        """
+    def trees(self, grown: Grown) -> TreeProposal:
+        """Read the shapes of trees that have grown."""
 
 
 class _Level(NamedTuple):
@@ -164,13 +138,13 @@ class DynamicGrowth(Growth):
     budget: int
     candidates: tuple[float, ...] = ()
 
-    def grow(self, predictor: Predictor, draws: Draws) -> Grown:
+    def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
         logits = predictor.root()
         width = min(predictor.width or self.budget, self.budget, logits.shape[-1])
         # Scores of the nodes that the logits follow: at first the root's, the logarithm of 1.
         above = logits.new_zeros(len(logits), 1, dtype=torch.float32)
         # A prepared call is filled up with rows that have temperature 0.
-        temperatures = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)
+        temperatures = torch.where(temperatures > 0, temperatures, 1.0)
         temperatures = temperatures.view(-1, 1, 1)
         levels: list[_Level] = []
         while len(levels) + 1 < self.depth:
@@ -230,14 +204,10 @@ class DynamicGrowth(Growth):
             _confidences(levels, kept),
         )
 
-    def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """A text's branch is merged with the tree."""
+    def trees(self, grown: Grown) -> TreeProposal:
         assert grown.parents is not None
         shape = TreeShape([tuple(row) for row in grown.parents.tolist()])
-        proposal = TreeProposal(grown.tokens, shape)
-        if not _has_text(branches):
-            return proposal
-        return merged(proposal, grown.chosen_by.exp().tolist(), branches)
+        return TreeProposal(grown.tokens, shape)
 
 
 class StaticGrowth(Growth):
@@ -248,20 +218,11 @@ class StaticGrowth(Growth):
         parents: the shape.
         warp: what tokens are drawn with; None for the likeliest ones.
         device: where the trees grow.
-        values: the chance that each node is reached and accepted, falling; none where no text is
-            joined.
     """
 
-    def __init__(
-        self,
-        parents: Parents,
-        warp: AnyWarp | None,
-        device: torch.device,
-        values: Sequence[float] = (),
-    ) -> None:
+    def __init__(self, parents: Parents, warp: AnyWarp | None, device: torch.device) -> None:
         self._parents = parents
         self._warp = warp
-        self._values = values
         # The children of the root and of each node, by number: [[1, 2], [3], [], []] for (0, 0, 1).
         self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
         for node, parent in enumerate(parents, start=1):
@@ -283,8 +244,8 @@ class StaticGrowth(Growth):
             below += [child for child in self._children[node] if self._children[child]]
         return below
 
-    def grow(self, predictor: Predictor, draws: Draws) -> Grown:
-        num_rows = len(draws.uniforms)
+    def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
+        num_rows = len(uniforms)
         logits = predictor.root()
         tokens: dict[int, Tensor] = {}
         chosen_by: dict[int, Tensor] = {}
@@ -298,7 +259,7 @@ class StaticGrowth(Growth):
                     self._take_likeliest(node, logits[:, place], tokens, chosen_by)
                 else:
                     chosen_by[node] = self._warp(logits[:, place])
-                    self._draw_children(node, chosen_by[node], draws, tokens)
+                    self._draw_children(node, chosen_by[node], uniforms, tokens)
         if self._warp is not None:
             # Nothing is drawn after leaves.
             nothing = torch.zeros_like(chosen_by[0])
@@ -322,29 +283,18 @@ class StaticGrowth(Growth):
             chosen_by[child] = likeliest.values[:, known]
 
     def _draw_children(
-        self, node: int, probabilities: Tensor, draws: Draws, tokens: dict[int, Tensor]
+        self, node: int, probabilities: Tensor, uniforms: Tensor, tokens: dict[int, Tensor]
     ) -> None:
         """Draw the children of a node from probabilities [B, V] without replacement."""
-        if node == 0:
-            is_taken = (draws.taken >= 0).unsqueeze(1)
-            left = probabilities.scatter(1, draws.taken.clamp(min=0).unsqueeze(1), 0.0)
-            probabilities = torch.where(is_taken, left, probabilities)
         # Where no mass is left (top_k=1, for example), a child is any token, which no rule accepts.
-        siblings = draws.taken.new_empty(len(probabilities), 0)
+        siblings = torch.empty(len(uniforms), 0, dtype=torch.long, device=uniforms.device)
         for child in self._children[node]:
-            tokens[child] = draw_child(probabilities, siblings, draws.uniforms[:, child - 1])
+            tokens[child] = draw_child(probabilities, siblings, uniforms[:, child - 1])
             siblings = torch.cat([siblings, tokens[child].unsqueeze(1)], dim=1)
 
-    def trees(self, grown: Grown, branches: Sequence[TextBranch]) -> TreeProposal:
-        """A text's branch is merged with likeliest tokens, and put beside drawn ones."""
+    def trees(self, grown: Grown) -> TreeProposal:
         shape = TreeShape([self._parents] * len(grown.tokens))
-        drawn_from = None if self._warp is None else grown.chosen_by
-        proposal = TreeProposal(grown.tokens, shape, drawn_from)
-        if not _has_text(branches):
-            return proposal
-        if self._warp is None:
-            return merged(proposal, [self._values] * len(branches), branches)
-        return beside(proposal, self._values, branches)
+        return TreeProposal(grown.tokens, shape, None if self._warp is None else grown.chosen_by)
 
 
 def _confidences(levels: Sequence[_Level], kept: Tensor) -> Tensor | None:
@@ -361,7 +311,3 @@ def _confidences(levels: Sequence[_Level], kept: Tensor) -> Tensor | None:
 def _in_order(of_nodes: dict[int, Tensor]) -> Tensor:
     """Stack a tensor [B] of each node by its number -> [B, N]."""
     return torch.stack([of_nodes[node] for node in sorted(of_nodes)], dim=1)
-
-
-def _has_text(branches: Sequence[TextBranch]) -> bool:
-    return any(branch.tokens for branch in branches)

@@ -1,9 +1,9 @@
-"""Which trees a drafter proposes, by the settings of `draft.tree`: dynamic trees, trees of one
-shape, or sequences.
+"""Which trees a drafter proposes, by the settings of `draft.tree`: dynamic trees, or trees of one
+shape.
 
 `menu.trees.plan_of` makes a `TreePlan` of the settings. The drafters of trees take from it a
-`Growth`, which makes the trees (`tree_growth`, `sequences`). The plan also says before decoding how
-large trees can be, for what is prepared.
+`Growth`, which makes the trees (`tree_growth`). The plan also says before decoding how large trees
+can be, for what is prepared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ from harness.drafting.score_temperatures import (
     ScoreTemperatures,
     temperatures_of,
 )
-from harness.drafting.sequences import SequenceGrowth
 from harness.drafting.tree_growth import (
     WIDTH,
-    Draws,
     DynamicGrowth,
     Growth,
     Predictor,
@@ -44,17 +42,15 @@ class TreePlan:
 
     Attributes:
         kind: `dynamic` chooses the nodes by the drafter's confidence, in every iteration; `static`
-            trees have one shape; `sequences` are drawn independently and merged.
+            trees have one shape.
         budget: the most nodes of a tree.
         rates: for static trees: how often the first, second, ... child of a node is accepted.
-        replacement: for sequences: whether several may begin with the same token.
         score_temperature: for dynamic trees: as `ScoreTemperatures` takes it.
     """
 
-    kind: Literal["static", "dynamic", "sequences"]
+    kind: Literal["static", "dynamic"]
     budget: int
     rates: tuple[float, ...] = ()
-    replacement: bool = True
     score_temperature: ScoreTemperature = 1.0
 
     def is_deterministic(self, warp: AnyWarp) -> bool:
@@ -65,9 +61,7 @@ class TreePlan:
         """Return the most nodes of a level that have children, in trees of this many levels."""
         if self.kind == "dynamic":
             return min(WIDTH, self.budget)
-        if self.kind == "sequences":
-            return self.budget // min(depth, self.budget)
-        parents = best_shape(self.rates, depth, self.budget).parents
+        parents = best_shape(self.rates, depth, self.budget)
         levels = TreeShape([parents]).depths[0]  # of the root, then of the nodes
         expanded = {parent for parent in parents if parent}
         return max(Counter(int(levels[node]) for node in expanded).values(), default=0)
@@ -98,11 +92,9 @@ class TreePlan:
         device = uniforms.device
         growth = self.growth(depth, warp, device)
         temperatures = scores.of_rows(warp, device)
-        # No text has a branch to join.
-        draws = Draws.of(uniforms, branches=(), temperatures=temperatures)
-        grown = growth.grow(predictor, draws)
+        grown = growth.grow(predictor, uniforms, temperatures)
         scores.remember(grown)
-        return growth.trees(grown, branches=())
+        return growth.trees(grown)
 
 
 # Cached, because a `StaticGrowth` copies numbers to the device.
@@ -112,55 +104,23 @@ def _growth(plan: TreePlan, depth: int, warp: AnyWarp, device: torch.device) -> 
         candidates = CANDIDATES if plan.score_temperature == "auto" else ()
         return DynamicGrowth(depth, plan.budget, candidates)
     drawn_with = None if _is_greedy(warp) else warp
-    if plan.kind == "static":
-        shape = best_shape(plan.rates, depth, plan.budget)
-        return StaticGrowth(shape.parents, drawn_with, device, shape.values)
-    depth = min(depth, plan.budget)
-    num_sequences = plan.budget // depth
-    if plan.replacement and drawn_with is not None:
-        return SequenceGrowth(num_sequences, depth, drawn_with)
-    # Sequences of likeliest tokens would all be the same, so they begin with different ones. They
-    # are never joined with texts, so nodes have no values.
-    return StaticGrowth(sequences_shape(num_sequences, depth), drawn_with, device)
-
-
-def sequences_shape(num_sequences: int, depth: int) -> Parents:
-    """Return the tree of sequences that differ from their first token on: (0, 1, 0, 3) for two of
-    two tokens.
-    """
-    parents: list[int] = []
-    for _ in range(num_sequences):
-        first = len(parents) + 1
-        parents += [0, *range(first, first + depth - 1)]
-    return tuple(parents)
+    return StaticGrowth(best_shape(plan.rates, depth, plan.budget), drawn_with, device)
 
 
 def _is_greedy(warp: AnyWarp) -> bool:
     return max(temperatures_of(warp)) == 0
 
 
-class BestShape(NamedTuple):
-    """A tree for all rows.
-
-    Attributes:
-        parents: of the nodes, as in a `TreeShape`.
-        values: the chance that each node is reached and accepted, falling.
-    """
-
-    parents: Parents
-    values: tuple[float, ...]
-
-
 @lru_cache(maxsize=64)
-def best_shape(rates: Sequence[float], depth: int, budget: int) -> BestShape:
+def best_shape(rates: Sequence[float], depth: int, budget: int) -> Parents:
     """Return the tree of at most `budget` nodes and `depth` levels with the most accepted tokens.
 
     The i-th child of a node is accepted with probability rates[i], wherever the node is (Sequoia,
     Chen et al. 2024, arXiv:2402.12374). A node's value is then the product on its path: with rates
     of 0.6 and 0.3 the root's children have 0.6 and 0.3, and the first child of the first one 0.36.
     No value is above that of the parent or of an elder sibling. So taking the best nodes one after
-    the other gives the tree of Sequoia's dynamic programme: here parents (0, 1, 0) and values (0.6,
-    0.36, 0.3), for a budget of three.
+    the other gives the tree of Sequoia's dynamic programme: here the parents (0, 1, 0), whose
+    values are 0.6, 0.36 and 0.3, for a budget of three.
     """
     # A later child is never accepted more often than an earlier one.
     falling = list(itertools.accumulate(rates, min))
@@ -185,4 +145,4 @@ def best_shape(rates: Sequence[float], depth: int, budget: int) -> BestShape:
         levels.append(level)
         offer(parent, rank + 1)
         offer(len(parents), 0)
-    return BestShape(tuple(parents), tuple(values[1:]))
+    return tuple(parents)

@@ -82,12 +82,11 @@ class Hybrid(Method):
         self.settings = _settings_of_both(text.settings, other.settings)  # type: ignore[misc]
 
     def check(self, run: RunSettings) -> None:
-        """Refuse what either part refuses, and trees of sequences."""
+        """Refuse what either part refuses, and trees."""
         self._text.check(run)
         self._other.check(run)
         tree = getattr(run.draft, "tree", "chain")
-        rule = "must be chain, static or dynamic for a hybrid"
-        require(tree != "sequences", "draft.tree", rule, tree)
+        require(tree == "chain", "draft.tree", "must be chain for a hybrid", tree)
 
     def plan(
         self,
@@ -98,9 +97,6 @@ class Hybrid(Method):
     ) -> DraftPlan:
         """Return the other part's plan, with the text's values of settings that both parts have."""
         plan = self._other.plan(self._of_other(settings), target, read_checkpoint, needs_weights)
-        if settings.most_nodes and plan.head is None:
-            rule = f"must be chain for draft={settings.name}: only heads draft trees beside a text"
-            raise SettingError("draft.tree", rule, settings.tree)
         shared = {name: getattr(settings, name) for name in self._shared()}
         return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **shared))
 
@@ -127,7 +123,6 @@ class Hybrid(Method):
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a `HybridDrafter` of a drafter of each part."""
         from harness.drafting.hybrid import HybridDrafter
-        from harness.drafting.hybrid_trees import HybridTreeDrafter
 
         if pair.translation is not None:
             rule = f"must have the model's tokenizer to draft beside {self._text.name}"
@@ -137,8 +132,7 @@ class Hybrid(Method):
 
         def make(warp: Any) -> Any:
             drafters: list[Any] = [text(warp), other(warp)]
-            kind: Any = HybridTreeDrafter if settings.most_nodes else HybridDrafter
-            return kind(*drafters, settings.least_text)
+            return HybridDrafter(*drafters, settings.least_text)
 
         return make
 

@@ -68,6 +68,5 @@ def plan_of(settings: DraftSettings) -> Any:
         described.tree,
         described.budget,
         described.rates,
-        described.replacement,
         described.score_temperature,
     )

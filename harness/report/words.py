@@ -236,7 +236,6 @@ _PHRASES_OF_VALUES = {
     "draft_sampling=greedy": "drafts by argmax",
     "draft_tree=static": "static trees",
     "draft_tree=dynamic": "dynamic trees",
-    "draft_tree=sequences": "several sequences",
     "shared=true": "searches earlier answers",
 }
 # Values that go without saying, most of them defaults.

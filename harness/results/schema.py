@@ -92,7 +92,7 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
     )
     draft_tree: MaybeText = setting(
-        "whether proposals are a `chain`, or trees: `static`, `dynamic` or `sequences`",
+        "whether proposals are a `chain`, or trees: `static` or `dynamic`",
         "draft.tree",
     )
     draft_budget: MaybeInt = setting(

@@ -53,7 +53,7 @@ class Trees:
     """Many offers of trees of one shape over a Markov chain; every third row is cut to one level.
 
     The draft is another chain; `by_level` it predicts the tokens of a level alike after all nodes, as
-    heads do that draft a block at once. A certain first child is a token that the text alone says.
+    heads do that draft a block at once.
     """
 
     def __init__(
@@ -62,13 +62,11 @@ class Trees:
         *,
         deterministic: bool,
         by_level: bool = False,
-        has_certain: bool = False,
         warp: Warp | None = None,
     ) -> None:
         parents = random_tree(seed)
         self._levels = TreeShape([parents]).depths_on(torch.device("cpu"))[0].clamp(max=SIZE)
         self._by_level = by_level
-        self._has_certain = has_certain
         self._generator = torch.Generator().manual_seed(seed)
         chain = markov_chain(seed)
         self.target = chain if warp is None else warp(chain.log())
@@ -88,7 +86,6 @@ class Trees:
             shape.depths[:, 1:] <= limits,
             *shape,
             None if deterministic else self._drafted(draft, tokens),
-            torch.arange(len(parents)).expand(NUM_DRAWS, -1) == 0 if has_certain else None,
         )
 
     def _uniforms(self, *shape: int) -> Tensor:
@@ -108,8 +105,6 @@ class Trees:
             new = after.argsort(dim=1, descending=True)[:, len(siblings)]
             if not deterministic:
                 new = draw_child(after, tokens[:, siblings], self._uniforms())
-            if node == 0 and self._has_certain:
-                new = torch.full_like(new, SIZE - 1)
             tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
         return tokens
 
@@ -147,16 +142,6 @@ def test_it_keeps_the_target_s_distribution_where_levels_are_drawn_alike(rule: T
     assert drafted is not None
     wrong = dataclasses.replace(trees.offer, draft_probabilities=drafted.roll(1, dims=1))
     trees.offer = wrong
-    assert trees.p_value(rule) < FALSE_ALARM_RATE
-
-
-@pytest.mark.parametrize("rule", LOSSLESS)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_certain_child_beside_drawn_ones_is_lossless(rule: TreeRule, seed: int) -> None:
-    """False-alarm rate 1e-9. Verified as if it had been drawn as well, it is caught."""
-    trees = Trees(seed, deterministic=False, has_certain=True)
-    assert trees.p_value(rule) > FALSE_ALARM_RATE
-    trees.offer = dataclasses.replace(trees.offer, certain=None)
     assert trees.p_value(rule) < FALSE_ALARM_RATE
 
 

@@ -21,7 +21,6 @@ from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import Warp
 from harness.drafting.blocks import Head
 from harness.drafting.head_drafter import HeadDrafter
-from harness.drafting.hybrid_trees import HybridTreeDrafter
 from harness.drafting.prepared_trees import PreparedTrees
 from harness.drafting.tree_plan import TreePlan
 from harness.runners import regions
@@ -36,7 +35,6 @@ from small_heads import (
     selector_head,
     target_model,
 )
-from text_drafters import lookup_drafter
 
 HEADS: dict[str, Callable[[], Head]] = {
     "eagle3": lambda: eagle_head(layer_config("llama")),
@@ -53,19 +51,16 @@ DEPTH, BUDGET = 3, 7
 LENGTH = 16
 DYNAMIC = TreePlan("dynamic", BUDGET, score_temperature="auto")
 STATIC = TreePlan("static", BUDGET, (0.6, 0.3, 0.2))
-SEQUENCES = TreePlan("sequences", BUDGET)
-PLANS = {"dynamic": (DYNAMIC, GREEDY), "static": (STATIC, WARM), "sequences": (SEQUENCES, WARM)}
+PLANS = {"dynamic": (DYNAMIC, GREEDY), "static": (STATIC, WARM)}
 
 WAYS = [
     *[(kind, "dynamic") for kind in HEADS],
     ("eagle3, reduced", "static"),
-    ("eagle3", "sequences"),
     ("dspark", "static"),
 ]
 CAPTURED = [
     ("eagle3, reduced", "dynamic"),
     ("eagle3", "static"),
-    ("eagle3", "sequences"),
     ("medusa", "dynamic"),
     ("dspark", "static"),
     ("dflash2", "dynamic"),
@@ -114,12 +109,9 @@ def decided(
     plan: TreePlan,
     what: Request,
     depth: int | DraftLength = DEPTH,
-    with_text: bool = False,
 ) -> list[Any]:
     drafter = head.tree_drafter(target, what.warp, plan)
     drafter.prepared = prepared
-    if with_text:
-        drafter = HybridTreeDrafter(lookup_drafter(), drafter, least=2)
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = speculative_trees(runner, drafter, what, depth, BUDGET, verify_rounds)
     return [(record.rows, record.tokens, record.proposed, record.branches) for record in records]
@@ -154,20 +146,6 @@ def test_depths_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         eager.count = 0
         assert decided(head, target, prepared, DYNAMIC, what, Scripted(depths)) == expected
         assert (eager.count > 0) == (num_eager > 0)
-
-
-@pytest.mark.parametrize(("plan", "warp"), [(DYNAMIC, GREEDY), (STATIC, GREEDY), (STATIC, WARM)])
-def test_a_text_beside_the_head(
-    plan: TreePlan, warp: Warp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    eager = Eager(monkeypatch)
-    target, head = target_model(), HEADS["eagle3"]()
-    prepared = prepare(head, target, plan, warp)
-    what = question([[5, 9, 5, 9, 5, 9], *PROMPTS[1:]], warp)
-    expected = decided(head, target, None, plan, what, with_text=True)
-    eager.count = 0
-    assert decided(head, target, prepared, plan, what, with_text=True) == expected
-    assert eager.count == 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from harness.drafting.prepared_head import PreparedHead
-from harness.drafting.prepared_trees import PreparedTrees
 from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
 from tiny_checkpoints import save_talkative_pair
@@ -28,17 +27,15 @@ def test_a_sweep_measures_hybrids(harness: Harness) -> None:
     assert (rows.mean_acceptance_length > 2).all()
 
 
-@pytest.mark.parametrize(("tree", "kind"), [("chain", PreparedHead), ("dynamic", PreparedTrees)])
 def test_the_head_of_a_hybrid_is_prepared(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, tree: str, kind: type
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling takes many seconds, and is tested with heads of every kind."""
     prepared: list[object] = []
     monkeypatch.setattr(PreparedRunner, "prepare", lambda runner, shapes: None)
     monkeypatch.setattr(PreparedHead, "prepare", lambda head, *shapes: prepared.append(head))
-    hybrid = ["draft=suffix+tiny_eagle3", f"draft.tree={tree}", "draft.budget=8"]
-    harness("latency", *hybrid, "runner=compiled", "batch_size=3", *FEW)
-    assert list(map(type, prepared)) == [kind]
+    harness("latency", "draft=suffix+tiny_eagle3", "runner=compiled", "batch_size=3", *FEW)
+    assert list(map(type, prepared)) == [PreparedHead]
     assert set(results().runner) == {"compiled"}
 
 

@@ -99,7 +99,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (["draft.tree=static"], True),
         (["draft.tree=static", "decoding.rule=block"], True),
         (["draft.tree=dynamic"], True),
-        (["draft.tree=sequences"], True),
         (["draft.tree=dynamic", "fault=rollback_off_by_one"], False),
         (["draft.tree=static", "fault=bonus_from_wrong_position"], False),
     ],
@@ -119,27 +118,11 @@ def test_recovery_judges_trees_of_marginals(
 ) -> None:
     target, _, prompts = pair
     head = save_medusa_head(tmp_path, target.removeprefix("model="))
-    trees = ["draft.tree=sequences", "draft.budget=6", "decoding.rule=block"]
+    trees = ["draft.tree=static", "draft.budget=6", "decoding.rule=block"]
     draws = ["batch_size=2500", "num_draws=5000"]
     found = harness("recovery", target, f"draft={head}", prompts, *SMALL, *trees, *draws)
     assert "Lossless:" in found.stdout
     assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
-
-
-def test_a_text_and_a_head_are_verified_in_one_tree(
-    harness: Harness, pair: list[str], tmp_path: Path
-) -> None:
-    """Drawn trees keep the target's distribution, greedy ones its texts."""
-    target, _, prompts = pair
-    head = save_medusa_head(tmp_path, target.removeprefix("model="))
-    trees = ["draft.tree=static", "draft.budget=6", "draft.least_text=1", "draft.min_ngram=1"]
-    draws = ["batch_size=2500", "num_draws=5000"]
-    found = harness("recovery", target, f"draft=lookup+{head}", prompts, *SMALL, *trees, *draws)
-    assert "Lossless:" in found.stdout
-    greedy = ["decoding=greedy", "decoding.num_draft_tokens=8", "draft.least_text=1", *FEW]
-    harness("latency", "draft=suffix+tiny_eagle3", "draft.tree=dynamic", *greedy)
-    row = results().iloc[-1]
-    assert (row.draft_tree, row.identical_prompts) == ("dynamic", 3)
 
 
 @pytest.mark.parametrize(("temperature", "lossless"), [(1, True), (0.5, False)])

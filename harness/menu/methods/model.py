@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.models.loading import LoadedModel
 
 Sampling = Literal["target", "greedy"]
-Tree = Literal["chain", "static", "dynamic", "sequences"]
+Tree = Literal["chain", "static", "dynamic"]
 
 # How often a node's first, second, ... child was accepted when measured, in round numbers.
 _RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
@@ -66,14 +66,11 @@ class ModelDraftSettings(SampledDraftSettings):
             a token is accepted falls below this; None holds nothing back.
         tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass.
             `dynamic` keeps the likeliest of the branches it finds, as EAGLE-2 does; `static` trees
-            have one shape; `sequences` are several chains, as in SpecInfer, merged where they begin
-            alike. Their depth is decoding.num_draft_tokens.
+            have one shape. Their depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted; the
             tree is the best one for these. A speculation_profile.json of a run with trees has the
             rates that were measured there.
-        replacement: of sequences: draw each by itself, so that several may begin alike; false
-            begins each with another token, as greedy decoding always does.
         score_temperature: of a dynamic tree: nodes are scored by the draft's probabilities at this
             temperature, or at the run's if that is higher; 1 is what EAGLE-2 scores by in greedy
             decoding. `auto` chooses for each row, in every iteration, the temperature at which the
@@ -85,7 +82,6 @@ class ModelDraftSettings(SampledDraftSettings):
     tree: Tree = "chain"
     budget: int = 16
     rates: tuple[float, ...] | str = _RATES
-    replacement: bool = True
     score_temperature: float | Literal["auto"] = "auto"
 
     HAS_WEIGHTS = True
