@@ -130,9 +130,11 @@ class Hybrid(Method):
         text = self._text.drafter(settings, pair, None)
         other = self._other.drafter(self._of_other(settings), pair, runner)
 
-        def make(warp: Any) -> Any:
-            drafters: list[Any] = [text(warp), other(warp)]
-            return HybridDrafter(*drafters, settings.least_text)
+        def make(warp: Any) -> HybridDrafter:
+            # A `TextMethod` makes a `TextDrafter`; what can join a hybrid, a `FollowingDrafter`.
+            of_text: Any = text(warp)
+            of_other: Any = other(warp)
+            return HybridDrafter(of_text, of_other, settings.least_text)
 
         return make
 
