@@ -309,7 +309,8 @@ def _finish_sweep(command: str) -> None:
         return
     from harness.sweep import jobs
 
-    _outcome.rows, exit_code = jobs.finish(command, directory)
+    is_refused = any(isinstance(error, SettingError) for error in _outcome.errors)
+    _outcome.rows, exit_code = jobs.finish(command, directory, is_refused)
     _outcome.exit_codes.append(exit_code)
 
 

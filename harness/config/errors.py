@@ -74,6 +74,10 @@ class RunError(HarnessError):
     """A run with correct settings that failed: memory, network, disk, driver."""
 
 
+class UnreachableError(RunError):
+    """The hub does not answer now: the same run may succeed later."""
+
+
 def as_typed(value: object) -> str:
     """A value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
     if isinstance(value, list | tuple):

@@ -61,14 +61,15 @@ class Distill(Experiment):
         everything = before.prompt_set.prompts
         self.prompts = tuple(prompt for prompt in everything if prompt.index not in measured)
         if not self.prompts:
-            rule = f"leaves none to learn from: the prompt set has {settings.num_prompts}"
+            rule = f"leaves none to learn from: the prompt set has {len(everything)}"
             raise SettingError("num_prompts", rule, settings.num_prompts)
         self.output = Path(settings.directory)
         self.work = self.output / "training"
-        self._claim()
 
     def measure(self, session: Session) -> None:
+        self._check_output()
         with self._alone():
+            self._begin_or_go_on()
             self._measure(session)
 
     def _measure(self, session: Session) -> None:
@@ -237,11 +238,8 @@ class Distill(Experiment):
         problem = f"holds an unfinished training whose {file.name} is damaged"
         return SettingError("output", f"{problem}: resume=false begins again", str(self.output))
 
-    def _claim(self) -> None:
-        """Take the output directory, or go on with the same training that it holds.
-
-        `training/settings` has a digest of the settings that the training depends on.
-        """
+    def _check_output(self) -> None:
+        """Raise a SettingError where no draft can be written, or where one is already."""
         output = self.output
         for path in (output, *output.parents):
             if path.is_file():
@@ -249,11 +247,12 @@ class Distill(Experiment):
         if (output / "config.json").exists():
             rule = f"holds a draft already: choose another one, or measure it (latency {self._as_draft()})"
             raise SettingError("output", rule, str(output))
-        with self._alone():
-            self._begin_or_go_on()
 
     def _begin_or_go_on(self) -> None:
-        """Make the directory of the training, or find it with the same settings."""
+        """Begin a training, or go on with the same one that the output directory holds.
+
+        `training/settings` has a digest of the settings that the training depends on.
+        """
         settings = self.settings
         values = dataclasses.asdict(settings)
         learned = [values[name] for name in settings.LEARNED]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from harness.config.errors import HarnessError, SettingError
 from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.experiments.progress import say
@@ -17,7 +18,7 @@ from harness.menu.experiment import Experiment
 from harness.menu.records import COMMANDS
 from harness.report.terminal import print_document
 from harness.results.files import check_appendable
-from harness.results.schema import RunRow
+from harness.results.schema import REFUSED, RunRow
 
 
 def run_command(
@@ -30,6 +31,8 @@ def run_command(
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
     """Run a command; its rows, which are returned, are written and printed however it ends.
+
+    Only a mistake in the settings leaves no rows, unless something was measured before it was found.
 
     Args:
         directory: of the run's own files.
@@ -45,15 +48,27 @@ def run_command(
     if settings.results.file:
         check_appendable(settings.results.file)
     experiment, session = _begin(command, settings, directory, keeper, run_id)
+    is_mistake = False
     try:
         with session.watch():
             experiment.measure(session)
+    except SettingError:
+        is_mistake = True
+        raise
     finally:
         with finishing():
-            rows = experiment.rows(session)
+            try:
+                rows = experiment.rows(session)
+            except Exception:
+                if session.error is None:
+                    raise
+                # Half a measurement may make no rows. Those of none say what ended it.
+                rows = COMMANDS[command].begin(settings).rows(session)
+            if is_mistake and not any(row.has_figures for row in rows):
+                rows = []
             written = session.write_rows(rows)
         session.close()
-        document = experiment.document(rows)
+        document = rows and experiment.document(rows)
         if document:
             try:
                 print_document(document)
@@ -68,14 +83,14 @@ def record_failure(
     command: str,
     settings: RunSettings,
     directory: Path,
-    reason: str,
+    error: HarnessError,
     *,
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
-    """Write the rows of a run whose process ended before it could, with `reason` as their error."""
+    """Write the rows of a run that wrote none before this error ended it."""
     experiment, session = _begin(command, settings, directory, None, run_id)
-    session.status = "failed"
-    session.error = reason
+    session.status = REFUSED if isinstance(error, SettingError) else "failed"
+    session.error = str(error)
     rows = experiment.rows(session)
     session.write_rows(rows)
     return rows

@@ -31,7 +31,7 @@ from harness.results.environment import environment_columns, new_run_id, write_e
 from harness.results.files import append_rows
 from harness.results.measurement import Measurement, further_settings, identify
 from harness.results.row import Row
-from harness.results.schema import OF_A_PAIR_HERE, PromptedRow, RunRow
+from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -48,7 +48,7 @@ class Session:
         settings: those in effect; `original_settings` are without the command's own changes, and
             identify the measurement.
         run: the id that all its rows carry.
-        status, error: `ok`, `failed` or `interrupted`, and why.
+        status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
         placed: the pair with its places, after `place`; None where the engine loads none here.
         engine: after `open`.
         devices: product names of what computes, ['NVIDIA A100-SXM4-40GB']; [] before `place`.
@@ -330,7 +330,8 @@ class Session:
         append_rows(self.directory / name, rows)
 
     def write_rows(self, rows: Sequence[RunRow]) -> str | None:
-        """Append rows to the run's own file and to the one that collects all runs.
+        """Append rows to the run's own file and, unless it was refused, to the one that collects
+        all runs.
 
         Returns a line that says where they are; None without rows.
         """
@@ -340,7 +341,7 @@ class Session:
         self.written += rows
         own = f"written to {self.directory}/"
         collected = self.settings.results.file
-        if not collected:
+        if not collected or self.status == REFUSED:
             return own
         try:
             file = append_rows(collected, rows)

@@ -16,7 +16,7 @@ import torch.distributed
 import transformers
 
 from harness.config.amounts import amount
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
 from harness.config.settings import ModelSettings
 
 # Meanings of CUDA's messages, by regular expression.
@@ -41,6 +41,7 @@ _UNREACHABLE = (
     "{name} cannot be fetched, the hub is out of reach: check the network{nor_here}\n"
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
+_REFUSED = "the hub refuses {name}: {line}"
 # Names of what its clients raise. `TransportError` comes from the hub's own, which is httpx or its
 # successor.
 _UNREACHABLE_ERRORS = (
@@ -64,7 +65,7 @@ _REPOSITORY = {
     ),
     "OfflineModeIsEnabled": _ABSENT,
     **dict.fromkeys(_UNREACHABLE_ERRORS, _UNREACHABLE),
-    "HfHubHTTPError": "the hub refuses {name}: {line}",
+    "HfHubHTTPError": _REFUSED,
     "SafetensorError": "a weights file of {name} is damaged ({line}): fetch it again",
     "does not recognize this architecture": (
         f"transformers {transformers.__version__} does not know the architecture of {{name}}: "
@@ -148,7 +149,8 @@ def explain(
     nor_here = _nor_here(settings) if kind == "model" else ""
     line = first_line(exception)
     explained = meaning.format(name=name, page=page, line=line, nor_here=nor_here)
-    return RunError(f"{role}: {explained}")
+    error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
+    return error_class(f"{role}: {explained}")
 
 
 def _nor_here(settings: ModelSettings) -> str:

@@ -16,7 +16,7 @@ from harness.report.runs import group, merge
 from harness.report.table import Document, Line, grouped, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
-from harness.results.schema import LEFT_OUT, NO_VERDICT
+from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
 from harness.results.verdict import CANNOT_TELL
 
 # Rows of any command, as its sweep's file holds them.
@@ -36,11 +36,18 @@ def job_line(command: str, rows: Rows) -> str:
 
 
 def print_sweep(
-    command: str, rows: Rows, file: Path, num_jobs: int, pooled: Sequence[Rows] = ()
+    command: str,
+    rows: Rows,
+    file: Path,
+    num_jobs: int,
+    pooled: Sequence[Rows] = (),
+    *,
+    is_refused: bool = False,
 ) -> None:
     """Print the final tables on stdout, and on stderr where the rows are.
 
     Args:
+        is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
     """
@@ -55,8 +62,8 @@ def print_sweep(
     done = {row.job for row in rows}
     line = f"{len(done)} of {num_jobs} jobs in {file}"
     # A command that measures nothing, such as `plan`, would fail again.
-    is_unfinished = len(done) < num_jobs or (_any_failed(rows) and record.measures)
-    if is_unfinished:
+    is_unfinished = len(done) < num_jobs and not is_refused
+    if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(line, "dim"))
@@ -85,9 +92,11 @@ def sweep_document(command: str, rows: Rows) -> Document:
 
 
 def exit_code(command: str, rows: Rows) -> int:
-    """1 if a job failed or has a bad answer, else 3 if one could not decide, else 0."""
+    """1 if a job failed or has a bad answer, else 2 after a wrong setting, else 3 if one could not decide, else 0."""
     if _any_failed(rows):
         return 1
+    if any(row.status == REFUSED for row in rows):
+        return 2
     measured = [row for row in rows if row.status == "ok"]
     jobs = grouped(measured, attrgetter("job")).values()
     codes = {COMMANDS[command].exit_code(job) for job in jobs}
@@ -96,4 +105,4 @@ def exit_code(command: str, rows: Rows) -> int:
 
 
 def _any_failed(rows: Rows) -> bool:
-    return any(row.status not in ("ok", LEFT_OUT, NO_VERDICT) for row in rows)
+    return any(row.status not in ("ok", LEFT_OUT, NO_VERDICT, REFUSED) for row in rows)

@@ -22,6 +22,8 @@ MaybeBool = bool | None
 LEFT_OUT = "left_out"
 # The status of a run whose arms cannot be compared, see `verdict.py`.
 NO_VERDICT = "no_verdict"
+# The status of a job that ended with a SettingError.
+REFUSED = "refused"
 
 # Settings and circumstances of a pair that decodes here. A server has its own, which it does not
 # tell.
@@ -59,8 +61,8 @@ class RunRow(Row):
         "number of the job within its sweep, from 0; empty outside a sweep's own file"
     )
     status: MaybeText = circumstance(
-        "`ok`, `failed` or `interrupted`; `no_verdict` if its arms"
-        " cannot be compared; of a plan also `does_not_fit`, of a sweep's job also `left_out`"
+        "`ok`, `failed` or `interrupted`; `no_verdict` if its arms cannot be compared; of a plan also `does_not_fit`,"
+        " of a sweep's job also `refused` (a wrong setting) or `left_out`"
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")

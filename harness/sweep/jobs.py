@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config.errors import HarnessError, VerdictError
+from harness.config.errors import (
+    HarnessError,
+    RunError,
+    SettingError,
+    UnreachableError,
+    VerdictError,
+)
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
@@ -39,13 +45,13 @@ class _Crew:
         held: the pair that the worker has loaded and its number of GPUs: all settings that decide
             them, as text. The number of a repeat is one of them, so that each has a new process.
         idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
-        failures: reasons why pairs failed to load, by pair, number of GPUs and limit of time.
+        failures: errors of pairs that failed to load, by pair, number of GPUs and limit of time.
     """
 
     worker: Worker | None = None
     held: str = ""
     idle: threading.Timer | None = None
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, HarnessError] = field(default_factory=dict)
 
     def worker_for(self, settings: RunSettings) -> Worker:
         """The worker that holds the pair of these settings, or a new one."""
@@ -170,13 +176,18 @@ def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
     finally:
         worker.close()
     if error is not None:
-        job.ensure_rows(str(error))
+        if not isinstance(error, SettingError):
+            job.ensure_rows(error)
         raise error
     return job.rows()
 
 
-def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
-    """End this process's sweep: print its table, and return its rows and exit code."""
+def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[RunRow], int]:
+    """End this process's sweep: print its table, and return its rows and exit code.
+
+    Args:
+        is_refused: whether jobs have no rows because of a wrong setting.
+    """
     _crew.dismiss()
     _crew.failures.clear()
     num_jobs = Manifest.read(directory).num_jobs
@@ -185,7 +196,7 @@ def finish(command: str, directory: Path) -> tuple[Sequence[RunRow], int]:
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
     pooled = repeats.pool(directory, rows)
-    print_sweep(command, rows, file.path, num_jobs, pooled)
+    print_sweep(command, rows, file.path, num_jobs, pooled, is_refused=is_refused)
     # A job without a row had a wrong setting.
     missing = len({row.job for row in rows}) < num_jobs
     of_all_runs = [row for of_job in pooled for row in of_job]
@@ -201,9 +212,7 @@ def _run_quietly(job: Job) -> Sequence[RunRow]:
             job.run()
         except HarnessError as known:
             error = known
-    rows = job.rows()
-    if error is not None and not rows:
-        raise error
+    rows = job.rows() if error is None else job.ensure_rows(error)
     return _with_error(rows, error)
 
 
@@ -224,9 +233,12 @@ def _measure(job: Job) -> Sequence[RunRow]:
     settings = job.settings
     # With more GPUs or more time it may load.
     attempt = repr((pair_of(settings), settings.gpus_per_job, settings.job_timeout_s))
-    reason = _crew.failures.get(attempt)
-    if reason:
-        return job.ensure_rows(f"not tried, because the pair failed to load before: {reason}")
+    earlier = _crew.failures.get(attempt)
+    if isinstance(earlier, SettingError):
+        return job.ensure_rows(earlier)
+    if earlier is not None:
+        reason = f"not tried, because the pair failed to load before: {earlier}"
+        return job.ensure_rows(RunError(reason))
     worker = _crew.worker_for(settings)
     started = time.monotonic()
     try:
@@ -237,11 +249,11 @@ def _measure(job: Job) -> Sequence[RunRow]:
         if rows:
             _record(job, rows, _duration(time.monotonic() - started))
         raise
-    rows = _with_error(job.ensure_rows(str(error or "its process wrote no row")), error)
+    rows = job.ensure_rows(error or RunError("its process wrote no row"))
+    rows = _with_error(rows, error)
     failed = any(row.status not in ("ok", NO_VERDICT) for row in rows)
-    failed_to_load = failed and worker.loading
-    if failed_to_load:
-        _crew.failures[attempt] = str(rows[0].error)
+    if error is not None and worker.loading and not isinstance(error, UnreachableError):
+        _crew.failures[attempt] = error
     if failed or worker.has_ended:
         # A failure may have left something behind. A process also ends by itself after a good job,
         # where the capture of a CUDA graph failed in it.

@@ -104,8 +104,8 @@ class Job:
         rows = read_rows(self.file, row_kind(self.command))
         return [row for row in rows if row.run == self.run_id]
 
-    def ensure_rows(self, reason: str) -> Sequence[RunRow]:
-        """Return the run's rows; if it wrote none, first write rows that state this reason.
+    def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
+        """Return the run's rows; if it wrote none, first write rows that state this error.
 
         Writing them needs torch in this process, but no GPU.
         """
@@ -113,7 +113,7 @@ class Job:
         if rows:
             return rows
         failed_rows: Sequence[RunRow] = _runner().record_failure(
-            self.command, self.settings, self.directory, reason, run_id=self.run_id
+            self.command, self.settings, self.directory, error, run_id=self.run_id
         )
         return failed_rows
 
@@ -257,7 +257,10 @@ class Worker:
 
     def _cause_of_death(self, rank: int) -> str:
         process = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
-        code = self._processes[rank].wait()
+        try:
+            code = self._processes[rank].wait(_RANKS_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return f"{process} closed its connection and went on"
         if code >= 0:
             return f"{process} ended with exit code {code}"
         killer = signal.Signals(-code)

@@ -19,6 +19,7 @@ from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
 from harness.experiments import distill
 from harness.experiments.distill import Distill
+from harness.experiments.run import record_failure
 from harness.menu.commands.distill import DistillSettings
 from harness.training.loop import Course
 from in_process import Harness, results
@@ -196,6 +197,28 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
 
 
 @pytest.mark.usefixtures("models")
+def test_the_row_of_a_killed_job_leaves_its_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of a job that was killed when its draft was complete."""
+    monkeypatch.chdir(tmp_path)
+    prompts = PromptSettings(name="mine", file=str(tmp_path / "prompts.jsonl"))
+    output = tmp_path / "out"
+    settings = settings_of(
+        DistillSettings, prompts=prompts, num_prompts=2, output=str(output), resume=False
+    )
+    state = output / "training" / "state.pt"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"state")
+    for complete in (False, True):
+        if complete:
+            (output / "config.json").touch()
+        rows = record_failure("distill", settings, tmp_path / "run", RunError("killed"))
+        assert [row.error for row in rows] == ["killed"] * 4
+    assert state.read_bytes() == b"state"
+
+
+@pytest.mark.usefixtures("models")
 def test_answers_outlive_a_second_kill(harness: Harness, tmp_path: Path) -> None:
     """A training that goes on is killed before it has another answer."""
     arguments = [*SHORT, "draft=eagle3", "output=cut", "texts_per_step=1"]
@@ -243,6 +266,15 @@ def test_an_unfinished_training_with_a_damaged_file_is_one_line(
         assert "whose state.pt is damaged: resume=false" in harness(*arguments, code=2).complaint
         state.write_bytes(b"PK damaged")
     harness(*arguments, "resume=false")
+
+
+@pytest.mark.usefixtures("models")
+def test_a_set_without_a_prompt_to_learn_is_refused_with_its_size(
+    harness: Harness, tmp_path: Path
+) -> None:
+    (tmp_path / "few.txt").write_text("one\ntwo\nthree\n")
+    complaint = harness.refused("distill", "draft=eagle3", "prompts=few.txt")
+    assert mentions(complaint, "num_prompts=15", "3")
 
 
 @pytest.mark.parametrize("output", ["mine", "mine/deeper"])

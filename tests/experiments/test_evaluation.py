@@ -13,6 +13,7 @@ import pytest
 
 from forked import run, start
 from halting import HALTED, halting
+from harness.config.errors import RunError
 from harness.experiments import interleaving
 from harness.experiments.run import record_failure, run_command
 from harness.menu.commands.eval import EvalSettings
@@ -246,7 +247,7 @@ def test_a_process_that_died_has_rows_with_its_answers(
     earlier = prompts[24:].assign(run="an earlier run in this directory")
     pd.concat([earlier, prompts[:24]]).to_csv(died / "eval_prompts.csv", index=False)
     settings = from_config(EvalSettings, configuration)
-    record_failure("eval", settings, died, "killed by signal 9", run_id=prompts["run"][0])
+    record_failure("eval", settings, died, RunError("killed by signal 9"), run_id=prompts["run"][0])
     arms = pd.read_csv(died / "eval.csv")
     assert list(arms["num_prompts"]) == [12] * 4
     assert set(arms["error"]) == {"killed by signal 9"}

@@ -23,8 +23,8 @@ class SomeJob:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings_of(LatencySettings, **settings)
 
-    def ensure_rows(self, reason: str) -> Sequence[RunRow]:
-        return latency_run(status="failed", error=reason)
+    def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
+        return latency_run(status="failed", error=str(error))
 
 
 class SlowLoader:

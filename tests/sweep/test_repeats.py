@@ -115,6 +115,6 @@ def test_figures_that_were_edited_are_not_taken_over(harness: Harness) -> None:
     replace_file(collected, as_csv(edited))
     ended = harness(*QUICK, "-m", "seed=0")
     assert "measured before" not in ended.stderr
-    assert mentions(ended.stderr, "latency.csv", "figures", "outputs")
+    assert mentions(ended.stderr, "latency.csv", "other figures", "ms_per_token")
     ended = harness(*QUICK, "-m", "seed=0")
     assert ended.stderr.count("measured before") == 1, "the newest run is taken over"

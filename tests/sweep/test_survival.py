@@ -25,6 +25,7 @@ from harness.results.rows.latency import LatencyRow
 from in_process import Harness
 from processes import end
 from sweep_pairs import FATAL_WIDTH, save_wicked
+from wording import mentions
 
 NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
 NUM_KILLS = int(os.environ.get("SWEEP_KILLS", "2"))
@@ -158,6 +159,46 @@ def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) ->
     assert not errors[0].startswith("not tried")
     assert errors[1] == f"not tried, because the pair failed to load before: {errors[0]}"
     assert errors[2:].isna().all()
+
+
+@pytest.mark.slow
+def test_a_pair_is_tried_again_after_the_hub_was_out_of_reach(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    harness("latency", "-m", "model=someone/model", "draft=none", "seed=0,1", code=1)
+    errors = pd.read_csv("results/latency.csv")["error"]
+    assert len(errors) == 2
+    assert errors.str.contains("the hub is out of reach").all()
+    assert not errors.str.contains("not tried").any()
+
+
+@pytest.mark.slow
+def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: Harness) -> None:
+    """The models show that a setting is wrong: what the target's layers are is known when they are read."""
+    arguments = ["latency", "model=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=4"]
+    wrong = [*arguments, "draft=early_exit", "draft.layers=[9]"]
+    complaint = harness.refused(*wrong)
+    assert mentions(complaint, "draft.layers=9", "2")
+    assert not Path("results/latency.csv").exists()
+    assert not list(Path("outputs").rglob("latency.csv"))
+
+    swept = harness(*wrong, "-m", "draft=lookup,early_exit", "hydra.sweep.dir=s", code=2)
+    assert "[2/2] draft=early_exit: refused: draft.layers=9" in swept.stderr
+    assert "the same command again" not in swept.stderr
+    assert "draft.layers=9" in " ".join(swept.stdout.split())
+    statuses = {row.draft: row.status for row in read_rows("s/latency.csv", LatencyRow)}
+    assert statuses == {"lookup": "ok", "early_exit": "refused"}
+    assert {row.draft for row in read_rows("results/latency.csv", LatencyRow)} == {"lookup"}
+
+
+def test_a_sweep_over_a_name_that_does_not_exist_is_not_advised_to_run_again(
+    harness: Harness,
+) -> None:
+    ended = harness("latency", "-m", "model=tiny_draft,notamodel", "draft=none", code=2)
+    assert "model=notamodel: no such preset" in ended.stderr
+    assert "the same command again" not in ended.stderr
 
 
 @pytest.mark.slow
