@@ -13,7 +13,7 @@ class EngineSettings:
 
     Attributes:
         name: the name of the engine.
-        aa: an A/A test: first measure the regular arm against itself, to see how far apart
+        aa: an A/A test: also measure the regular arm against itself, to see how far apart
             identical arms are.
     """
 

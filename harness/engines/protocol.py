@@ -35,7 +35,8 @@ class Question:
         stop_tokens: the first of them ends an answer; without any, each has `max_new_tokens`.
         chats: the messages behind each prompt, for servers that apply the template themselves;
             empty where they are not known.
-        repeats: how often each prompt was asked before; empty in a run that asks each only once.
+        salts: of each prompt: one that was asked before, with another salt or by another run, is
+            unknown to a prefix cache; empty where caches may answer.
         ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
     """
@@ -46,7 +47,7 @@ class Question:
     indices: Sequence[int]
     stop_tokens: frozenset[int] = frozenset()
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
-    repeats: Sequence[int] = ()
+    salts: Sequence[str] = ()
     ends: Sequence[str] = ()
 
     def seed_of(self, index: int) -> int:
@@ -195,8 +196,8 @@ class Engine:
             one of those in flight has ended. Each prompt then has its own time.
         alternates: whether its arms can take turns at no cost, without loading each again.
         has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
-        salts: whether a prompt that is asked again differs for a prefix cache, so that the cache
-            does not answer it; None where there is no such cache between questions.
+        salts: whether prefix caches heed `Question.salts`; None where there is no such cache between
+            questions.
         reference: the weights that generate, if they can be asked for their probabilities.
         stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms
             may have them too.

@@ -24,7 +24,7 @@ class RequestForm:
         chat: whether the chat endpoint is asked.
         takes_ids: whether prompts are sent as token ids, not as text.
         takes_extensions: whether parameters are sent that OpenAI does not have.
-        salt: random text, so that no earlier run had the same.
+        salt: random text before the salts of questions, so that no earlier run had the same.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -84,22 +84,15 @@ class RequestForm:
         if self.owner == "harness":
             # The random numbers of `engine=local`.
             extensions |= {"seed": question.seed, "index": question.indices[row]}
-        if question.repeats:
-            extensions |= self._past_the_cache(question.repeats[row]) or {}
+        if question.salts:
+            salt = f"{self.salt} {question.salts[row]}"
+            extensions |= past_the_cache(self.owner, salt) or {}
         return extensions
 
     @property
     def salts(self) -> bool:
-        """Whether a prompt that is asked again differs for the server's prefix cache."""
-        return self.takes_extensions and self._past_the_cache(0) is not None
-
-    def _past_the_cache(self, repeat: int) -> dict[str, Any] | None:
-        """Parameters that keep a prefix cache from knowing the prompts of an earlier time.
-
-        Args:
-            repeat: how often each prompt was asked before.
-        """
-        return past_the_cache(self.owner, f"{self.salt}-{repeat}")
+        """Whether the server's prefix cache heeds salts."""
+        return self.takes_extensions and past_the_cache(self.owner, self.salt) is not None
 
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""

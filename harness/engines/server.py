@@ -150,7 +150,7 @@ class ServerArm(Arm):
 
     @property
     def salts(self) -> bool:
-        """Whether a prompt that is asked again differs for the server's prefix cache."""
+        """Whether the server's prefix cache heeds salts."""
         return self._form.salts
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:

@@ -96,7 +96,8 @@ class Asking:
             return self._reversed_prompts()
         prompts, token_ids = zip(*short[:size], strict=True)
         indices = [prompt.index for prompt in prompts]
-        return self._session.ask(token_ids, indices, chats=chats_of(prompts))
+        salts = ["warm-up"] * size
+        return self._session.ask(token_ids, indices, chats=chats_of(prompts), salts=salts)
 
     def _reversed_prompts(self) -> Question:
         """One batch of measured prompts whose tokens after the first are in reverse."""
@@ -104,7 +105,8 @@ class Asking:
         reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in self._encoded.token_ids]
         unused = self._prompt_set.first_unused(self._settings.num_prompts)
         token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
-        return self._session.ask(token_ids, range(unused, unused + size))
+        salts = ["warm-up"] * size
+        return self._session.ask(token_ids, range(unused, unused + size), salts=salts)
 
     def _parts(self, engine: Engine) -> list[Part]:
         """The prompts as laps where the engine queues, else as batches."""
@@ -136,5 +138,5 @@ class Asking:
             indices,
             chats=encoded.chats,
             seed=self._settings.seed_of_run,
-            repeats=part.repeats if self._again else (),
+            salts=[str(repeat) for repeat in part.repeats],
         )

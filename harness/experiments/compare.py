@@ -169,7 +169,9 @@ class Compare(Experiment):
                 engine = self._engine(session)
                 # The warm-up's random numbers were those of index 0.
                 index = self._num_races + 1
-                question = session.ask([token_ids], [index], chats=[typed.chat()])
+                question = session.ask(
+                    [token_ids], [index], chats=[typed.chat()], salts=[str(index)]
+                )
                 for arm in engine.arms:
                     laps[arm.name] = self._lap(session, engine, arm, question)
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)

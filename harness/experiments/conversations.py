@@ -68,10 +68,8 @@ class Conversations:
         prompts = [self._so_far(index, None) for index in indices]
         new_tokens = _most_answered(turn, first) + first.decoding.max_new_tokens
         token_ids = self._session.encode(prompts, new_tokens=new_tokens)
-        repeats = [occurrence.repeat for occurrence in conversations] if first.repeats else ()
-        return dataclasses.replace(
-            first, prompts=token_ids, indices=indices, repeats=repeats, chats=()
-        )
+        salts = [str(occurrence.repeat) for occurrence in conversations] if first.salts else ()
+        return dataclasses.replace(first, prompts=token_ids, indices=indices, salts=salts, chats=())
 
     def for_arm(self, question: Question, arm: str) -> Question:
         """The question with this arm's own answers to the turns before."""

@@ -33,7 +33,7 @@ class LatencyFigures:
             as turns of a conversation; intervals are over units.
         moments: of each question, the number of its batch or lap in time.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
-        salted: whether a server's prefix cache tells repetitions apart; None where there is none.
+        salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; none with random weights, whose texts mean
             nothing.
         suspicion: columns about another engine's sampling.
@@ -88,6 +88,7 @@ class LatencyFigures:
             "arm": arm.name,
             "seed": self.settings.seed_of_run,
             "prompts_digest": self.prompt_set.digest,
+            "salted": self.salted,
         }
         if self.quietness is not None:
             columns |= self.quietness.columns()
@@ -105,16 +106,10 @@ class LatencyFigures:
         if arm.name == "speculative":
             columns |= self._against_regular(arm)
         if asks_again(self.settings, self.prompt_set):
-            columns |= self._repetition_columns(arm)
+            asked = [self.prompt_set.occurrence(request.index) for request in arm.requests]
+            different = {(occurrence.place, occurrence.turn) for occurrence in asked}
+            columns["num_different_prompts"] = len(different)
         return columns
-
-    def _repetition_columns(self, arm: MeasuredArm) -> dict[str, Any]:
-        """Return the columns about prompts that were asked again."""
-        prompts = set()
-        for request in arm.requests:
-            occurrence = self.prompt_set.occurrence(request.index)
-            prompts.add((occurrence.place, occurrence.turn))
-        return {"num_different_prompts": len(prompts), "salted": self.salted}
 
     @property
     def _slo(self) -> Mapping[str, float] | None:

@@ -154,19 +154,20 @@ class Map(Experiment):
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
         say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
-        engine = self._open(session, batch_size, encoded.longest, decoding)
-        # Every cell asks the same prompts, which a prefix cache would know: with `repeats` requests
-        # carry the salt of their engine, and a new engine has a new one.
-        repeats = () if engine.salts is None else [0] * batch_size
+        self._open(session, batch_size, encoded.longest, decoding)
+        # Every cell asks the same prompts, and a prefix cache would know them. The engine of each
+        # cell has another salt.
+        salts = [""] * batch_size
         num_batches = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size)
         questions = []
         for places in in_batches(range(num_batches * batch_size), batch_size):
             part = encoded.part(places)
             question = session.ask(
-                part.token_ids, part.indices, decoding, chats=part.chats, repeats=repeats
+                part.token_ids, part.indices, decoding, chats=part.chats, salts=salts
             )
             questions.append(question)
-        answers = ask_all(session, questions, warmups=questions[:1] * settings.num_warmup)
+        warmup = dataclasses.replace(questions[0], salts=["warm-up"] * batch_size)
+        answers = ask_all(session, questions, warmups=[warmup] * settings.num_warmup)
         regular, speculative = (MeasuredArm(name, answers[name]) for name in settings.arms)
         measured = self.measured[cell] = self._figures(regular, speculative)
         return measured.speedup.estimate

@@ -272,7 +272,7 @@ class Session:
         chats: Sequence[Chat] = (),
         seed: int | None = None,
         stop_tokens: frozenset[int] = frozenset(),
-        repeats: Sequence[int] = (),
+        salts: Sequence[str] = (),
         ends: Sequence[str] = (),
     ) -> Question:
         """The question of one batch: prompts that every arm is asked together.
@@ -282,7 +282,7 @@ class Session:
             indices: of the prompts; with the seed they determine the random numbers.
             decoding, seed: those of the settings by default.
             stop_tokens: that end a row besides those at which the target ends a text.
-            chats, repeats, ends: as `Question` has them.
+            chats, salts, ends: as `Question` has them.
         """
         if decoding is None:
             decoding = self.settings.decoding
@@ -290,7 +290,7 @@ class Session:
             seed = self.settings.seed
         if not decoding.ignore_eos:
             stop_tokens = stop_tokens | self.end_tokens()
-        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, repeats, ends)
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, salts, ends)
 
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any

@@ -4,6 +4,7 @@ the measurement.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from harness.decoding.protocols import Iteration
@@ -31,7 +32,9 @@ class Twin(Arm):
         return self.arm.last_requests
 
     def stream(self, question: Question) -> Iterator[Iteration]:
-        return self.arm.stream(question)
+        # Otherwise a prefix cache would answer the second twin with the prompts of the first.
+        salts = [f"{self.name} {salt}" for salt in question.salts]
+        return self.arm.stream(dataclasses.replace(question, salts=salts))
 
     def counted(self) -> Counted | None:
         return self.arm.counted()

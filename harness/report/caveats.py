@@ -88,6 +88,11 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield too_long
     if again := _asked_again(row):
         yield again
+    if row.salted is False:
+        yield (
+            "The server takes no salt that is known here: its prefix cache may have answered prompts"
+            " that were asked before, in this run or an earlier one."
+        )
     if row.shared and row.arm != "regular":
         yield (
             "draft.shared=true: the order of prompts matters, and a prompt that is repeated, as"
@@ -153,15 +158,9 @@ def _asked_again(row: LatencyRow) -> str | None:
     coverage = Coverage.parse(row.speedup_covers)
     if coverage is not None and coverage.same_texts:
         covers = "they share their prompts, so that the interval covers repetition, not prompts"
-    # Without a value there is no prefix cache between questions.
-    caches = ""
-    if row.salted:
-        caches = "; a salt keeps prefix caches from answering"
-    elif row.salted is False:
-        caches = "; the server takes no salt that is known here: its prefix cache may have answered"
     return (
         f"{different} prompts were asked {row.num_prompts} times, in another order each time:"
-        f" {covers}{caches}."
+        f" {covers}."
     )
 
 

@@ -24,8 +24,8 @@ class LatencyRow(PromptedRow):
         "different ones among them, where `num_prompts` is above those of the set, which are then asked again"
     )
     salted: MaybeBool = figure(
-        "whether repetitions had a salt, so that a server's prefix cache does not answer them;"
-        " empty where nothing was repeated, or nothing is cached between questions"
+        "whether requests had a salt of the run, so that a server's prefix cache does not know their prompts from"
+        " before; empty where nothing is cached between questions"
     )
     smallest_batch: MaybeInt = figure(
         "rows of the smallest batch: the last one may not have been full"
