@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,23 +20,11 @@ import numpy as np
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.files import read_latency_prompts
+from harness.results.row import Pooling
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
-
-# How a pooled row sums up a figure of its runs: by the largest, the smallest, or whether it is true of
-# all of them. Of other numbers it has the mean, and of other yes-or-no figures whether it is true of any.
-_LARGEST = ("peak_memory_bytes", "longest_answer")
-_SMALLEST = ("shortest_answer", "smallest_batch")
-_OF_ALL = ("interleaved",)
-# Ends of intervals within a run. Their means would be no interval over several runs.
-_OF_ONE_RUN = (
-    "tokens_per_second_low",
-    "tokens_per_second_high",
-    "tokens_per_second_per_user_low",
-    "tokens_per_second_per_user_high",
-)
 
 
 class UnitTimes(NamedTuple):
@@ -69,54 +57,58 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
     }
     pooled = []
     for rows_of_arm in zip(*succeeded, strict=True):
-        columns = _means(rows_of_arm) | common
+        columns = _pooled_figures(rows_of_arm) | common
         pooled.append(dataclasses.replace(rows_of_arm[0], **columns))
     if len(pooled) > 1:
         pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
 
 
-def _means(rows: Sequence[LatencyRow]) -> dict[str, Any]:
-    """The figures of an arm over its runs; None where a run lacks one."""
-    figures = [name for name, column in rows[0].columns().items() if column.kind == "figure"]
+def _pooled_figures(rows: Sequence[LatencyRow]) -> dict[str, Any]:
+    """The figures of an arm over its runs, by the rule of each column; None where a run lacks one."""
     columns: dict[str, Any] = {}
-    for name in figures:
+    for name, column in rows[0].columns().items():
+        if column.kind != "figure":
+            continue
+        assert column.pools is not None, name
         values = [getattr(row, name) for row in rows]
-        unknown = name in _OF_ONE_RUN or None in values
-        columns[name] = None if unknown else _mean(name, values)
+        if None in values:
+            columns[name] = None
+        elif column.type is list:
+            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
+        else:
+            columns[name] = _pooled(column.pools, values)
+        if column.pools == "none" or columns[name] == []:
+            columns[name] = None
     return columns
 
 
-def _mean(name: str, values: Sequence[Any]) -> Any:
-    """What a pooled row has of a figure, whose values of each run are known; None for texts that differ."""
-    if all(value == values[0] for value in values):
-        return values[0]
-    if isinstance(values[0], bool):
-        return all(values) if name in _OF_ALL else any(values)
-    if isinstance(values[0], str):
+def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
+    """One value for those of several runs; None for texts that differ, and for no value at all.
+
+    Lists of runs differ in length: a place that a run lacks is left out.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    if isinstance(values[0], list):
-        return _mean_of_lists(values)
-    if name in _LARGEST:
-        return max(values)
-    if name in _SMALLEST:
-        return min(values)
-    mean = fmean(values)
-    return round(mean) if isinstance(values[0], int) else mean
-
-
-def _mean_of_lists(lists: Sequence[list[Any]]) -> list[Any]:
-    """Sums of counts and means of rates, by place; a place that a run lacks is left out of its mean."""
-    pooled: list[Any] = []
-    for values in itertools.zip_longest(*lists):
-        known = [value for value in values if value is not None]
-        if not known:
-            pooled.append(None)
-        elif all(isinstance(value, int) for value in known):
-            pooled.append(sum(known))
-        else:
-            pooled.append(fmean(known))
-    return pooled
+    match rule:
+        case "mean":
+            mean = fmean(known)
+            return round(mean) if isinstance(known[0], int) else mean
+        case "sum":
+            return sum(known)
+        case "largest":
+            return max(known)
+        case "smallest":
+            return min(known)
+        case "all":
+            return all(known)
+        case "any":
+            return any(known)
+        case "same":
+            return known[0] if len(set(known)) == 1 else None
+        case "none":
+            return None
 
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
@@ -166,16 +158,23 @@ def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
 
 
 def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
-    """Milliseconds per token by unit: a sum over the requests of a lap, or the time of a batch's row."""
-    members: dict[int, list[LatencyPromptRow]] = {}
+    """Milliseconds per token by unit, summed over the answers of a unit as a single run sums them.
+
+    Requests of a lap each have a time. Rows of a batch share one, which counts once: they are known
+    by it, because two batches of one unit (turns, or prompts that are asked again) never take
+    equally long.
+    """
+    times: dict[int, float] = {}
+    batches: dict[tuple[int, float], list[LatencyPromptRow]] = {}
     for row in prompts:
-        members.setdefault(row.unit or 0, []).append(row)
-    if was_served:
-        return {unit: sum(row.ms_per_token for row in rows) for unit, rows in members.items()}
-    times = {}
-    for unit, rows in members.items():
+        unit = row.unit or 0
+        if was_served:
+            times[unit] = times.get(unit, 0.0) + row.ms_per_token
+        else:
+            batches.setdefault((unit, row.time_ms or 0.0), []).append(row)
+    for (unit, time_ms), rows in batches.items():
         num_tokens = sum(row.num_tokens or 1 for row in rows)
-        times[unit] = sum(row.time_ms or 0.0 for row in rows) / num_tokens
+        times[unit] = times.get(unit, 0.0) + time_ms * len(rows) / num_tokens
     return times
 
 

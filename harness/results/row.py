@@ -23,6 +23,10 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
+# Mean, sum, largest or smallest value over runs (of lists, place by place); whether it is true of
+# all or of any; the value that all runs have; or nothing.
+Pooling = Literal["mean", "sum", "largest", "smallest", "all", "any", "same", "none"]
+
 
 @dataclass(frozen=True)
 class ColumnDescription:
@@ -36,6 +40,7 @@ class ColumnDescription:
             where, when and with what that was done.
         text: one line for `docs/columns.md`.
         unit: of its values; empty for none.
+        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`).
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
         type: of its values: str, int, float, bool, list or dict.
         hint: the same with the types of entries.
@@ -47,19 +52,31 @@ class ColumnDescription:
     text: str
     unit: str
     path: str
+    pools: Pooling | None
     type: Any
     hint: Any
     words: tuple[str, ...]
     optional: bool
 
 
-def _column(kind: str, text: str, unit: str = "", path: str = "") -> Any:
-    return field(default=None, metadata={"kind": kind, "text": text, "unit": unit, "path": path})
+def _column(
+    kind: str, text: str, unit: str = "", path: str = "", pools: Pooling | None = None
+) -> Any:
+    metadata = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
+    return field(default=None, metadata=metadata)
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
     """A column of this kind; see `ColumnDescription`."""
     return _column("setting", text, unit, path)
+
+
+def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
+    """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`.
+
+    Ends of an interval within one run are `none`: their means would be no interval over several.
+    """
+    return _column("figure", text, unit, pools=pools)
 
 
 figure = functools.partial(_column, "figure")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from harness.results.row import Row, circumstance, figure, setting
+from harness.results.row import Row, circumstance, pooled, setting
 
 # A value that cannot be had is None.
 MaybeText = str | None
@@ -220,12 +220,14 @@ class DecodedRow(RunRow):
     ignore_eos: MaybeBool = setting(
         "whether texts went on past the end of sequence", "decoding.ignore_eos"
     )
-    acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
-    conditional_acceptance_rate: MaybeFloat = figure(
-        "accepted / tested draft tokens (alpha of Leviathan et al.)"
+    acceptance_rate: MaybeFloat = pooled("mean", "accepted / proposed draft tokens")
+    conditional_acceptance_rate: MaybeFloat = pooled(
+        "mean", "accepted / tested draft tokens (alpha of Leviathan et al.)"
     )
-    mean_acceptance_length: MaybeFloat = figure(
-        "tokens per iteration that proposed something: 1 + accepted / such iterations", "tokens"
+    mean_acceptance_length: MaybeFloat = pooled(
+        "mean",
+        "tokens per iteration that proposed something: 1 + accepted / such iterations",
+        "tokens",
     )
 
 
@@ -238,8 +240,8 @@ class PromptedRow(DecodedRow):
     too_long: MaybeText = setting(
         "what became of prompts longer than the context", "prompts.too_long"
     )
-    num_skipped: MaybeInt = figure("prompts left out because they are too long")
-    num_truncated: MaybeInt = figure(
-        "prompts of which only the last tokens were read, because they are too long"
+    num_skipped: MaybeInt = pooled("mean", "prompts left out because they are too long")
+    num_truncated: MaybeInt = pooled(
+        "mean", "prompts of which only the last tokens were read, because they are too long"
     )
     prompts_digest: MaybeText = circumstance("digest of the prompt set's texts")

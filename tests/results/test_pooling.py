@@ -79,3 +79,69 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
     (tmp_path / "2" / "latency_prompts.csv").unlink()
     pooled = pooled_rows(runs)[-1]
     assert (pooled.speedup, pooled.speedup_low, pooled.speedup_covers) == (2.0, None, None)
+
+
+def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:
+    """Energy 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
+    intervals = {
+        "energy_ratio": (2.0, 1.9, 2.1),
+        "aa_ratio": (1.0, 0.95, 1.05),
+        "goodput_ratio": (1.1, 1.0, 1.2),
+        "drift": (1.0, 0.9, 1.1),
+    }
+    columns: dict[str, Any] = {}
+    for name, (estimate, low, high) in intervals.items():
+        columns |= {name: estimate, f"{name}_low": low, f"{name}_high": high}
+    columns |= {
+        "acceptance_length_by_num_draft_tokens": [1.5, 2.0],
+        "acceptance_length_by_num_draft_tokens_low": [1.4, 1.9],
+        "acceptance_length_by_num_draft_tokens_high": [1.6, 2.1],
+    }
+    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
+    pooled = pooled_rows(runs)[-1]
+    for name, (estimate, _, _) in intervals.items():
+        assert getattr(pooled, name) == pytest.approx(estimate)
+        assert getattr(pooled, f"{name}_low") is None
+        assert getattr(pooled, f"{name}_high") is None
+    assert pooled.acceptance_length_by_num_draft_tokens == [1.5, 2.0]
+    assert pooled.acceptance_length_by_num_draft_tokens_low is None
+
+
+def test_histograms_of_equal_runs_are_added_too(tmp_path: Path) -> None:
+    runs = [
+        measured(tmp_path, number, 1.0, acceptance_histogram=[1, 1, 1, 3, 26]) for number in (1, 2)
+    ]
+    assert pooled_rows(runs)[-1].acceptance_histogram == [2, 2, 2, 6, 52]
+
+
+def test_answers_of_a_unit_count_alike(tmp_path: Path) -> None:
+    """A unit of two turns with 10 and 40 tokens is a sum of ms per token, as in a single run."""
+    runs = []
+    for repeat in (1, 2):
+        run = measured(tmp_path, repeat, 1.0)
+        file = tmp_path / str(repeat) / "latency_prompts.csv"
+        file.unlink()
+        prompts = []
+        for unit in range(NUM_PROMPTS):
+            for turn, (num_tokens, speedup) in enumerate(((10, 2.0), (40, 1.0))):
+                for arm, factor in (("regular", 1.0), ("speculative", speedup)):
+                    row = LatencyPromptRow(
+                        run=f"run-{repeat}",
+                        prompt_index=unit + turn * NUM_PROMPTS,
+                        arm=arm,
+                        unit=unit,
+                        num_tokens=num_tokens,
+                        time_ms=8.0 * num_tokens / factor,
+                    )
+                    prompts.append(row)
+        append_rows(file, prompts)
+        runs.append(run)
+    # 8 + 8 ms per token against 4 + 8; by tokens it would be 400 ms against 360.
+    assert pooled_rows(runs)[-1].speedup == pytest.approx(16 / 12)
+
+
+def test_every_figure_says_how_it_is_pooled() -> None:
+    columns = LatencyRow.columns().items()
+    assert not [name for name, column in columns if column.kind == "figure" and not column.pools]
+    ends = [name for name in dict(columns) if name.endswith(("_low", "_high"))]
+    assert {dict(columns)[name].pools for name in ends} == {"none"}

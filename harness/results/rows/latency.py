@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.results.row import Row, figure, setting
+from harness.results.row import Row, figure, pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText, PromptedRow
 
 
@@ -18,243 +18,285 @@ class LatencyRow(PromptedRow):
     recognised_by = ("arm", "ms_per_token", "speedup", "tokens_per_second")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
-    arm: MaybeText = figure("`regular` or `speculative`")
-    num_prompts: MaybeInt = figure("prompts measured; every turn of a conversation is one")
-    num_different_prompts: MaybeInt = figure(
-        "different ones among them, where `num_prompts` is above those of the set, which are then asked again"
+    arm: MaybeText = pooled("same", "`regular` or `speculative`")
+    num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
+    num_different_prompts: MaybeInt = pooled(
+        "mean",
+        "different ones among them, where `num_prompts` is above those of the set, which are then asked again",
     )
-    salted: MaybeBool = figure(
+    salted: MaybeBool = pooled(
+        "all",
         "whether requests had a salt of the run, so that a server's prefix cache does not know their prompts from"
-        " before; empty where nothing is cached between questions"
+        " before; empty where nothing is cached between questions",
     )
-    smallest_batch: MaybeInt = figure(
-        "rows of the smallest batch: the last one may not have been full"
+    smallest_batch: MaybeInt = pooled(
+        "smallest", "rows of the smallest batch: the last one may not have been full"
     )
-    num_tokens: MaybeInt = figure("tokens generated over all prompts", "tokens")
-    shortest_answer: MaybeInt = figure("tokens of the shortest answer", "tokens")
-    longest_answer: MaybeInt = figure("tokens of the longest answer", "tokens")
-    ms_per_token: MaybeFloat = figure(
-        "time per token of a row, with the prompt's pass; mean over batches", "ms"
+    num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
+    shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
+    longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
+    ms_per_token: MaybeFloat = pooled(
+        "mean", "time per token of a row, with the prompt's pass; mean over batches", "ms"
     )
-    ms_per_token_median: MaybeFloat = figure("median of the same", "ms")
-    ms_per_token_std: MaybeFloat = figure(
-        "standard deviation of the same, over prompts or batches", "ms"
+    ms_per_token_median: MaybeFloat = pooled("mean", "median of the same", "ms")
+    ms_per_token_std: MaybeFloat = pooled(
+        "mean", "standard deviation of the same, over prompts or batches", "ms"
     )
-    tokens_per_second: MaybeFloat = figure("tokens of all rows over total time", "tokens/s")
-    tokens_per_second_low: MaybeFloat = figure(
-        "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
+    tokens_per_second: MaybeFloat = pooled("mean", "tokens of all rows over total time", "tokens/s")
+    tokens_per_second_low: MaybeFloat = pooled(
+        "none", "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
     )
-    tokens_per_second_high: MaybeFloat = figure("upper end of the same", "tokens/s")
-    tokens_per_second_per_user: MaybeFloat = figure(
-        "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
+    tokens_per_second_high: MaybeFloat = pooled("none", "upper end of the same", "tokens/s")
+    tokens_per_second_per_user: MaybeFloat = pooled(
+        "mean", "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
     )
-    tokens_per_second_per_user_low: MaybeFloat = figure(
-        "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
+    tokens_per_second_per_user_low: MaybeFloat = pooled(
+        "none", "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
     )
-    tokens_per_second_per_user_high: MaybeFloat = figure("upper end of the same", "tokens/s")
-    time_to_first_token_ms: MaybeFloat = figure("mean time to the first token", "ms")
-    time_to_first_token_p50_ms: MaybeFloat = figure(
-        "median of the same, over requests to a server", "ms"
+    tokens_per_second_per_user_high: MaybeFloat = pooled(
+        "none", "upper end of the same", "tokens/s"
     )
-    time_to_first_token_p90_ms: MaybeFloat = figure("90th percentile of the same", "ms")
-    time_to_first_token_p95_ms: MaybeFloat = figure("95th percentile of the same", "ms")
-    time_to_first_token_p99_ms: MaybeFloat = figure("99th percentile of the same", "ms")
-    time_per_output_token_p50_ms: MaybeFloat = figure(
+    time_to_first_token_ms: MaybeFloat = pooled("mean", "mean time to the first token", "ms")
+    time_to_first_token_p50_ms: MaybeFloat = pooled(
+        "mean", "median of the same, over requests to a server", "ms"
+    )
+    time_to_first_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    time_to_first_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    time_per_output_token_p50_ms: MaybeFloat = pooled(
+        "mean",
         "median over requests of the mean time per token after the first"
         " (TPOT of vLLM, inter-token latency of AIPerf)",
         "ms",
     )
-    time_per_output_token_p90_ms: MaybeFloat = figure("90th percentile of the same", "ms")
-    time_per_output_token_p95_ms: MaybeFloat = figure("95th percentile of the same", "ms")
-    time_per_output_token_p99_ms: MaybeFloat = figure("99th percentile of the same", "ms")
-    inter_token_latency_p50_ms: MaybeFloat = figure(
+    time_per_output_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    time_per_output_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    inter_token_latency_p50_ms: MaybeFloat = pooled(
+        "mean",
         "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM);"
         " tokens that come within a tenth of its mean time per token are one arrival",
         "ms",
     )
-    inter_token_latency_p90_ms: MaybeFloat = figure("90th percentile of the same", "ms")
-    inter_token_latency_p95_ms: MaybeFloat = figure("95th percentile of the same", "ms")
-    inter_token_latency_p99_ms: MaybeFloat = figure("99th percentile of the same", "ms")
-    tokens_per_arrival: MaybeFloat = figure(
-        "tokens that arrived together, on average: above 1 the server sends bursts", "tokens"
+    inter_token_latency_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    inter_token_latency_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    tokens_per_arrival: MaybeFloat = pooled(
+        "mean",
+        "tokens that arrived together, on average: above 1 the server sends bursts",
+        "tokens",
     )
-    requests_per_second: MaybeFloat = figure(
-        "requests that were answered, over total time", "requests/s"
+    requests_per_second: MaybeFloat = pooled(
+        "mean", "requests that were answered, over total time", "requests/s"
     )
     slo: dict[str, float] | None = setting(
         "most milliseconds to the first token (`ttft_ms`) and per token after it (`itl_ms`), as JSON",
         "engine.slo",
         "ms",
     )
-    goodput: MaybeFloat = figure("requests per second within `slo`", "requests/s")
-    goodput_share: MaybeFloat = figure("share of the requests within `slo`")
-    goodput_ratio: MaybeFloat = figure("`goodput` over the regular arm's")
-    goodput_ratio_low: MaybeFloat = figure("lower end of its paired 95 % interval over laps")
-    goodput_ratio_high: MaybeFloat = figure("upper end of the same")
-    server_tokens: MaybeInt = figure(
-        "new tokens that the server counted while the arm was measured, by its metrics", "tokens"
+    goodput: MaybeFloat = pooled("mean", "requests per second within `slo`", "requests/s")
+    goodput_share: MaybeFloat = pooled("mean", "share of the requests within `slo`")
+    goodput_ratio: MaybeFloat = pooled("mean", "`goodput` over the regular arm's")
+    goodput_ratio_low: MaybeFloat = pooled(
+        "none", "lower end of its paired 95 % interval over laps"
     )
-    foreign_tokens: MaybeInt = figure(
-        "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
+    goodput_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
+    server_tokens: MaybeInt = pooled(
+        "mean",
+        "new tokens that the server counted while the arm was measured, by its metrics",
+        "tokens",
     )
-    num_preemptions: MaybeInt = figure(
-        "how often the server took the cache of a running request for others, by its metrics"
+    foreign_tokens: MaybeInt = pooled(
+        "largest", "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
     )
-    acceptance_source: MaybeText = figure(
-        "`metrics` where acceptance is that of the server's counters, because its answers tell none"
+    num_preemptions: MaybeInt = pooled(
+        "largest",
+        "how often the server took the cache of a running request for others, by its metrics",
     )
-    num_failed: MaybeInt = figure(
-        "requests that failed, time-outs too; the other figures leave them out"
+    acceptance_source: MaybeText = pooled(
+        "same",
+        "`metrics` where acceptance is that of the server's counters, because its answers tell none",
     )
-    num_timed_out: MaybeInt = figure("requests that took longer than `engine.timeout_s`")
-    num_sent_again: MaybeInt = figure(
-        "requests sent a second time: the server had closed a kept-alive connection"
+    num_failed: MaybeInt = pooled(
+        "largest", "requests that failed, time-outs too; the other figures leave them out"
     )
-    cached_tokens: MaybeInt = figure(
-        "tokens of prompts that the server took from a cache, as it says", "tokens"
+    num_timed_out: MaybeInt = pooled("largest", "requests that took longer than `engine.timeout_s`")
+    num_sent_again: MaybeInt = pooled(
+        "largest", "requests sent a second time: the server had closed a kept-alive connection"
     )
-    num_prompt_tokens: MaybeInt = figure("tokens of all prompts", "tokens")
-    speedup: MaybeFloat = figure(
+    cached_tokens: MaybeInt = pooled(
+        "mean", "tokens of prompts that the server took from a cache, as it says", "tokens"
+    )
+    num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
+    speedup: MaybeFloat = pooled(
+        "mean",
         "`ms_per_token` of the regular arm over that of this one, on prompts that both answered; with as many tokens"
-        " in each answer the ratio of total times"
+        " in each answer the ratio of total times",
     )
-    speedup_low: MaybeFloat = figure("lower end of its 95 % paired interval")
-    speedup_high: MaybeFloat = figure("upper end of the same")
-    speedup_covers: MaybeText = figure(
-        "what the interval is over: prompts, batches, or laps of requests in flight together"
+    speedup_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
+    speedup_high: MaybeFloat = pooled("none", "upper end of the same")
+    speedup_covers: MaybeText = pooled(
+        "none",
+        "what the interval is over: prompts, batches, or laps of requests in flight together",
     )
-    decode_speedup: MaybeFloat = figure(
-        "the same without the time until the first tokens: the longer the answers, the closer is `speedup` to it"
+    decode_speedup: MaybeFloat = pooled(
+        "mean",
+        "the same without the time until the first tokens: the longer the answers, the closer is `speedup` to it",
     )
-    decode_speedup_low: MaybeFloat = figure("lower end of its 95 % paired interval")
-    decode_speedup_high: MaybeFloat = figure("upper end of the same")
-    visible_difference: MaybeFloat = figure(
-        "a difference between the arms of this share is found four times in five; smaller ones less often"
+    decode_speedup_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
+    decode_speedup_high: MaybeFloat = pooled("none", "upper end of the same")
+    visible_difference: MaybeFloat = pooled(
+        "none",
+        "a difference between the arms of this share is found four times in five; smaller ones less often",
     )
-    units_for_half: MaybeInt = figure(
-        "prompts, batches or laps that would show half of it, with as many runs; empty where none would"
+    units_for_half: MaybeInt = pooled(
+        "none",
+        "prompts, batches or laps that would show half of it, with as many runs; empty where none would",
     )
-    drift: MaybeFloat = figure("speed-up in the second half of the run over that in the first")
-    drift_low: MaybeFloat = figure("lower end of its 95 % interval")
-    drift_high: MaybeFloat = figure("upper end of the same")
-    drifted: MaybeBool = figure("whether that is significant and above 2 %")
-    processor_share: MaybeFloat = figure(
-        "share of the processor time that the process asked for and got while it measured"
+    drift: MaybeFloat = pooled(
+        "mean", "speed-up in the second half of the run over that in the first"
     )
-    load: MaybeFloat = figure("load average over the last minute, at the end")
-    num_cores: MaybeInt = figure("cores that the process may use")
-    other_gpu_processes: MaybeInt = figure(
-        "most processes on one of these GPUs at once, other than the run's own, by NVML"
+    drift_low: MaybeFloat = pooled("none", "lower end of its 95 % interval")
+    drift_high: MaybeFloat = pooled("none", "upper end of the same")
+    drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
+    processor_share: MaybeFloat = pooled(
+        "smallest",
+        "share of the processor time that the process asked for and got while it measured",
     )
-    lowest_gpu_clock_mhz: MaybeInt = figure("lowest clock of a GPU's cores, by NVML", "MHz")
-    gpu_throttled: MaybeText = figure("why clocks of a GPU were lowered meanwhile, by NVML")
-    num_units: MaybeInt = figure("prompts, batches or laps during which GPUs were watched")
-    num_throttled_units: MaybeInt = figure("those of them at whose end clocks were lowered")
-    joules_per_token: MaybeFloat = figure(
-        "energy of the GPUs per token, by NVML; what they take when idle included", "J"
+    load: MaybeFloat = pooled("largest", "load average over the last minute, at the end")
+    num_cores: MaybeInt = pooled("smallest", "cores that the process may use")
+    other_gpu_processes: MaybeInt = pooled(
+        "largest", "most processes on one of these GPUs at once, other than the run's own, by NVML"
     )
-    energy_ratio: MaybeFloat = figure("regular / speculative energy per token, totals over units")
-    energy_ratio_low: MaybeFloat = figure("lower end of its 95 % paired interval")
-    energy_ratio_high: MaybeFloat = figure("upper end of the same")
-    reproducible: MaybeBool = figure(
-        "`False` where the same settings give other texts: K of `auto` follows measured times"
+    lowest_gpu_clock_mhz: MaybeInt = pooled(
+        "smallest", "lowest clock of a GPU's cores, by NVML", "MHz"
     )
-    interleaved: MaybeBool = figure(
-        "whether the arms took turns; `False` where drift of the machine is not excluded"
+    gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile, by NVML")
+    num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
+    num_throttled_units: MaybeInt = pooled("mean", "those of them at whose end clocks were lowered")
+    joules_per_token: MaybeFloat = pooled(
+        "mean", "energy of the GPUs per token, by NVML; what they take when idle included", "J"
     )
-    aa_ratio: MaybeFloat = figure(
-        "`speedup` of the regular arm over itself, measured before with `engine.aa=true`"
+    energy_ratio: MaybeFloat = pooled(
+        "mean", "regular / speculative energy per token, totals over units"
     )
-    aa_ratio_low: MaybeFloat = figure("lower end of its 95 % paired interval")
-    aa_ratio_high: MaybeFloat = figure("upper end of the same")
-    predicted_speedup: MaybeFloat = figure(
-        "tokens per iteration / (K c + v), with measured c and v"
+    energy_ratio_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
+    energy_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
+    reproducible: MaybeBool = pooled(
+        "all",
+        "`False` where the same settings give other texts: K of `auto` follows measured times",
     )
-    acceptance_by_position: list[float | None] | None = figure(
-        "accepted / tested at each draft position (conditional), as JSON"
+    interleaved: MaybeBool = pooled(
+        "all", "whether the arms took turns; `False` where drift of the machine is not excluded"
     )
-    marginal_acceptance_by_position: list[float | None] | None = figure(
-        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON"
+    aa_ratio: MaybeFloat = pooled(
+        "mean", "`speedup` of the regular arm over itself, measured before with `engine.aa=true`"
     )
-    mean_acceptance_length_per_request: MaybeFloat = figure(
+    aa_ratio_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
+    aa_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
+    predicted_speedup: MaybeFloat = pooled(
+        "mean", "tokens per iteration / (K c + v), with measured c and v"
+    )
+    acceptance_by_position: list[float | None] | None = pooled(
+        "mean", "accepted / tested at each draft position (conditional), as JSON"
+    )
+    marginal_acceptance_by_position: list[float | None] | None = pooled(
+        "mean",
+        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON",
+    )
+    mean_acceptance_length_per_request: MaybeFloat = pooled(
+        "mean",
         "mean over requests of their mean acceptance lengths; `mean_acceptance_length` pools iterations",
         "tokens",
     )
-    acceptance_histogram: list[int] | None = figure(
-        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    acceptance_histogram: list[int] | None = pooled(
+        "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )
-    acceptance_by_rank: list[float] | None = figure(
+    acceptance_by_rank: list[float] | None = pooled(
+        "mean",
         "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
-        " have such a child, as JSON"
+        " have such a child, as JSON",
     )
-    acceptance_length_by_num_draft_tokens: list[float] | None = figure(
+    acceptance_length_by_num_draft_tokens: list[float] | None = pooled(
+        "mean",
         "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON;"
         " empty where that does not follow, as for trees, blocks and servers",
         "tokens",
     )
-    acceptance_length_by_num_draft_tokens_low: list[float] | None = figure(
-        "lower ends of their 95 % intervals over prompts, as JSON", "tokens"
+    acceptance_length_by_num_draft_tokens_low: list[float] | None = pooled(
+        "none", "lower ends of their 95 % intervals over prompts, as JSON", "tokens"
     )
-    acceptance_length_by_num_draft_tokens_high: list[float] | None = figure(
-        "upper ends of the same", "tokens"
+    acceptance_length_by_num_draft_tokens_high: list[float] | None = pooled(
+        "none", "upper ends of the same", "tokens"
     )
-    share_after_end: MaybeFloat = figure(
-        "share of the tokens that came after the end of their text, with `ignore_eos`"
+    share_after_end: MaybeFloat = pooled(
+        "mean", "share of the tokens that came after the end of their text, with `ignore_eos`"
     )
-    acceptance_rate_before_end: MaybeFloat = figure(
-        "`acceptance_rate` of iterations that began before the end of the text"
+    acceptance_rate_before_end: MaybeFloat = pooled(
+        "mean", "`acceptance_rate` of iterations that began before the end of the text"
     )
-    acceptance_rate_after_end: MaybeFloat = figure("the same after it")
-    mean_proposed: MaybeFloat = figure("draft tokens per iteration", "tokens")
-    mean_num_draft_tokens: MaybeFloat = figure(
-        "the same over all iterations: K of `auto`", "tokens"
+    acceptance_rate_after_end: MaybeFloat = pooled("mean", "the same after it")
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
+    mean_num_draft_tokens: MaybeFloat = pooled(
+        "mean", "the same over all iterations: K of `auto`", "tokens"
     )
-    tokens_per_iteration: MaybeFloat = figure(
-        "tokens per iteration, over all iterations: 1 + accepted / iterations", "tokens"
+    tokens_per_iteration: MaybeFloat = pooled(
+        "mean", "tokens per iteration, over all iterations: 1 + accepted / iterations", "tokens"
     )
-    greedy_acceptance_rate: MaybeFloat = figure(
-        "accepted / tested at temperature 0, asked of other engines where acceptance is low"
+    greedy_acceptance_rate: MaybeFloat = pooled(
+        "mean", "accepted / tested at temperature 0, asked of other engines where acceptance is low"
     )
-    likeliest_share: MaybeFloat = figure(
-        "share of the target's draws that are its likeliest token, likewise"
+    likeliest_share: MaybeFloat = pooled(
+        "mean", "share of the target's draws that are its likeliest token, likewise"
     )
-    suspicious: MaybeBool = figure(
-        "whether acceptance is so far below both that the engine looks wrong, likewise"
+    suspicious: MaybeBool = pooled(
+        "any", "whether acceptance is so far below both that the engine looks wrong, likewise"
     )
-    draft_ms: MaybeFloat = figure("drafting per iteration", "ms")
-    verify_ms: MaybeFloat = figure(
-        "verification per iteration: the target's pass over K + 1 tokens, and the verdict", "ms"
+    draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms")
+    verify_ms: MaybeFloat = pooled(
+        "mean",
+        "verification per iteration: the target's pass over K + 1 tokens, and the verdict",
+        "ms",
     )
-    pass_ms_by_width: list[float | None] | None = figure(
+    pass_ms_by_width: list[float | None] | None = pooled(
+        "mean",
         "a pass of the target over 1, 2, ... tokens, as JSON; null for widths that were not measured",
         "ms",
     )
-    target_step_ms: MaybeFloat = figure(
-        "one forward pass of the target over one token, and the draw of the next", "ms"
+    target_step_ms: MaybeFloat = pooled(
+        "mean", "one forward pass of the target over one token, and the draw of the next", "ms"
     )
-    target_8bit_share: MaybeFloat = figure(
-        "of a step of the target, spent in its 8-bit linear layers"
+    target_8bit_share: MaybeFloat = pooled(
+        "mean", "of a step of the target, spent in its 8-bit linear layers"
     )
-    draft_8bit_share: MaybeFloat = figure("of drafting, spent in the draft's 8-bit linear layers")
-    iteration_ms: MaybeFloat = figure("a whole iteration in the timed run", "ms")
-    identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
-    peak_memory_bytes: MaybeInt = figure(
-        "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
+    draft_8bit_share: MaybeFloat = pooled(
+        "mean", "of drafting, spent in the draft's 8-bit linear layers"
     )
-    num_experts: MaybeInt = figure("experts in a layer of the target; empty for a dense model")
-    experts_per_step: MaybeFloat = figure(
-        "different experts of a layer that a regular step reads, all rows together"
+    iteration_ms: MaybeFloat = pooled("mean", "a whole iteration in the timed run", "ms")
+    identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
+    peak_memory_bytes: MaybeInt = pooled(
+        "largest", "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
     )
-    experts_per_verification: MaybeFloat = figure(
-        "different experts of a layer that a verification reads, all rows together"
+    num_experts: MaybeInt = pooled(
+        "mean", "experts in a layer of the target; empty for a dense model"
     )
-    step_bytes: MaybeInt = figure("weights and cache that a step of the target reads", "bytes")
-    draft_step_bytes: MaybeInt = figure("weights and cache that a step of the draft reads", "bytes")
-    copy_bandwidth_bytes_per_s: MaybeFloat = figure(
-        "measured rate of a large copy in the target's memory", "bytes/s"
+    experts_per_step: MaybeFloat = pooled(
+        "mean", "different experts of a layer that a regular step reads, all rows together"
     )
-    floor_ms: MaybeFloat = figure("least time of a target step at that rate", "ms")
-    draft_floor_ms: MaybeFloat = figure("least time of a draft step", "ms")
+    experts_per_verification: MaybeFloat = pooled(
+        "mean", "different experts of a layer that a verification reads, all rows together"
+    )
+    step_bytes: MaybeInt = pooled(
+        "mean", "weights and cache that a step of the target reads", "bytes"
+    )
+    draft_step_bytes: MaybeInt = pooled(
+        "mean", "weights and cache that a step of the draft reads", "bytes"
+    )
+    copy_bandwidth_bytes_per_s: MaybeFloat = pooled(
+        "mean", "measured rate of a large copy in the target's memory", "bytes/s"
+    )
+    floor_ms: MaybeFloat = pooled("mean", "least time of a target step at that rate", "ms")
+    draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms")
     repeats: MaybeInt = setting(
         "how many runs were asked for; of a pooled row, were pooled", "repeats"
     )
@@ -262,7 +304,7 @@ class LatencyRow(PromptedRow):
         "number of the run among its repetitions; `all` for the row that pools them, with means",
         "repeat",
     )
-    pooled_runs: list[str] | None = figure("`run` of those that a row pools, as JSON")
+    pooled_runs: list[str] | None = pooled("none", "`run` of those that a row pools, as JSON")
     num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
     laps: int | Literal["auto"] | None = setting(
         "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
