@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "decoding",
     },
-    "serve": {"config", "menu", "models", "engines", "results", "report", "decoding"},
+    "serve": {"config", "menu", "models", "engines", "results", "decoding"},
     "sweep": {"config", "menu", "results", "report", "experiments"},
     "cli": {"config", "menu", "results", "report", "experiments", "serve", "sweep"},
     "__main__": {"cli"},

@@ -1,7 +1,7 @@
 """The HTTP side of `serve`: OpenAI's completions and chats, and what the page needs.
 
 A request becomes answers in the scheduler (`Service.ask`), whose pieces come back in a queue; here
-they get the shape that OpenAI's API has. The page needs `/race` and `/results`.
+they get the shape that OpenAI's API has. The page needs `/race`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from starlette.exceptions import HTTPException
 from harness import __version__
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.report.data import figures_of
 from harness.serve.answers import Answer, Piece, metrics
 from harness.serve.bodies import Chat, Completion, GenerationBody, Prediction, Race
 from harness.serve.guard import Guard, error_body, error_response
@@ -65,7 +64,7 @@ def make_app(service: Service, key: str | None) -> FastAPI:
 
 
 def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
-    """Everything but generation: the page, its figures and its race, health and metrics."""
+    """Everything but generation: the page and its race, health and metrics."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -80,10 +79,6 @@ def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> N
     @app.get("/metrics", response_class=PlainTextResponse)
     def show_metrics() -> PlainTextResponse:
         return PlainTextResponse(generate_latest(registry))
-
-    @app.get("/results", responses=_ERRORS)
-    def results() -> dict[str, Any]:
-        return figures_of([Path(path) for path in service.settings.reports])
 
     @app.post("/race", responses=_ERRORS)
     async def race(body: Race, request: Request) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness.report.command import Report, build
-from harness.report.data import figures_of
 from harness.report.pairs import MeasuredPair, latency_pairs
 from harness.report.predicted_curve import predicted_curve
 from harness.report.table import Line, Table
@@ -393,13 +392,6 @@ def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
     )
     said = report.headlines[0].text
     assert said.startswith("Cannot tell whether 13B with 7B, K=4, 2 prompts (english) pays: 3.00×")
-
-
-def test_the_page_of_serve_draws_finished_runs_alone(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "latency.csv", latency_run(4, 2.0), latency_run(2, 3.0, status="interrupted")
-    )
-    assert [pair["speedup"] for pair in figures_of([file])["pairs"]] == [2.0]
 
 
 def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page: nothing from elsewhere, readable colours, and the race and the results in a real browser."""
+"""The page: nothing from elsewhere, readable colours, and the race in a real browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Page, browser
-from report_files import latency_run, write
 from served import ROOT, served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
@@ -51,16 +50,14 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "innerHTML" not in PAGE, "what users and models write is text"
 
 
-def test_every_field_has_a_label_and_every_tab_a_panel() -> None:
+def test_every_field_has_a_label() -> None:
     page = Elements(PAGE)
     ids = {attributes["id"]: attributes for _, attributes in page.found if "id" in attributes}
     assert len(ids) == sum("id" in attributes for _, attributes in page.found)
-    for tab in page.having("role", "tab"):
-        assert ids[str(tab["aria-controls"])]["aria-labelledby"] == tab["id"]
     assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(
         re.findall(r"<(input|textarea)", PAGE)
     )
-    assert len(page.having("role", "status")) == 2
+    assert len(page.having("role", "status")) == 1
 
 
 def colours(dark: bool) -> dict[str, str]:
@@ -105,18 +102,7 @@ def test_contrasts_are_those_of_wcag(dark: bool) -> None:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("page")
-    (directory / "results").mkdir()
-    runs = [latency_run(2, 1.4), latency_run(4, 2.0), latency_run(8, 0.9)]
-    runs.append(latency_run(num_draft_tokens="auto", speedup=1.9))
-    # Names that differ only at their ends.
-    names = {
-        "model": "Meta-Llama-3.1-70B-Instruct",
-        "draft": "Llama-3.2-1B-Instruct-" + "long" * 12,
-    }
-    runs += [latency_run(4, 1.5, **names, temperature=value, batch_size=16) for value in (0.1, 0.9)]
-    write(directory / "results" / "latency.csv", *runs)
-    with served(directory) as address:
+    with served(tmp_path_factory.mktemp("page")) as address:
         yield address
 
 
@@ -169,26 +155,4 @@ def test_a_race_in_a_browser(url: str, page: Page) -> None:
     )
     assert f'id="log-title">{len(recovered)} rejection' in html
     assert "Share of tested draft tokens accepted" in html
-    assert fits(page)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-@pytest.mark.parametrize("width", [400, 1000])
-def test_results_in_a_browser(url: str, page: Page, width: int) -> None:
-    page.open(f"{url}/#results", width)
-    html = page.wait_for("document.querySelector('table')")
-    assert "6 measurements" in html
-    assert "K 2: 1.40×, 1.30 to 1.50; K 4: 2.00×" in html
-    assert "K auto: 1.90×" in html
-    curves = html.partition("Speed-up by K</h3>")[2].partition("All figures")[0]
-    assert ">auto</text>" in curves
-    assert "NaN" not in curves
-    assert len(re.findall("<tr[ >]", html)) == 7
-    assert re.search(r'aria-selected="true"[^>]*>Results', html)
-    labels = page.evaluate(
-        "[...document.querySelectorAll('.bars .name')].map(one => one.innerText)"
-    )
-    assert len(set(labels)) == 6
-    assert not [label for label in labels if "…" in label]
     assert fits(page)

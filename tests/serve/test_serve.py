@@ -487,9 +487,8 @@ def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Pa
     assert sum('"message": "the service is ending"' in end for end in ends) >= 2
 
 
-def test_health_and_results(url: str) -> None:
+def test_health(url: str) -> None:
     assert get(f"{url}/health").json() == {"status": "ok"}
-    assert get(f"{url}/results").json()["pairs"] == []
 
 
 def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:

@@ -24,7 +24,6 @@ class ServeSettings(RunSettings):
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
         max_body_mb: the largest request, in MB (10^6 bytes).
-        reports: CSV files and directories that the page draws.
     """
 
     host: str = "127.0.0.1"
@@ -34,7 +33,6 @@ class ServeSettings(RunSettings):
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
     max_body_mb: float = 1.0
-    reports: tuple[str, ...] = ("results",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
