@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 from harness.engines.roofline import Roof
@@ -93,6 +94,7 @@ class LatencyFigures:
         if self.quietness is not None:
             columns |= self.quietness.columns()
         columns |= arm.columns(self.end_tokens)
+        columns["cached_from_before"] = self._cached_from_before(arm)
         columns |= energy_columns(arm.generations, self.units)
         columns |= rate_columns(arm.generations, self.units, *self.resampling)
         slo = self._slo
@@ -110,6 +112,32 @@ class LatencyFigures:
             different = {(occurrence.place, occurrence.turn) for occurrence in asked}
             columns["num_different_prompts"] = len(different)
         return columns
+
+    def _cached_from_before(self, arm: MeasuredArm) -> int | None:
+        """Cached tokens of prompts that are new to this run, beyond what they share with others of
+        it; None where no answer tells.
+        """
+        cached: dict[tuple[int, ...], int] = {}
+        for generation in arm.generations:
+            assert generation.question is not None
+            for prompt, request in zip(
+                generation.question.prompts, generation.requests, strict=True
+            ):
+                asked = self.prompt_set.occurrence(request.index)
+                # The later turns of a conversation go on after answers.
+                is_new = asked.repeat == 0 and asked.turn == 0
+                if is_new and request.answered and request.num_cached is not None:
+                    cached[tuple(prompt)] = request.num_cached
+        if not cached:
+            return None
+        prompts = sorted(cached)
+        num_known = 0
+        for place, prompt in enumerate(prompts):
+            # In this order a prompt shares most with one of its neighbours.
+            neighbours = [*prompts[max(0, place - 1) : place], *prompts[place + 1 : place + 2]]
+            shared = [len(commonprefix([prompt, other])) for other in neighbours]  # noqa: RUF071
+            num_known += max(0, cached[prompt] - max(shared, default=0))
+        return num_known
 
     @property
     def _slo(self) -> Mapping[str, float] | None:

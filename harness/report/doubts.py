@@ -8,15 +8,13 @@ from harness.report.table import interval
 from harness.results.coverage import Coverage
 from harness.results.rows.latency import LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
-from harness.results.verdict import MOST_DIFFERENCE
+from harness.results.verdict import MOST_CACHED, MOST_DIFFERENCE
 
 # A machine counts as quiet if the process got at least this share of the processor time it asked
 # for.
 _QUIET = 0.9
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
-# Share of the prompts' tokens by which the arms' caches may differ.
-_MOST_CACHED = 0.02
 
 
 def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
@@ -80,7 +78,7 @@ def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
         return None
     numbers = [row.cached_tokens or 0 for row in rows]
     num_prompt_tokens = max(row.num_prompt_tokens or 0 for row in rows)
-    if max(numbers) - min(numbers) <= _MOST_CACHED * num_prompt_tokens:
+    if max(numbers) - min(numbers) <= MOST_CACHED * num_prompt_tokens:
         return None
     counts = [
         f"{row.arm} {'does not tell' if row.cached_tokens is None else row.cached_tokens}"

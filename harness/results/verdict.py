@@ -46,6 +46,8 @@ _MOST_DIFFERENCE_OF_DRAWN = 0.5
 _LEVEL_OF_LENGTHS = 0.01
 # One interval of forty begins above what was measured by chance, but hardly by more than this.
 _BY_CHANCE = 1.02
+# Share of the prompts' tokens by which the arms' caches may differ.
+MOST_CACHED = 0.02
 # Of a run whose times are not known yet.
 _UNKNOWN = Interval()
 # A damaged file may hold any number.
@@ -69,6 +71,10 @@ class ArmEvidence:
     mean_proposed: float | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
     drawn: bool = False
+    num_prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cached_from_before: int = 0
+    salted: bool | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
@@ -170,6 +176,7 @@ def refusal(
         too_many_failures((regular, speculative), speedup)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
+        or _answered_by_caches(regular, speculative)
         or _impossible(speculative, speedup)
     )
 
@@ -225,6 +232,29 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
     return (
         f"the {shorter} arm's texts are shorter than chance explains: regular generated"
         f" {numbers[0]} tokens, speculative {numbers[1]}"
+    )
+
+
+def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    """Why prefix caches make the arms incomparable.
+
+    What the prompts of a run share may be cached in one arm alone by the servers' own settings,
+    unless the same prompts were asked twice without a salt.
+    """
+    for arm in (regular, speculative):
+        if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:
+            return (
+                f"a prefix cache knew {arm.cached_from_before} of the {arm.num_prompt_tokens} prompt"
+                f" tokens of the {arm.arm} arm from before this run"
+            )
+    num_prompt_tokens = max(regular.num_prompt_tokens, speculative.num_prompt_tokens)
+    difference = abs(regular.cached_tokens - speculative.cached_tokens)
+    if speculative.salted is not False or difference <= MOST_CACHED * num_prompt_tokens:
+        return None
+    return (
+        f"the arms took different numbers of the {num_prompt_tokens} prompt tokens from a cache,"
+        f" regular {regular.cached_tokens} and speculative {speculative.cached_tokens}, and the"
+        " server takes no salt that is known here"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,9 +12,7 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.experiments.laps import choose_num_laps, in_laps
-from harness.report.doubts import doubts
 from in_process import QUICKEST_PAIR, Harness, only, results
-from report_files import latency_run
 from wording import mentions
 
 QUICK = ["latency", "engine=server", "decoding.max_new_tokens=8", "decoding=greedy"]
@@ -135,24 +134,11 @@ def test_only_latency_compares_identical_arms(harness: Harness) -> None:
 def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:
     """Two tokens at a time, and many times as fast where nothing else slows the answers."""
     servers = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2)
-    shown = " ".join(harness(*QUICK, *serve(*servers), "num_prompts=9").stdout.split())
-    row = results().iloc[-1]
-    is_impossible = row["speedup_low"] > 1.02 * row["mean_acceptance_length"]
-    assert mentions(shown, "impossible", "tokens per iteration") == is_impossible
-
-
-def test_what_is_impossible() -> None:
-    def said(speedup: float) -> str:
-        return " ".join(doubts(latency_run(speedup=speedup, mean_acceptance_length=2.0)))
-
-    assert mentions(said(2.2), "2.20×", "impossible", "2.00 tokens per iteration")
-    # Its interval begins at 2.
-    assert "impossible" not in said(2.1)
-
-
-def test_without_an_interval_nothing_is_impossible() -> None:
-    alone = {"mean_acceptance_length": 2.0, "speedup_low": None, "speedup_high": None}
-    assert "impossible" not in " ".join(doubts(latency_run(speedup=2.2, **alone)))
+    outcome = harness(*QUICK, *serve(*servers), "num_prompts=9", code=None)
+    is_impossible = mentions(outcome.stdout, "impossible", "tokens per iteration")
+    # On a busy machine the ratio may be a possible one.
+    assert outcome.exit_code == (3 if is_impossible else 0)
+    assert results()["speedup"].isna().all() == is_impossible
 
 
 def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:
@@ -189,14 +175,35 @@ def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Se
 def test_a_cache_in_one_arm_is_said(
     harness: Harness, serve: Serve, regular: int | None, speculative: int, differ: bool
 ) -> None:
+    """All prompts begin alike, so that the server knows so much of them from this run."""
+    Path("alike.txt").write_text("\n".join(f"Tell me about {animal}" for animal in "abcdefghi"))
     dialect: Any = "llama.cpp" if regular == 0 else "vllm"
     servers = EchoServer(num_cached=regular), EchoServer(dialect=dialect, num_cached=speculative)
-    shown = " ".join(harness(*QUICK, *serve(*servers), "num_prompts=9").stdout.split())
+    for server in servers:
+        server.version = "1"
+    asked = [*serve(*servers), "num_prompts=9", "prompts=./alike.txt"]
+    shown = " ".join(harness(*QUICK, *asked).stdout.split())
     assert mentions(shown, "prompt tokens from a cache", "speculative 27") == differ
     cached = results()["cached_tokens"]
     assert cached.iloc[-1] == 27
     assert pd.isna(cached[0]) if regular is None else cached[0] == 9 * regular
+    assert results()["cached_from_before"].iloc[-1] == 0
     assert (pd.read_csv(only("latency_prompts.csv"))["cached_tokens"] == 3).sum() >= 9
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
+    harness: Harness, serve: Serve, version: str | None
+) -> None:
+    """Of a kind that takes no salt, or one that heeds none."""
+    servers = EchoServer(num_cached=0, version=version), EchoServer(num_cached=4, version=version)
+    Path("unlike.txt").write_text("\n".join(f"{animal} is mentioned" for animal in "abcdefghi"))
+    asked = [*serve(*servers), "num_prompts=9", "prompts=./unlike.txt"]
+    shown = " ".join(harness(*QUICK, *asked, code=3).stdout.split())
+    assert mentions(shown, "No verdict", "36 of the 63 prompt tokens", "speculative", "before")
+    rows = results()
+    assert rows["speedup"].isna().all()
+    assert list(rows["cached_from_before"]) == [0, 36]
 
 
 def test_a_count_of_cached_tokens_must_be_one(harness: Harness, serve: Serve) -> None:

@@ -128,6 +128,32 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     assert verdict_of(replace(lucky, tokens_per_iteration=3.0)).speedup.estimate == 2.0
 
 
+@pytest.mark.parametrize(
+    ("regular", "speculative", "refused"),
+    [
+        ({"cached_tokens": 900}, {"cached_tokens": 900}, False),
+        # Asked again within the run, with and without salts; a server's own settings may differ.
+        ({"cached_tokens": 900}, {"cached_tokens": 100}, False),
+        ({"cached_tokens": 900, "salted": False}, {"cached_tokens": 100, "salted": False}, True),
+        ({"salted": False}, {"cached_tokens": 100, "salted": False}, True),
+        ({"salted": False}, {"cached_tokens": 10, "salted": False}, False),
+        ({"cached_tokens": 900, "cached_from_before": 30}, {"cached_tokens": 900}, True),
+        ({"cached_tokens": 900}, {"cached_tokens": 900, "cached_from_before": 20}, False),
+    ],
+)
+def test_a_cache_that_answers_refuses(
+    regular: dict[str, Any], speculative: dict[str, Any], refused: bool
+) -> None:
+    reason = refusal(
+        arm("regular", num_prompt_tokens=1000, **regular),
+        arm("speculative", num_prompt_tokens=1000, **speculative),
+        PAYS,
+    )
+    assert (reason is not None) == refused
+    if reason is not None:
+        assert "of the 1000 prompt tokens" in reason
+
+
 def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     assert judged(rows()) == rows()
     refused = judged(rows(num_tokens=30))

@@ -127,6 +127,11 @@ class LatencyRow(PromptedRow):
     cached_tokens: MaybeInt = pooled(
         "mean", "tokens of prompts that the server took from a cache, as it says", "tokens"
     )
+    cached_from_before: MaybeInt = pooled(
+        "largest",
+        "those of them, of prompts asked for the first time, that no other prompt of the run begins with",
+        "tokens",
+    )
     num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
     speedup: MaybeFloat = pooled(
         "mean",
