@@ -36,7 +36,6 @@ from harness.report.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 from harness.results.measurement import measurement_digest
 from harness.results.rows.compare import CompareRow
-from harness.results.verdict import why_no_verdict_of_race
 
 # New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8
@@ -183,7 +182,7 @@ class Compare(Experiment):
         finally:
             self._num_races += 1
             row = session.row(CompareRow, measurement=measurement_digest(settings), **columns)
-            if why_no_verdict_of_race(row) is not None:
+            if row.why_no_verdict is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
         self._show(row, engine, list(laps.values()), rejected, session, token_ids)

@@ -24,7 +24,6 @@ from harness.report.table import (
 from harness.report.words import common_settings, labels, lossy_warning
 from harness.results.acceptance import Rejection
 from harness.results.rows.compare import CompareRow
-from harness.results.verdict import why_no_verdict_of_race
 
 
 def verdict(row: CompareRow) -> Document:
@@ -36,7 +35,7 @@ def verdict(row: CompareRow) -> Document:
     not_real = [
         f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
     ]
-    no_verdict = why_no_verdict_of_race(row)
+    no_verdict = row.why_no_verdict
     is_one_arm = row.speedup is None and no_verdict is None
     if is_one_arm:
         return sentences("warning", *not_real)
@@ -121,7 +120,7 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
 
 def _medians(races: Sequence[CompareRow]) -> tuple[Any, ...]:
     """How many races there are, their median speed-up and its range, and their mean acceptance."""
-    compared = [row for row in races if why_no_verdict_of_race(row) is None]
+    compared = [row for row in races if row.why_no_verdict is None]
     speedups = [row.speedup for row in compared if row.speedup is not None]
     rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
     median = statistics.median(speedups) if speedups else None

@@ -249,3 +249,23 @@ class PromptedRow(DecodedRow):
         "mean", "prompts of which only the last tokens were read, because they are too long"
     )
     prompts_digest: MaybeText = circumstance("digest of the prompt set's texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRow(DecodedRow):
+    """A row with a speed-up, about which `verdict.py` decides what may be said."""
+
+    speedup: MaybeFloat = pooled(
+        "mean",
+        "time per token of the regular arm over that of the speculative one, on prompts that both answered; with as"
+        " many tokens in each answer the ratio of total times",
+    )
+    speedup_low: MaybeFloat = pooled(
+        "none",
+        "lower end of its 95 % paired interval; of cells that were not measured, interpolated",
+    )
+    speedup_high: MaybeFloat = pooled("none", "upper end of the same")
+    speedup_covers: MaybeText = pooled(
+        "none",
+        "what the interval is over: prompts, batches, or laps of requests in flight together",
+    )

@@ -17,14 +17,11 @@ import numpy as np
 
 from harness.config.errors import VerdictError
 from harness.results.coverage import Coverage
-from harness.results.rows.compare import CompareRow
-from harness.results.rows.latency import LatencyRow
-from harness.results.rows.map import MapRow
-from harness.results.schema import NO_VERDICT, RunRow
+from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
 from harness.results.statistics.multiplicity import widened
 
-AnyLatencyRow = TypeVar("AnyLatencyRow", bound=LatencyRow)
+AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
 Conclusion = Literal["faster", "slower", "no difference", "cannot tell"]
 
@@ -127,7 +124,7 @@ def judge(speedup: Interval, reason: str = "") -> Verdict:
     return Verdict("faster" if speedup.low > 1 else "slower", speedup)
 
 
-def verdict_of(row: LatencyRow | MapRow, num_compared: int = 1) -> Verdict:
+def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
     """The verdict of a run, from the row of its speculative arm, or of a cell of a map.
 
     Args:
@@ -139,24 +136,23 @@ def verdict_of(row: LatencyRow | MapRow, num_compared: int = 1) -> Verdict:
     speedup = _at_once(_interval_of(row), num_compared, row)
     if math.isnan(speedup.estimate):
         return judge(speedup, "no speed-up was measured")
-    if isinstance(row, MapRow) and not row.measured:
+    if getattr(row, "measured", True) is False:
         return judge(speedup, "interpolated between cells that were measured")
     if row.weights == "random" and not row.synthetic:
         return judge(speedup, "random weights accept by chance; the texts mean nothing")
     if speedup.has_bounds:
         return judge(speedup)
-    if isinstance(row, LatencyRow):
-        most, _ = _most_speedup(ArmEvidence.of(vars(row)))
-        if speedup.estimate > most:
-            # Chance over a few prompts. The figure alone would be taken for a finding.
-            return judge(Interval(), why_no_interval(row))
+    most, _ = _most_speedup(ArmEvidence.of(vars(row)))
+    if speedup.estimate > most:
+        # Chance over a few prompts. The figure alone would be taken for a finding.
+        return judge(Interval(), why_no_interval(row))
     return judge(speedup, why_no_interval(row))
 
 
-def why_no_interval(row: LatencyRow | MapRow) -> str:
+def why_no_interval(row: ComparedRow) -> str:
     """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
     coverage = Coverage.parse(row.speedup_covers)
-    if isinstance(row, LatencyRow) and row.repeat == "all" and coverage is None:
+    if getattr(row, "repeat", None) == "all" and coverage is None:
         return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
     if coverage is not None:
@@ -286,22 +282,22 @@ def _difference(number: int, other: int) -> float:
 
 
 def judged(
-    rows: Sequence[AnyLatencyRow], lengths: Mapping[str, Mapping[int, int]] | None = None
-) -> list[AnyLatencyRow]:
+    rows: Sequence[AnyRow], lengths: Mapping[str, Mapping[int, int]] | None = None
+) -> list[AnyRow]:
     """The rows of a run: without a speed-up, and with the reason, where its arms cannot be compared.
 
     Args:
         lengths: of each arm, the tokens of each answer by index of its prompt; None for rows of a
             file, which are judged by what their columns hold.
     """
-    if [row.arm for row in rows] != ["regular", "speculative"] or not rows[1].num_prompts:
+    drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
+    evidence = [ArmEvidence.of(vars(row), drawn=drawn) for row in rows]
+    if [arm.arm for arm in evidence] != ["regular", "speculative"] or not evidence[1].num_prompts:
         return list(rows)
     reason = rows[1].error
     if rows[1].status != NO_VERDICT:
-        drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
         regular, speculative = (
-            ArmEvidence.of(vars(row), drawn=drawn, lengths=(lengths or {}).get(str(row.arm), {}))
-            for row in rows
+            replace(arm, lengths=(lengths or {}).get(arm.arm, {})) for arm in evidence
         )
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
@@ -321,19 +317,7 @@ def require_verdict(rows: Sequence[RunRow]) -> None:
             raise VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
 
 
-def why_no_verdict_of_race(row: CompareRow) -> str | None:
-    """Why the arms of a race cannot be compared; None where they can, or where one is missing."""
-    regular = row.regular_num_tokens
-    speculative = row.speculative_num_tokens
-    if regular is None or speculative is None or row.num_compared is not None:
-        return None
-    return refusal(
-        ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
-        ArmEvidence(arm="speculative", num_prompts=1, num_tokens=speculative),
-    )
-
-
-def _interval_of(row: LatencyRow | MapRow) -> Interval:
+def _interval_of(row: ComparedRow) -> Interval:
     figures = (row.speedup, row.speedup_low, row.speedup_high)
     estimate, low, high = (NAN if figure is None else figure for figure in figures)
     if not 0 < estimate < _MOST_SPEEDUP:
@@ -343,7 +327,7 @@ def _interval_of(row: LatencyRow | MapRow) -> Interval:
     return Interval(estimate, low, high, row.speedup_covers or "")
 
 
-def _at_once(speedup: Interval, num_compared: int, row: LatencyRow | MapRow) -> Interval:
+def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval:
     """The interval, widened by Student's t with the degrees of freedom of its scarcest unit:
     `15 prompts and 5 runs` leave 4.
     """

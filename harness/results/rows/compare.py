@@ -49,3 +49,18 @@ class CompareRow(DecodedRow):
     speculative_tokens_per_second: MaybeFloat = figure("its rate", "tokens/s")
     speculative_time_to_first_token_ms: MaybeFloat = figure("its time to the first token", "ms")
     view: MaybeText = setting("how it was shown", "view")
+
+    @property
+    def why_no_verdict(self) -> str | None:
+        """Why the arms cannot be compared; None where they can, or where one is missing."""
+        # Statistics take half a second to import, which `--help` does not wait for.
+        from harness.results.verdict import ArmEvidence, refusal
+
+        regular = self.regular_num_tokens
+        speculative = self.speculative_num_tokens
+        if regular is None or speculative is None or self.num_compared is not None:
+            return None
+        return refusal(
+            ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
+            ArmEvidence(arm="speculative", num_prompts=1, num_tokens=speculative),
+        )

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.results.row import Row, figure, pooled, setting
-from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText, PromptedRow
+from harness.results.schema import (
+    ComparedRow,
+    MaybeBool,
+    MaybeFloat,
+    MaybeInt,
+    MaybeText,
+    PromptedRow,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyRow(PromptedRow):
+class LatencyRow(PromptedRow, ComparedRow):
     """`latency.csv`: one row per arm."""
 
     kind = "latency"
@@ -133,17 +140,6 @@ class LatencyRow(PromptedRow):
         "tokens",
     )
     num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
-    speedup: MaybeFloat = pooled(
-        "mean",
-        "`ms_per_token` of the regular arm over that of this one, on prompts that both answered; with as many tokens"
-        " in each answer the ratio of total times",
-    )
-    speedup_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
-    speedup_high: MaybeFloat = pooled("none", "upper end of the same")
-    speedup_covers: MaybeText = pooled(
-        "none",
-        "what the interval is over: prompts, batches, or laps of requests in flight together",
-    )
     decode_speedup: MaybeFloat = pooled(
         "mean",
         "the same without the time until the first tokens: the longer the answers, the closer is `speedup` to it",

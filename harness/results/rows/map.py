@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.results.row import figure, setting
-from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import ComparedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapRow(DecodedRow):
+class MapRow(ComparedRow):
     """`map.csv`: one row per cell of the grid."""
 
     kind = "map"
@@ -19,12 +19,6 @@ class MapRow(DecodedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     context: MaybeInt = figure("mean length of the prompts", "tokens")
     measured: MaybeBool = figure("whether the cell was measured; `False` if it is interpolated")
-    speedup: MaybeFloat = figure("regular / speculative time per token, totals over prompts")
-    speedup_low: MaybeFloat = figure(
-        "lower end of its 95 % paired interval; of cells that were not measured, interpolated"
-    )
-    speedup_high: MaybeFloat = figure("upper end of the same")
-    speedup_covers: MaybeText = figure("what the interval is over: `8 prompts`, `4 batches`")
     regular_ms_per_token: MaybeFloat = figure("time per token of the regular arm", "ms")
     speculative_ms_per_token: MaybeFloat = figure("the same of the speculative arm", "ms")
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
