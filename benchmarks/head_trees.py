@@ -26,7 +26,7 @@ from harness.drafting.prepared_trees import PreparedTrees
 from harness.engines.acceptance import warp_of
 from harness.engines.pair import Pair
 from harness.engines.timing import quick_garbage_collections
-from harness.menu.records import make_drafter
+from harness.menu.records import method_of
 from harness.runners.static import StaticRunner
 
 LONGEST = 512
@@ -58,7 +58,7 @@ def measured(
 ) -> list[str]:
     """Return the figures of trees of so many levels."""
     warp = warp_of(settings.decoding)
-    make: Any = make_drafter(pair, None, pair.vocabulary_size)
+    make: Any = method_of(pair.draft_settings).drafter(pair.draft_settings, pair, None)
     prepared = PreparedTrees(
         make(warp), pair.target.model, pair.vocabulary_size, compiled=True, captured=False
     )

@@ -1,26 +1,88 @@
-"""Checks proposals of methods that are not built in (`draft=./my_method.py:MyMethod`).
+"""Checks what methods that are not built in propose (`draft=./my_method.py:MyMethod`).
 
-A mistake then ends the run with one line that names the method.
+A mistake then ends the run with one line that names the method. The checks read proposals on the
+host, so only the first question of a run has them: what is timed later costs no more than a method
+that is built in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.config.errors import HarnessError, RunError
+from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
 from harness.decoding.randomness import existing_index
+from harness.drafting.hybrid import HybridDrafter
+from harness.drafting.text import Text, TextDrafter
+from harness.models.failures import as_run_error
 
 # How far the sum of a distribution may be from 1: it is float32.
 _TOLERANCE = 1e-3
 
 
+@contextmanager
+def blaming(name: str, call: str = "") -> Iterator[None]:
+    """Turns an exception of a method's code into a RunError that names the method.
+
+    Args:
+        name: the method, as the user typed it.
+        call: what was called, if that is known.
+    """
+    try:
+        yield
+    # These have a message already, or get one further up.
+    except (HarnessError, NonFiniteError):
+        raise
+    except Exception as error:
+        if as_run_error(error) is not None:
+            raise
+        what = in_one_line(error)
+        if call:
+            what = f"{call}() raised " + f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"draft={name}: {what}") from error
+
+
+class CheckedText(Text):
+    """A row's text whose continuations are checked.
+
+    Args:
+        text: of a method that is not built in.
+        name: the method, as the user typed it.
+        vocabulary_size: how many tokens the target has.
+    """
+
+    def __init__(self, text: Text, name: str, vocabulary_size: int) -> None:
+        self._text = text
+        self._name = name
+        self._vocabulary_size = vocabulary_size
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        with blaming(self._name, "extend"):
+            self._text.extend(tokens)
+
+    def continuation(self, most: int) -> list[int]:
+        with blaming(self._name, "continuation"):
+            found: Any = self._text.continuation(most)
+        rule = None
+        if not hasattr(found, "__len__"):
+            rule = f"must return a list of tokens, not {type(found).__name__}"
+        elif wrong := [token for token in found if not isinstance(token, Integral)]:
+            rule = f"must give tokens as whole numbers, not {wrong[0]}"
+        elif not all(0 <= token < self._vocabulary_size for token in found):
+            rule = f"gives tokens outside the vocabulary of {self._vocabulary_size}"
+        if rule is not None:
+            raise RunError(f"draft={self._name}: continuation() {rule}")
+        return list(found)
+
+
 class CheckedDrafter(Drafter):
-    """Passes every call on to another drafter, and checks its proposals.
+    """Passes every call on to another drafter, and checks its proposals. Trees pass unchecked.
 
     Each call raises RunError for an exception of that drafter, or for a proposal that breaks a
     rule.
@@ -41,23 +103,30 @@ class CheckedDrafter(Drafter):
         self._vocabulary_size = vocabulary_size
         self._num_rows = 0
         self.layers = tuple(drafter.layers)
+        text = drafter.text if isinstance(drafter, HybridDrafter) else drafter
+        if isinstance(text, TextDrafter):
+            new_text = text.new_text
+            text.new_text = lambda: CheckedText(new_text(), name, vocabulary_size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._num_rows = len(prompts)
-        with self._explained("start"):
+        with blaming(self._name, "start"):
             self._drafter.start(prompts, first_tokens, step)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._num_rows += len(prompts)
-        with self._explained("add"):
+        with blaming(self._name, "add"):
             self._drafter.add(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        with self._explained("propose"):
+        with blaming(self._name, "propose"):
             proposal = self._drafter.propose(num_draft_tokens, uniforms)
         rule = self._broken_rule(proposal, num_draft_tokens, uniforms)
         if rule is not None:
@@ -65,25 +134,13 @@ class CheckedDrafter(Drafter):
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        with self._explained("observe"):
+        with blaming(self._name, "observe"):
             self._drafter.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
         self._num_rows = len(rows)
-        with self._explained("select"):
+        with blaming(self._name, "select"):
             self._drafter.select(rows)
-
-    @contextmanager
-    def _explained(self, call: str) -> Iterator[None]:
-        """Turn an exception of the drafter's code into a RunError that names the call."""
-        try:
-            yield
-        # These have a message already, or get one further up.
-        except (HarnessError, NonFiniteError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise RunError(f"draft={self._name}: {call}() raised {cause}") from error
 
     def _broken_rule(self, proposal: object, most: int, uniforms: Tensor) -> str | None:
         """Return the rule that a proposal breaks, to follow `propose()`; None where it breaks none.

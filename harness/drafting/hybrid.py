@@ -80,7 +80,7 @@ class HybridDrafter(Drafter):
 
     def __init__(self, text: TextDrafter, other: FollowingDrafter, least: int) -> None:
         text.least = least
-        self._text = text
+        self.text = text
         self.other = other
         self.layers = tuple(other.layers)
 
@@ -89,18 +89,18 @@ class HybridDrafter(Drafter):
     ) -> None:
         self._replaced: list[bool] = []  # of the last proposal; empty without one
         self._records = [_RowRecord() for _ in prompts]
-        self._text.start(prompts, first_tokens, step)
+        self.text.start(prompts, first_tokens, step)
         self.other.start(prompts, first_tokens, step)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._records += [_RowRecord() for _ in prompts]
-        self._text.add(prompts, first_tokens, step)
+        self.text.add(prompts, first_tokens, step)
         self.other.add(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        from_text = self._text.propose(num_draft_tokens, uniforms)
+        from_text = self.text.propose(num_draft_tokens, uniforms)
         assert from_text.lengths is not None
         replaced = [
             length > 0 and record.prefers_text()
@@ -114,7 +114,7 @@ class HybridDrafter(Drafter):
         if any(replaced):
             proposal = _mixed(from_text, proposal, replaced)
             self.other.replace(proposal.tokens, replaced)
-        self._text.replace(proposal.tokens)
+        self.text.replace(proposal.tokens)
         return proposal
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -124,12 +124,12 @@ class HybridDrafter(Drafter):
             ):
                 record.learn(count, is_of_text=is_of_text)
         self._replaced = []
-        self._text.observe(num_accepted, next_tokens, step)
+        self.text.observe(num_accepted, next_tokens, step)
         self.other.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
         self._records = [self._records[row] for row in rows]
-        self._text.select(rows)
+        self.text.select(rows)
         self.other.select(rows)
 
 

@@ -37,6 +37,7 @@ class TextDrafter(Drafter):
         begin_batch: called before the texts of a new batch are made.
 
     Attributes:
+        new_text: as above.
         least: how many tokens a text must offer; with fewer it proposes nothing. A hybrid sets it.
             Whether a text offers as many does not depend on K, and so not on the other rows.
     """
@@ -51,7 +52,7 @@ class TextDrafter(Drafter):
         device: torch.device | str = "cpu",
         begin_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._new_text = new_text
+        self.new_text = new_text
         self._device = device
         self._begin_batch = begin_batch
 
@@ -66,7 +67,7 @@ class TextDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
-            text = self._new_text()
+            text = self.new_text()
             text.extend([*prompt, first])
             self._texts.append(text)
         self._propose_nothing()

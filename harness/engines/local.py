@@ -6,7 +6,9 @@ An arm turns a `Question` into the loop's `Request`: random numbers, warp, limit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +17,24 @@ from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import NonFiniteError
+from harness.decoding.protocols import Drafter, NonFiniteError
 from harness.decoding.randomness import uniforms
 from harness.decoding.tree_speculation import speculative_trees
-from harness.decoding.warp import BatchWarp
+from harness.decoding.warp import AnyWarp, BatchWarp
+from harness.drafting.checked import CheckedDrafter, blaming
 from harness.engines.acceptance import rule_of, tree_rule_of, warp_of
 from harness.engines.faults import faulty_runner, faulty_warp
 from harness.engines.load import keep_in_flight
 from harness.engines.pair import Pair
-from harness.engines.pair_runners import PairRunners, open_runners
+from harness.engines.pair_runners import PairRunners, new_drafters, open_runners
 from harness.engines.pass_times import pass_ms, pass_widths
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.reference import ModelReference, not_finite
 from harness.engines.requests import RequestRecord
 from harness.engines.runner_choice import Demanded
 from harness.engines.stopwatches import Phases
+from harness.menu.method import MakeDrafter
+from harness.menu.records import METHODS
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
@@ -45,6 +50,7 @@ class LocalArm(Arm):
         runners: of the pair.
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
             from question to question.
+        make_drafter: makes a drafter for a warp, for each question; None without a draft.
         fault: a mistake planted in the speculative arm.
         phases: stopwatches around target and drafter; None for none.
     """
@@ -53,6 +59,7 @@ class LocalArm(Arm):
     pair: Pair
     runners: PairRunners
     policy: Adaptive
+    make_drafter: MakeDrafter | None = None
     fault: Fault = "none"
     phases: Phases | None = None
     tells_drafts = True
@@ -117,9 +124,8 @@ class LocalArm(Arm):
 
     def _drafter(self, warp: BatchWarp) -> Any:
         """A new drafter; with stopwatches, the time in `propose` is the phase `drafting`."""
-        make = self.runners.make_drafter
-        assert make is not None
-        drafter = make(warp)
+        assert self.make_drafter is not None
+        drafter = self.make_drafter(warp)
         if self.phases is None:
             return drafter
         model = self.runners.draft_model
@@ -163,9 +169,16 @@ class LocalArm(Arm):
         )
 
     def _explained(self, records: Records) -> Records:
-        """The records; logits that are no numbers end them with an error that names the model."""
+        """The records; logits that are no numbers end them with an error that names the model, and
+        anything unknown with one that names a draft that is not built in.
+        """
+        draft = self.pair.draft_settings
+        blame: AbstractContextManager[None] = nullcontext()
+        if self.name == "speculative" and draft and not METHODS.is_built_in(draft.method):
+            blame = blaming(draft.name)
         try:
-            yield from records
+            with blame:
+                yield from records
         except NonFiniteError as error:
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
@@ -211,13 +224,14 @@ class LocalEngine(Engine):
         )
         self._pair = pair
         self._fault: Fault = fault
+        self._is_checked = False
         self.runners = open_runners(pair, demanded, say)
         self.reference: ModelReference = ModelReference(pair, self.runners)
         self.devices = pair.devices
         self.stopwatches_are_free = self._stopwatches_are_free()
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
-        self.arms: Sequence[Arm] = self._make_arms()
+        self.arms: Sequence[Arm] = self._make_arms(self.runners.make_drafter)
 
     def _stopwatches_are_free(self) -> bool:
         """Whether all is on a CPU without 8-bit layers. Elsewhere stopwatches slow the run: they
@@ -229,13 +243,15 @@ class LocalEngine(Engine):
         return all(device.type == "cpu" for device in self.devices)
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """Copies of the arms, each with stopwatches and a policy of its own."""
-        watched: list[tuple[Arm, Phases]] = []
-        for arm in self.arms:
-            phases = Phases(self.devices)
-            policy = Adaptive(self.runners.num_choices)
-            watched.append((self._make_arm(arm.name, policy, phases), phases))
-        return watched
+        """Copies of the arms with stopwatches.
+
+        Those that answer what the arms themselves have answered learn nothing from them.
+        """
+        phases = [Phases(self.devices) for _ in self.arms]
+        make = self.runners.make_drafter
+        if not self.stopwatches_are_free:
+            make = new_drafters(self._pair, self.runners)
+        return list(zip(self._make_arms(make, phases), phases, strict=True))
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
         """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
@@ -264,12 +280,23 @@ class LocalEngine(Engine):
         self.runners.close()
         release_memory(self.devices)
 
-    def _make_arms(self) -> list[Arm]:
+    def _make_arms(
+        self, make: MakeDrafter | None, phases: Sequence[Phases | None] = (None, None)
+    ) -> list[Arm]:
+        """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
-        arms: list[Arm] = [self._make_arm("regular", policy)]
-        if self.runners.make_drafter is not None:
-            arms.append(self._make_arm("speculative", policy))
+        common = (self._pair, self.runners, policy)
+        arms: list[Arm] = [LocalArm("regular", *common, None, self._fault, phases[0])]
+        if make is not None:
+            make = functools.partial(self._drafter, make)
+            arms.append(LocalArm("speculative", *common, make, self._fault, phases[1]))
         return arms
 
-    def _make_arm(self, name: str, policy: Adaptive, phases: Phases | None = None) -> LocalArm:
-        return LocalArm(name, self._pair, self.runners, policy, self._fault, phases)
+    def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
+        """A drafter for a question. The first one of a method that is not built in is checked."""
+        drafter = make(warp)
+        settings = self._pair.draft_settings
+        if settings is None or self._is_checked or METHODS.is_built_in(settings.method):
+            return drafter
+        self._is_checked = True
+        return CheckedDrafter(drafter, settings.name, self._pair.vocabulary_size)

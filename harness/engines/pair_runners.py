@@ -17,7 +17,7 @@ from harness.engines.acceptance import decisions_of, tree_rule_of, warp_of
 from harness.engines.pair import Pair
 from harness.engines.runner_choice import Demanded, build_runner, prepare_head
 from harness.menu.method import MakeDrafter
-from harness.menu.records import make_drafter, method_of
+from harness.menu.records import method_of
 from harness.menu.trees import plan_of
 from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
@@ -38,7 +38,8 @@ class PairRunners:
         draft_model: that model.
         head: the prepared proposals of a head, if one drafts and can be prepared.
         names: of the target's runner and the draft's.
-        make_drafter: makes a drafter for a warp; None without a draft.
+        make_drafter: makes a drafter for a warp; None without a draft. Its drafters may share what
+            they learned of earlier answers (`draft.shared=true`).
         num_choices: the numbers of draft tokens that `auto` chooses from.
         works_ahead: whether loops queue a turn before the host has read the one before it. Only a
             GPU that runs prepared shapes would otherwise wait for the host.
@@ -94,7 +95,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     make: MakeDrafter | None = None
     head: PreparedHead | None = None
     if settings is not None:
-        make = make_drafter(pair, draft, pair.vocabulary_size)
+        make = method_of(settings).drafter(settings, pair, draft)
     if make is not None and pair.head is not None:
         head, head_name = prepare_head(pair, make, demanded, say)
         # Where nothing is prepared, the head goes by the target's runner.
@@ -205,6 +206,15 @@ def _draft_runner(
         trees=trees,
     )
     return build_runner(model, demanded.runner, size, say, shapes, role="draft")
+
+
+def new_drafters(pair: Pair, runners: PairRunners) -> MakeDrafter | None:
+    """Return another `make_drafter`, whose drafters share nothing with those of the runners' own."""
+    settings = pair.draft_settings
+    if settings is None:
+        return None
+    make = method_of(settings).drafter(settings, pair, runners.draft)
+    return make if runners.head is None else functools.partial(_with_prepared, make, runners.head)
 
 
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:

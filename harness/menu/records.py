@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
@@ -13,12 +13,9 @@ from harness.menu.command import Command
 from harness.menu.engine import EngineRecord
 from harness.menu.head_kind import HeadKind
 from harness.menu.hybrid import HybridSettings, hybrid
-from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
+from harness.menu.method import Method, TextMethod
 from harness.menu.registry import Registry
 from harness.menu.trees import check_trees
-
-if TYPE_CHECKING:
-    from harness.decoding.protocols import Runner
 
 Chosen = TypeVar("Chosen", Method, EngineRecord)
 
@@ -142,23 +139,6 @@ def settings_of(command: Command) -> type[RunSettings]:
 def method_of(draft: DraftSettings) -> Method:
     """The way to draft that the settings are for."""
     return METHODS[draft.method]
-
-
-def make_drafter(pair: LoadedPair, runner: Runner | None, vocabulary_size: int) -> MakeDrafter:
-    """A function from the target's warp to a drafter for a pair, which has a draft.
-
-    Args:
-        runner: of the model that drafts, if one does.
-        vocabulary_size: how many tokens drafts may be.
-    """
-    settings = pair.draft_settings
-    assert settings is not None
-    make = method_of(settings).drafter(settings, pair, runner)
-    if METHODS.is_built_in(settings.method):
-        return make
-    from harness.drafting.checked import CheckedDrafter
-
-    return lambda warp: CheckedDrafter(make(warp), settings.name, vocabulary_size)
 
 
 def engine_of(settings: RunSettings) -> EngineRecord:

@@ -14,11 +14,12 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.decoding.protocols import Iteration
 from harness.engines.local import LocalEngine
 from harness.engines.pair import Pair, plan_pair
-from harness.engines.protocol import Question
+from harness.engines.protocol import Arm, Question
 from harness.engines.reference import not_finite
 from harness.engines.runner_choice import resolve
 from harness.experiments.contexts import choose_contexts
 from harness.experiments.prefix_distribution import exact_distribution
+from harness.menu.methods.suffix import SuffixSettings
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -95,6 +96,28 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
         found.append((texts_of(engine), chosen, prefixes))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
+
+
+def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
+    save_model: Callable[..., ModelSettings], gpus: Any
+) -> None:
+    """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
+    suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
+    pair = load(save_model(num_hidden_layers=1, vocab_size=4), suffix)
+    gpu = torch.device("cuda", 0)
+    target = copy.deepcopy(pair.target.model).to(gpu)
+    on_gpu = dataclasses.replace(pair.target, model=target, devices=[gpu], input_device=gpu)
+    engine = open_engine(dataclasses.replace(pair, target=on_gpu), "eager")
+    timed = engine.arms[-1]
+    watched = engine.watched()[-1][0]
+    question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
+
+    def proposed(arm: Arm) -> list[list[list[int]]]:
+        return [record.proposed for record in arm.stream(question)]
+
+    first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
+    assert under_stopwatches == first
+    assert again != first, "the arm itself remembers"
 
 
 @pytest.mark.slow

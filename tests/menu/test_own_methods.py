@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from harness.decoding.protocols import Drafter
+from harness.drafting.checked import CheckedDrafter
+from harness.drafting.text import TextDrafter
 from harness.menu.names import PACKAGE
 from harness.menu.records import METHODS
 from harness.report.command import main as report
@@ -153,6 +157,75 @@ def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -
     Path("wrong.py").write_text(source, encoding="utf-8")
     complaint = harness("latency", *QUICK, "draft=./wrong.py:Method", code=1).complaint
     assert words in complaint
+
+
+TEXT = """
+from harness.menu.methods.lookup import Lookup, LookupText
+
+class Text(LookupText):
+    num_made = 0
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        Text.num_made += 1
+    {method}
+
+class Texts(Lookup):
+    def texts(self, settings, tokenizer):
+        return lambda: Text(settings.max_ngram, settings.min_ngram)
+"""
+ANSWER = "def continuation(self, most): return {value}"
+
+
+def own_text(method: str) -> str:
+    """`draft=` for a copy of `lookup` in a file, with one method changed."""
+    Path("own_text.py").write_text(TEXT.replace("{method}", method), encoding="utf-8")
+    return "draft=./own_text.py:Texts"
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (ANSWER.replace("{value}", "None"), "continuation() must return a list .* not NoneType"),
+        (ANSWER.replace("{value}", "(token for token in [1])"), "a list .* not generator"),
+        (ANSWER.replace("{value}", "[1, 1.5]"), "continuation() .* whole numbers.* not 1.5"),
+        (ANSWER.replace("{value}", "[10**6]"), "continuation() .* outside the vocabulary of"),
+        (ANSWER.replace("{value}", "{}[0]"), "continuation() raised KeyError: 0"),
+        ("def extend(self, tokens): tokens.sort(2)", "extend() raised TypeError"),
+    ],
+)
+def test_a_mistake_of_a_text_names_the_call_that_its_author_wrote(
+    method: str, words: str, harness: Harness
+) -> None:
+    complaint = harness("latency", *QUICK, own_text(method), code=1).complaint
+    pattern = words.replace("()", r"\(\)")
+    assert re.search(rf"draft=\./own_text\.py:Texts: .*{pattern}", complaint), complaint
+
+
+def test_only_the_first_question_is_checked(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is timed behind the warm-up is as fast as a method that is built in."""
+    batches: list[type] = []
+
+    def noting(kind: type[Drafter]) -> None:
+        def start(self: Drafter, *arguments: Any, original: Any = kind.start) -> None:
+            batches.append(kind)
+            original(self, *arguments)
+
+        monkeypatch.setattr(kind, "start", start)
+
+    noting(CheckedDrafter)
+    noting(TextDrafter)
+    harness("latency", *QUICK, "num_warmup=1", own_text(""))
+    assert batches == [CheckedDrafter, *[TextDrafter] * 3]
+
+
+@pytest.mark.parametrize("answer", ["{}[0]", "None"])
+def test_a_mistake_in_a_later_question_names_the_method_too(answer: str, harness: Harness) -> None:
+    late = f"return super().continuation(most) if Text.num_made < 3 else {answer}"
+    method = f"def continuation(self, most): {late}"
+    complaint = harness("latency", *QUICK, "num_warmup=1", own_text(method), code=1).complaint
+    assert re.search(r"draft=\./own_text\.py:Texts: (Key|Type)Error: ", complaint), complaint
 
 
 @pytest.mark.parametrize(
