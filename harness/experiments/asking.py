@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Engine, Question
 from harness.experiments.conversations import Conversations
 from harness.experiments.encoding import Encoded, chats_of
@@ -69,7 +70,7 @@ class Asking:
         parts = self._parts(engine)
         self.share_prompts = share_prompts(parts)
         for moment, part in enumerate(parts):
-            first = self._first_question(part)
+            first = question_of(session, prompt_set, encoded, part, seed=settings.seed_of_run)
             turns = [first, *conversations.follow_ups(first)]
             self.questions += turns
             self.units += [part.unit] * len(turns)
@@ -77,36 +78,11 @@ class Asking:
 
     @functools.cached_property
     def warmup(self) -> Question:
-        """Prompts that are not measured, because caches would know those that are.
-
-        They are others of the set that are no longer than the longest measured one; where there are
-        too few, the tokens of measured prompts in reverse.
-        """
-        size = self._settings.batch_size
-        measured = set(self._encoded.indices)
-        others = [prompt for prompt in self._prompt_set.prompts if prompt.index not in measured]
-        others = others[: _MOST_WARMUP * size]
-        encoded = self._session.encode_unchecked(others)
-        short = [
-            (prompt, ids)
-            for prompt, ids in zip(others, encoded, strict=True)
-            if len(ids) <= self._encoded.longest
-        ]
-        if len(short) < size:
-            return self._reversed_prompts()
-        prompts, token_ids = zip(*short[:size], strict=True)
-        indices = [prompt.index for prompt in prompts]
-        salts = ["warm-up"] * size
-        return self._session.ask(token_ids, indices, chats=chats_of(prompts), salts=salts)
-
-    def _reversed_prompts(self) -> Question:
-        """One batch of measured prompts whose tokens after the first are in reverse."""
-        size = self._settings.batch_size
-        reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in self._encoded.token_ids]
-        unused = self._prompt_set.first_unused(self._settings.num_prompts)
-        token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
-        salts = ["warm-up"] * size
-        return self._session.ask(token_ids, range(unused, unused + size), salts=salts)
+        settings = self._settings
+        unused = self._prompt_set.first_unused(settings.num_prompts)
+        return warmup_question(
+            self._session, self._prompt_set, self._encoded, settings.batch_size, unused
+        )
 
     def _parts(self, engine: Engine) -> list[Part]:
         """The prompts as laps where the engine queues, else as batches."""
@@ -128,15 +104,62 @@ class Asking:
             return 1
         return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
 
-    def _first_question(self, part: Part) -> Question:
-        """The question of a batch or lap, about first turns."""
-        encoded = self._encoded.part(part.places)
-        pairs = zip(encoded.indices, part.repeats, strict=True)
-        indices = [self._prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
-        return self._session.ask(
-            encoded.token_ids,
-            indices,
-            chats=encoded.chats,
-            seed=self._settings.seed_of_run,
-            salts=[str(repeat) for repeat in part.repeats],
-        )
+
+def warmup_question(
+    session: Session,
+    prompt_set: PromptSet,
+    encoded: Encoded,
+    size: int,
+    unused_index: int,
+    decoding: DecodingSettings | None = None,
+) -> Question:
+    """Prompts that are not measured, because caches would know those that are.
+
+    They are others of the set that are no longer than the longest measured one; where there are too
+    few, the tokens of measured prompts after the first in reverse.
+
+    Args:
+        encoded: the prompts that are measured.
+        unused_index: from which on no prompt has the index.
+    """
+    measured = set(encoded.indices)
+    others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
+    others = others[: _MOST_WARMUP * size]
+    token_ids = session.encode_unchecked(others)
+    short = [
+        (prompt, ids)
+        for prompt, ids in zip(others, token_ids, strict=True)
+        if len(ids) <= encoded.longest
+    ]
+    salts = ["warm-up"] * size
+    if len(short) < size:
+        reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
+        token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
+        unused_indices = range(unused_index, unused_index + size)
+        return session.ask(token_ids, unused_indices, decoding, salts=salts)
+    prompts, short_ids = zip(*short[:size], strict=True)
+    indices = [prompt.index for prompt in prompts]
+    return session.ask(short_ids, indices, decoding, chats=chats_of(prompts), salts=salts)
+
+
+def question_of(
+    session: Session,
+    prompt_set: PromptSet,
+    encoded: Encoded,
+    part: Part,
+    decoding: DecodingSettings | None = None,
+    seed: int | None = None,
+) -> Question:
+    """The question of a batch or lap, about first turns.
+
+    Args:
+        encoded: the prompts that are measured.
+        decoding, seed: those of the settings by default.
+    """
+    asked = encoded.part(part.places)
+    pairs = zip(asked.indices, part.repeats, strict=True)
+    indices = [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
+    salts = [str(repeat) for repeat in part.repeats]
+    return session.ask(
+        asked.token_ids, indices, decoding, chats=asked.chats, seed=seed, salts=salts
+    )

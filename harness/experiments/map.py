@@ -14,14 +14,15 @@ import numpy as np
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
-from harness.engines.batches import in_batches
 from harness.engines.protocol import Engine
+from harness.experiments.asking import question_of, warmup_question
 from harness.experiments.encoding import Encoded, decide_ignore_eos
 from harness.experiments.interleaving import ask_all
 from harness.experiments.measured_arm import MeasuredArm
 from harness.experiments.paired import paired_times
 from harness.experiments.progress import say
 from harness.experiments.prompts import PromptSet, load_prompts
+from harness.experiments.repetition import Part, batches_to_ask, share_prompts
 from harness.experiments.session import Session
 from harness.experiments.surface import Cell, cells_of, explore, interpolated
 from harness.menu.commands.map import DRAFT_TOKENS, RECORD, MapSettings
@@ -32,10 +33,13 @@ from harness.report.optional_plots import optional_plots
 from harness.report.runs import Run
 from harness.report.table import Document
 from harness.results.acceptance import Acceptance
+from harness.results.coverage import of_same_texts
 from harness.results.locked_files import replace_file
 from harness.results.rows.map import MapRow
 from harness.results.schedules import schedule_files
-from harness.results.statistics.interval import Interval
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
+from harness.results.verdict import ArmEvidence, refusal, require_verdict
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
@@ -54,14 +58,16 @@ class MeasuredCell:
         reported: the columns about acceptance that a server reports.
         most_drafted: the most draft tokens of an iteration that a server reports; None where it
             does not.
+        refusal: why both arms cannot be compared; None where they can.
     """
 
     speedup: Interval
     acceptance: Acceptance
     reported: dict[str, Any]
-    regular_ms_per_token: float
-    speculative_ms_per_token: float
+    regular_ms_per_token: float | None
+    speculative_ms_per_token: float | None
     most_drafted: int | None = None
+    refusal: str | None = None
 
 
 class Map(Experiment):
@@ -86,10 +92,16 @@ class Map(Experiment):
         decoding = _with_k(settings.decoding, self.draft_tokens[-1])
         self.settings = dataclasses.replace(settings, decoding=decoding, batch_size=batch_size)
         self.prompt_sets = [self._prompts(length) for length in settings.contexts or (None,)]
-        most = min(len(prompt_set.prompts) for prompt_set in self.prompt_sets)
-        if batch_size > most:
-            rule = f"must not be above the prompts of the set, which are {most}"
-            raise SettingError("batch_sizes", rule, batch_size)
+        most_asked = self._num_asked(batch_size)
+        for prompt_set in self.prompt_sets:
+            most = len(prompt_set.prompts)
+            if getattr(settings.draft, "shared", False) and most_asked > most:
+                rule = (
+                    f"must be at most {most // FEWEST_FOR_INTERVAL} for {FEWEST_FOR_INTERVAL} batches of"
+                    f" the set's {counted(most, 'prompt')}: draft.shared=true finds its own answer to a"
+                    " prompt that is asked again"
+                )
+                raise SettingError("batch_sizes", rule, batch_size)
         self.encoded: list[Encoded] = []
         self.measured: dict[Cell, MeasuredCell] = {}
         self.started_for: int | str | None = None
@@ -105,7 +117,8 @@ class Map(Experiment):
         session.settings = self.settings = settings
         new_tokens = settings.decoding.max_new_tokens
         for prompt_set in self.prompt_sets:
-            taken = prompt_set.take(self._num_prompts(len(prompt_set.prompts)))
+            most_asked = self._num_asked(settings.batch_sizes[-1])
+            taken = prompt_set.take(min(most_asked, len(prompt_set.prompts)))
             self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
         longest = max(encoded.longest for encoded in self.encoded)
         session.place(settings.batch_sizes[-1], longest)
@@ -129,6 +142,9 @@ class Map(Experiment):
     def document(self, rows: Sequence[MapRow]) -> Document:
         return map_document(rows)
 
+    def judge(self, rows: Sequence[MapRow]) -> None:
+        require_verdict(rows)
+
     def _prompts(self, length: int | None) -> PromptSet:
         prompts = self.settings.prompts
         if length is not None:
@@ -140,13 +156,15 @@ class Map(Experiment):
                 raise
             raise SettingError("contexts", error.rule, length) from None
 
-    def _num_prompts(self, available: int) -> int:
-        """Enough for every batch size."""
-        wanted = max(self.settings.num_prompts, self.settings.batch_sizes[-1])
-        return min(wanted, available)
+    def _num_asked(self, batch_size: int) -> int:
+        """Prompts of a cell: whole batches, and enough of them for an interval."""
+        num_batches = max(FEWEST_FOR_INTERVAL, self.settings.num_prompts // batch_size)
+        return num_batches * batch_size
 
-    def _measure_cell(self, session: Session, cell: Cell) -> float:
-        """Time both arms, keep the figures, and return the speed-up."""
+    def _measure_cell(self, session: Session, cell: Cell) -> float | None:
+        """Time both arms, keep the figures, and return the speed-up; None where they cannot be
+        compared.
+        """
         settings = self.settings
         batch_size = settings.batch_sizes[cell[0]]
         encoded = self.encoded[cell[1]]
@@ -155,22 +173,23 @@ class Map(Experiment):
         named = "" if k is None else f", K={k}"
         say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
         self._open(session, batch_size, encoded.longest, decoding)
-        # Every cell asks the same prompts, and a prefix cache would know them. The engine of each
-        # cell has another salt.
-        salts = [""] * batch_size
-        num_batches = max(1, min(settings.num_prompts, len(encoded.prompts)) // batch_size)
-        questions = []
-        for places in in_batches(range(num_batches * batch_size), batch_size):
-            part = encoded.part(places)
-            question = session.ask(
-                part.token_ids, part.indices, decoding, chats=part.chats, salts=salts
-            )
-            questions.append(question)
-        warmup = dataclasses.replace(questions[0], salts=["warm-up"] * batch_size)
-        answers = ask_all(session, questions, warmups=[warmup] * settings.num_warmup)
+        num_asked = self._num_asked(batch_size)
+        num_prompts = min(num_asked, len(encoded.prompts))
+        if num_prompts >= FEWEST_FOR_INTERVAL * batch_size:
+            num_prompts -= num_prompts % batch_size
+        parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
+        prompt_set = self.prompt_sets[cell[1]]
+        questions = [question_of(session, prompt_set, encoded, part, decoding) for part in parts]
+        unused = prompt_set.first_unused(num_asked)
+        asked = encoded.part(range(num_prompts))
+        warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
+        answers = ask_all(
+            session, questions, warmups=[warmup] * settings.num_warmup, allow_failures=True
+        )
         regular, speculative = (MeasuredArm(name, answers[name]) for name in settings.arms)
-        measured = self.measured[cell] = self._figures(regular, speculative)
-        return measured.speedup.estimate
+        measured = self._figures(regular, speculative, parts)
+        self.measured[cell] = measured
+        return None if measured.refusal else measured.speedup.estimate
 
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
@@ -193,17 +212,35 @@ class Map(Experiment):
                 raise RunError(_ONE_AT_A_TIME)
         return engine
 
-    def _figures(self, regular: MeasuredArm, speculative: MeasuredArm) -> MeasuredCell:
+    def _figures(
+        self, regular: MeasuredArm, speculative: MeasuredArm, parts: Sequence[Part]
+    ) -> MeasuredCell:
         settings = self.settings
-        times = paired_times(regular.generations, speculative.generations)
-        columns = speculative.columns(())
+        units = [part.unit for part in parts]
+        times = paired_times(regular.generations, speculative.generations, units)
+        speedup = times.speedup(settings.num_resamples, settings.seed)
+        if share_prompts(parts):
+            speedup = dataclasses.replace(speedup, covers=of_same_texts(speedup.covers))
+        decoding = settings.decoding
+        evidence: list[ArmEvidence] = []
+        for arm in (regular, speculative):
+            further = {
+                "arm": arm.name,
+                "num_failed": len(arm.requests) - len(arm.answered),
+                "lengths": {request.index: request.num_tokens for request in arm.answered},
+                "drawn": decoding.ignore_eos is False and decoding.temperature > 0,
+            }
+            columns = arm.acceptance.columns() | arm.columns(())
+            evidence.append(ArmEvidence.of(columns, **further))
+        known = {name: value for name, value in columns.items() if value is not None}
         return MeasuredCell(
-            times.speedup(settings.num_resamples, settings.seed),
+            speedup,
             acceptance=speculative.acceptance,
-            reported={name: columns[name] for name in _REPORTED if columns.get(name) is not None},
-            regular_ms_per_token=regular.columns(())["ms_per_token"],
-            speculative_ms_per_token=columns["ms_per_token"],
-            most_drafted=_most_drafted(columns),
+            reported={name: known[name] for name in _REPORTED if name in known},
+            regular_ms_per_token=regular.columns(()).get("ms_per_token"),
+            speculative_ms_per_token=known.get("ms_per_token"),
+            most_drafted=_most_drafted(known),
+            refusal=refusal(evidence[0], evidence[1], speedup),
         )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -212,7 +249,11 @@ class Map(Experiment):
         """
         found = {}
         for name in ("estimate", "low", "high"):
-            values = {cell: getattr(one.speedup, name) for cell, one in self.measured.items()}
+            values = {
+                cell: getattr(one.speedup, name)
+                for cell, one in self.measured.items()
+                if one.refusal is None
+            }
             known = {cell: math.log(value) for cell, value in values.items() if value > 0}
             if known:
                 found[name] = np.exp(interpolated(self.shape, known))
@@ -221,7 +262,6 @@ class Map(Experiment):
     def _row(
         self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
     ) -> MapRow:
-        ends = {name: float(values[cell]) for name, values in surfaces.items()}
         measured = self.measured.get(cell)
         k = self.draft_tokens[cell[2]]
         if k is None:
@@ -231,22 +271,27 @@ class Map(Experiment):
             "context": round(self.encoded[cell[1]].mean_length),
             "num_draft_tokens": k,
             "measured": measured is not None,
-            "speedup": ends["estimate"],
-            "speedup_low": ends.get("low"),
-            "speedup_high": ends.get("high"),
         }
         if measured is None:
-            return session.row(MapRow, **figures)
-        figures |= measured.speedup.columns("speedup")
-        figures["speedup_covers"] = measured.speedup.covers
+            at_cell = {name: float(values[cell]) for name, values in surfaces.items()}
+            estimate = at_cell.get("estimate", NAN)
+            # The surfaces go through other cells where some have no interval.
+            low = min(at_cell.get("low", NAN), estimate)
+            high = max(at_cell.get("high", NAN), estimate)
+            between = Interval(estimate, low, high).columns("speedup")
+            return session.row(MapRow, **figures | between)
         figures["regular_ms_per_token"] = measured.regular_ms_per_token
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
+        if measured.refusal is None:
+            figures |= measured.speedup.columns("speedup")
+            figures["speedup_covers"] = measured.speedup.covers
+        else:
+            figures |= {"status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, measured.acceptance, **figures | measured.reported)
 
     def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
         schedule = schedule_of(rows)
-        if not any(schedule.values()):
-            # No engine takes a schedule that never drafts, and some servers do not report their K.
+        if isinstance(schedule, str):
             return
         for name, content in schedule_files(schedule, _draft_for_vllm(session)).items():
             replace_file(session.directory / name, content.encode())

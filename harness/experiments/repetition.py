@@ -7,7 +7,8 @@ With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, s
     unit        0       1       1       0
 
 With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then a
-unit of its own, so that an interval says nothing about other prompts (`share_prompts`):
+unit of its own, so that an interval says nothing about other prompts (`share_prompts`). So it is
+where there would otherwise be too few units for an interval:
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2
@@ -17,6 +18,7 @@ unit of its own, so that an interval says nothing about other prompts (`share_pr
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -41,9 +43,12 @@ class Part(NamedTuple):
 
 
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
-    """Batches of the same prompts each time; batches that are larger than the set share prompts."""
-    if size > num_prompts:
-        return _sharing(num_prompts, num_asked, num_asked // size, seed)
+    """Batches of the same prompts each time; batches share prompts where the set is smaller than
+    one, or there would be too few batches for an interval.
+    """
+    too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
+    if size > num_prompts or too_few:
+        return _sharing(num_prompts, num_asked, math.ceil(num_asked / size), seed)
     parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
     return _same_again(parts, num_prompts, num_asked, seed)
 

@@ -48,12 +48,12 @@ def interpolated(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Floats:
     return values
 
 
-def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | None:
+def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float | None]) -> Cell | None:
     """The cell to measure next: a corner of the grid, else the one whose interpolated value has the
     least certain sign; None if all are known.
 
     Args:
-        known: logarithms of speed-ups by cell.
+        known: logarithms of speed-ups by cell; None where a cell was measured and has none.
     """
     unknown = [cell for cell in cells_of(shape) if cell not in known]
     if not unknown:
@@ -63,7 +63,10 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
         # Corners of equal K, the last side, one after the other: some engines restart for another
         # K.
         return min(corners, key=lambda cell: cell[::-1])
-    values = interpolated(shape, known)
+    measured = {cell: value for cell, value in known.items() if value is not None}
+    if not measured:
+        return unknown[0]
+    values = interpolated(shape, measured)
     places = _coordinates(shape, list(known))
 
     def doubt(cell: Cell) -> float:
@@ -75,23 +78,24 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float]) -> Cell | Non
 
 
 def explore(
-    shape: tuple[int, ...], measure: Callable[[Cell], float], most_cells: int
-) -> dict[Cell, float]:
+    shape: tuple[int, ...], measure: Callable[[Cell], float | None], most_cells: int
+) -> dict[Cell, float | None]:
     """Measure at most so many cells of a grid, and the corners in any case.
 
     Args:
-        measure: gives the speed-up of a cell.
+        measure: gives the speed-up of a cell; None where the cell has none.
 
     Returns:
         The logarithms of the speed-ups that were measured.
     """
-    known: dict[Cell, float] = {}
+    known: dict[Cell, float | None] = {}
     num_corners = math.prod(min(size, 2) for size in shape)
     while len(known) < max(most_cells, num_corners):
         cell = next_cell(shape, known)
         if cell is None:
             break
-        known[cell] = math.log(measure(cell))
+        speedup = measure(cell)
+        known[cell] = None if speedup is None else math.log(speedup)
     return known
 
 

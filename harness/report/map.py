@@ -7,42 +7,58 @@ is 0 where the server does not tell its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 from typing import TypeGuard
 
 from harness.menu.records import is_elsewhere
 from harness.report.names import named_runs
 from harness.report.runs import Run
-from harness.report.table import Column, Document, Line, Table, TableRow, grouped, sentences
+from harness.report.table import (
+    UNKNOWN,
+    Column,
+    Document,
+    Line,
+    Table,
+    TableRow,
+    grouped,
+    in_brackets,
+    interval,
+    sentences,
+)
 from harness.report.words import device_of, settings_line, title
 from harness.results.rows.map import MapRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
+from harness.results.schedules import Schedule, schedule_files, unsayable
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import counted
+from harness.results.verdict import verdict_of
+
+# What a cell says. An interval on both sides of 1 does not tell either.
+PAYS = "pays"
+DOES_NOT_PAY = "does not pay"
+CANNOT_TELL = "cannot tell"
 
 
 def map_document(rows: Sequence[MapRow]) -> Document:
-    """A run's map; nothing where nothing was measured."""
+    """A run's map: the answer, the figures, and what to do with them; nothing where nothing was
+    measured.
+    """
     cells = cells_of(rows)
     if not cells:
         return []
     document: list[Table | Line] = [
         Line(title(cells[0]), "strong"),
         Line(_settings_of(cells), "dim"),
+        Line(_answer(cells, "Speculative decoding"), "strong"),
     ]
-    for of_context in _by_context(cells).values():
-        document.append(_table(of_context))
-        document += [Line(text) for text in _reach_by_k(of_context)]
-    best = best_of(cells)
-    if best is not None:
-        document.append(Line(f"The highest speed-up is {cell_in_words(best)}.", "strong"))
-    if any(map(k_of, cells)) and _is_whole(cells):
-        schedule = schedule_of(cells)
-        ranges = ", ".join(f"{k} from {size} on" for size, k in schedule.items())
-        text = f"K by {load_of(cells)}, 0 where drafting does not pay: {ranges}."
-        document.append(Line(text))
-    document.append(Line(f"{_how_many(cells)}.", "dim" if _is_whole(cells) else "warning"))
-    document += sentences("warning", _without_interval(cells))
+    document += [_table(of_context) for of_context in _by_context(cells).values()]
+    document += sentences("warning", _undecided(cells))
+    if _is_whole(cells):
+        document.append(Line(_next_step(cells)))
+    else:
+        document.append(Line(f"{_how_many(cells)}.", "warning"))
     return document
 
 
@@ -63,8 +79,23 @@ def map_headlines(runs: Sequence[Run]) -> list[Line]:
     lines = []
     for named in named_runs(runs):
         cells = cells_of(named.run.rows)
-        if cells:
-            lines += _answer(cells, named.name.pair if len(runs) > 1 else "Speculative decoding")
+        if not cells:
+            continue
+        subject = named.name.pair if len(runs) > 1 else "Speculative decoding"
+        prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
+        settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
+        changes = ["other prompts"]
+        if len(_by_context(cells)) == 1:
+            changes.append("other contexts (contexts=[512,4096])")
+        interpolated = sum(not row.measured for row in cells)
+        if interpolated:
+            changes.append(f"share=1, which measures the {interpolated} interpolated cells")
+        lines += [
+            Line(_answer(cells, subject), "strong"),
+            Line(f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."),
+            *sentences("plain", _undecided(cells)),
+            Line(f"What would change it: {'; '.join(changes)}."),
+        ]
     return lines
 
 
@@ -73,35 +104,20 @@ def _settings_of(cells: Sequence[MapRow]) -> str:
     return settings_line([replace(cells[0], num_draft_tokens=None, batch_size=None)])
 
 
-def _answer(cells: Sequence[MapRow], subject: str) -> list[Line]:
+def _answer(cells: Sequence[MapRow], subject: str) -> str:
+    """`… pays at batch size 1 to 4.8 and does not pay at batch size 6.7 to 16, with the best K; …`."""
     by_context = _by_context(cells)
-    reaches = []
+    answers = []
     for context, of_context in by_context.items():
+        reaches = zip((PAYS, DOES_NOT_PAY), _reach(of_context), strict=True)
+        parts = [f"{word} {_at(cells, sizes)}" for word, sizes in reaches if sizes]
+        text = " and ".join(parts) or "may or may not pay: no cell can tell"
         place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
-        best = _best_by_size(of_context)
-        reaches.append(f"{_reach(best)}{place}{_reach_interval(best)}")
+        answers.append(f"{text}{place}")
+    with_best = ", with the best K" if len(set(map(k_of, cells))) > 1 else ""
     highest = best_of(cells)
     top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
-    with_best = ", with the best K" if any(map(k_of, cells)) else ""
-    answer = f"{subject} {', and '.join(reaches)}{with_best}{top}."
-    changes = ["other prompts"]
-    if len(by_context) == 1:
-        changes.append("other contexts (contexts=[512,4096])")
-    interpolated = sum(not row.measured for row in cells)
-    if interpolated:
-        changes.append(f"share=1, which measures the {interpolated} interpolated cells")
-    return [
-        Line(answer, "strong"),
-        Line(_coverage(cells)),
-        *sentences("plain", _without_interval(cells)),
-        Line(f"What would change it: {'; '.join(changes)}."),
-    ]
-
-
-def _coverage(cells: Sequence[MapRow]) -> str:
-    prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
-    settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
-    return f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."
+    return f"{subject} {', and '.join(answers)}{with_best}{top}."
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:
@@ -109,32 +125,29 @@ def _how_many(cells: Sequence[MapRow]) -> str:
     if not _is_whole(cells):
         measured = f"{counted(num_measured, 'cell')} of the grid measured"
         return f"{cells[0].status} with {measured}".capitalize()
-    others = ", others interpolated" if num_measured < len(cells) else ""
-    return f"{num_measured} of {len(cells)} cells were measured{others}"
+    return f"{num_measured} of {len(cells)} cells were measured"
 
 
 def _is_whole(cells: Sequence[MapRow]) -> bool:
     """Whether the run measured all the cells that it chose to measure."""
-    return cells[0].status in (None, "ok")
+    return all(row.status in (None, "ok", NO_VERDICT) for row in cells)
 
 
-def _without_interval(cells: Sequence[MapRow]) -> str | None:
-    """How many measured cells have no interval, and what would give them one; None where all have one."""
+def _undecided(cells: Sequence[MapRow]) -> str | None:
+    """How many measured cells have no verdict, and why; None where all have one."""
     measured = [row for row in cells if row.measured]
-    missing = [row for row in measured if row.speedup_low is None]
-    if not missing:
+    reasons = [verdict_of(row).reason for row in measured if not verdict_of(row).can_tell]
+    if not reasons:
         return None
-    enough = FEWEST_FOR_INTERVAL * max(row.batch_size or 1 for row in missing)
-    return (
-        f"{len(missing)} of {len(measured)} measured cells have no interval, so that it is not"
-        f" certain whether speculation pays there: it takes {FEWEST_FOR_INTERVAL} batches (of a"
-        f" server, laps), here num_prompts={enough} of a set that has as many."
-    )
+    first, *others = dict.fromkeys(reasons)
+    others_too = " (others for other reasons)" if others else ""
+    number = f"{len(reasons)} of {len(measured)} measured cells"
+    return f"{number} cannot tell whether it pays: {first}{others_too}."
 
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
-    """The rows that have a speed-up."""
-    return [row for row in rows if is_ratio(row.speedup)]
+    """The rows that have a speed-up, or were refused one."""
+    return [row for row in rows if is_ratio(row.speedup) or row.status == NO_VERDICT]
 
 
 def is_ratio(value: float | None) -> TypeGuard[float]:
@@ -157,14 +170,21 @@ def load_of(cells: Sequence[MapRow]) -> str:
     return "requests in flight" if is_elsewhere(cells[0].engine) else "batch size"
 
 
+def word_of(row: MapRow) -> str:
+    """What a cell says: `pays`, `does not pay` or `cannot tell`."""
+    words = {"faster": PAYS, "slower": DOES_NOT_PAY}
+    return words.get(verdict_of(row).conclusion, CANNOT_TELL)
+
+
+def _at(cells: Sequence[MapRow], sizes: str) -> str:
+    """`at batch size 1 to 4.8`, or `with 1 to 4.8 requests in flight`."""
+    if not is_elsewhere(cells[0].engine):
+        return f"at batch size {sizes}"
+    return f"with {sizes} request{'' if sizes == '1' else 's'} in flight"
+
+
 def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
     return grouped(cells, lambda row: row.context or 0)
-
-
-def _best_by_size(cells: Sequence[MapRow]) -> list[MapRow]:
-    """The cell with the highest speed-up of each batch size."""
-    by_size = grouped(cells, _size_of).values()
-    return [max(of_size, key=lambda row: row.speedup or 0.0) for of_size in by_size]
 
 
 def _size_of(row: MapRow) -> int:
@@ -172,113 +192,169 @@ def _size_of(row: MapRow) -> int:
 
 
 def best_of(rows: Sequence[MapRow]) -> MapRow | None:
-    """The measured cell with the highest speed-up."""
-    measured = [row for row in rows if row.measured and row.speedup]
-    return max(measured, key=lambda row: row.speedup or 0.0, default=None)
+    """The cell with the highest speed-up of those that can tell."""
+    known = [row for row in rows if verdict_of(row).can_tell]
+    return max(known, key=lambda row: row.speedup or 0.0, default=None)
 
 
 def cell_in_words(row: MapRow) -> str:
-    """`2.31× with K=3 at batch size 4 and a context of 128 tokens`."""
+    """`2.31× (95 % interval 2.12 to 2.50) with K=3 at batch size 4 and a context of 128 tokens`."""
     place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
     if is_elsewhere(row.engine):
         place = f"{counted(row.batch_size or 1, 'request')} in flight"
-    return f"{row.speedup:.2f}× with {place} and a context of {row.context} tokens"
+    certainty = in_brackets(row.speedup_low, row.speedup_high)
+    return f"{row.speedup:.2f}×{certainty} with {place} and a context of {row.context} tokens"
 
 
-def schedule_of(rows: Sequence[MapRow]) -> dict[int, int]:
-    """The best K from each batch size on, over all contexts; 0 where none is above 1.
+def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
+    """The best K of each batch size over all contexts, 0 where none pays; or why there is none.
 
-    {1: 5, 16: 2, 64: 0}: K=5 for batch sizes 1 to 15, K=2 for 16 to 63, no drafting from 64 on.
+    Cells that cannot tell decide nothing: a batch size that has no others gets the K of the next
+    smaller one.
+
+    Of K=5 at batch size 1, K=2 at 16 and none at 64, [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
-    schedule: dict[int, int] = {}
-    last = None
-    for batch_size, cells in grouped(rows, _size_of).items():
-        by_k = grouped(cells, k_of)
+    if not any(map(k_of, rows)):
+        return "the server does not tell its K"
+    best: dict[int, int] = {}
+    for size, cells in grouped(rows, _size_of).items():
+        telling = [row for row in cells if word_of(row) != CANNOT_TELL]
+        by_k = grouped(telling, k_of)
         # Logarithms, so that twice as fast and half as fast cancel out.
         worth = {k: fmean(math.log(row.speedup or 1.0) for row in of_k) for k, of_k in by_k.items()}
-        best = max(worth, key=lambda k: worth[k])
-        chosen = best if worth[best] > 0 else 0
-        if chosen != last:
-            schedule[batch_size] = chosen
-        last = chosen
-    return schedule
+        if worth:
+            most = max(worth, key=lambda k: worth[k])
+            best[size] = most if worth[most] > 0 else 0
+        elif not best:
+            return f"no cell can tell whether it pays {_at(rows, str(size))}"
+    if not any(best.values()):
+        return "it pays nowhere"
+    firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
+    lasts = [first - 1 for first in firsts[1:]] + [max(best)]
+    # The engines want a K from 1 on, although the smallest measured batch size may be larger.
+    return [
+        (first if place else 1, last, best[first])
+        for place, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+    ]
 
 
-def crossing(batch_sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
-    """The batch size at which the speed-up falls to 1; None if it does not.
+def _next_step(cells: Sequence[MapRow]) -> str:
+    """The schedule, the files that have it, and what no measurement decided."""
+    schedule = schedule_of(cells)
+    if isinstance(schedule, str):
+        return f"No schedule of K for servers: {schedule}."
+    load = load_of(cells)
+    ranges = ", ".join(f"K={k} at {_range(first, last)}" for first, last, k in schedule)
+    sentences = [f"Next, by {load}: {ranges} ({', '.join(schedule_files(schedule, {}))})."]
+    sentences += [f"No file for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
+    by_size = grouped([row for row in cells if row.measured], _size_of)
+    undecided = [
+        size
+        for size, of_size in by_size.items()
+        if all(word_of(row) == CANNOT_TELL for row in of_size)
+    ]
+    if undecided:
+        sizes = " and ".join(map(str, undecided))
+        sentences.append(f"At {sizes}, where no cell can tell, the K below stays.")
+    last = schedule[-1][1]
+    sentences.append(
+        f"Above {last} vLLM and SGLang keep the last K, and TensorRT-LLM drafts nothing."
+    )
+    return " ".join(sentences)
 
-    It is interpolated between logarithms: speed-ups of 2 and 0.5 at batch sizes 4 and 16 cross at
-    8. It is 0 where the speed-up is not above 1 at the smallest batch size.
+
+def _reach(cells: Sequence[MapRow]) -> tuple[str, str]:
+    """The batch sizes at which any K pays, and those at which none does: `1 to 4.8`, `6.7 to 16`."""
+    if not any(verdict_of(row).can_tell for row in cells):
+        return "", ""
+    lows: dict[int, float] = {}
+    highs: dict[int, float] = {}
+    for size, of_size in sorted(grouped(cells, _size_of).items()):
+        ends = [_log_ends(row) for row in of_size]
+        lows[size] = max(low for low, _ in ends)
+        highs[size] = -max(high for _, high in ends)
+    pays, does_not = (
+        " and ".join(_range(*ends) for ends in stretches_above(values)) for values in (lows, highs)
+    )
+    return pays, does_not
+
+
+def _log_ends(row: MapRow) -> tuple[float, float]:
+    """Logarithms of the ends of a cell's interval, interpolated ones too; infinite without any."""
+    low, high = row.speedup_low, row.speedup_high
+    cannot_tell = row.measured and not verdict_of(row).can_tell
+    if cannot_tell or not is_ratio(low) or not is_ratio(high):
+        return -math.inf, math.inf
+    return math.log(low), math.log(high)
+
+
+def stretches_above(values: Mapping[int, float]) -> list[tuple[float, float]]:
+    """The stretches of batch sizes at which a curve is above 0.
+
+    It is straight between logarithms of batch sizes: with values of 1 and -1 at 4 and 16 it crosses
+    at 8. Next to minus infinity a stretch ends at the batch size itself.
 
     Args:
-        batch_sizes: ascending, with a speed-up each.
+        values: logarithms of speed-ups by batch size, ascending.
     """
-    if speedups[0] <= 1:
-        return 0.0
-    for place in range(1, len(speedups)):
-        if speedups[place] <= 1:
-            above, below = math.log(speedups[place - 1]), math.log(speedups[place])
-            part = above / (above - below)
-            smaller, larger = math.log(batch_sizes[place - 1]), math.log(batch_sizes[place])
-            return math.exp(smaller + part * (larger - smaller))
-    return None
+    found: list[tuple[float, float]] = []
+    before: tuple[int, float] | None = None
+    for size, value in values.items():
+        if value > 0:
+            if before is None or before[1] > 0:
+                begin = found.pop()[0] if found and before is not None else float(size)
+            else:
+                begin = _crossing(size, value, *before)
+            found.append((begin, float(size)))
+        elif before is not None and before[1] > 0:
+            found[-1] = found[-1][0], _crossing(*before, size, value)
+        before = size, value
+    return found
+
+
+def _crossing(size: float, above: float, other: float, below: float) -> float:
+    return size * (other / size) ** (above / (above - below))
+
+
+def _range(first: float, last: float) -> str:
+    """`4`, or `1 to 6.7`."""
+    texts = [
+        f"{end:.0f}" if end >= 10 or end == int(end) else f"{end:.1f}" for end in (first, last)
+    ]
+    return " to ".join(dict.fromkeys(texts))
 
 
 def _table(cells: Sequence[MapRow]) -> Table:
-    """The cells of one context: a row for each batch size, a column for each K."""
-    numbers = sorted({k_of(row) for row in cells})
+    """The cells of one context: a row for each batch size, a column for each K; below them where
+    each K pays.
+    """
+    by_k = dict(sorted(grouped(cells, k_of).items()))
     rows = []
-    for size, of_size in grouped(cells, _size_of).items():
-        by_k = {k_of(row): row for row in of_size}
-        rows.append(TableRow((size, *map(by_k.get, numbers))))
-    columns = [Column(load_of(cells))]
-    columns += [Column(f"K={k}" if k else "its own K", cell_text) for k in numbers]
-    notes: tuple[str, ...] = ()
-    if not all(row.measured for row in cells):
-        notes = ("In brackets: interpolated between cells that were measured.",)
+    for size in sorted(set(map(_size_of, cells))):
+        of_size = {k_of(row): row for row in cells if _size_of(row) == size}
+        texts = [_figures(of_size[k]) if k in of_size else None for k in by_k]
+        rows.append(TableRow((str(size), *texts)))
+    reaches = [_reach(of_k) for of_k in by_k.values()]
+    for place, word in enumerate((PAYS, DOES_NOT_PAY)):
+        sizes = [reach[place] for reach in reaches]
+        if any(sizes):
+            rows.append(TableRow((f"{word} at", *sizes)))
+    columns = [Column(load_of(cells)), *(Column(f"K={k}" if k else "its own K") for k in by_k)]
+    brackets = "" if all(row.measured for row in cells) else ", those in brackets interpolated"
+    notes = (f"{_how_many(cells)}{brackets}.",)
     return Table("map", heading_of(cells), tuple(columns), tuple(rows), notes=notes)
+
+
+def _figures(row: MapRow) -> str:
+    """A cell with its interval in a second line."""
+    if not row.measured:
+        return cell_text(row)
+    return f"{cell_text(row)}\n{interval(row.speedup_low, row.speedup_high) or CANNOT_TELL}"
 
 
 def cell_text(row: MapRow) -> str:
     """`2.31×`, in brackets where it was interpolated."""
+    if not is_ratio(row.speedup):
+        return UNKNOWN
     text = f"{row.speedup:.2f}×"
     return text if row.measured else f"({text})"
-
-
-def _reach_by_k(cells: Sequence[MapRow]) -> list[str]:
-    """A sentence for each K: `K=4 pays up to a batch size of 12 (95 % intervals: 10 to 15).`"""
-    texts = []
-    for k, of_k in grouped(cells, k_of).items():
-        subject = f"K={k}" if k else "Speculation"
-        texts.append(f"{subject} {_reach(of_k)}{_reach_interval(of_k)}.")
-    return texts
-
-
-def _reach(cells: Sequence[MapRow]) -> str:
-    """`pays up to a batch size of 12`.
-
-    Args:
-        cells: one for each batch size, ascending.
-    """
-    sizes = list(map(_size_of, cells))
-    end = crossing(sizes, [row.speedup or 1.0 for row in cells])
-    in_batches = load_of(cells) == "batch size"
-    if end == 0:
-        return "does not pay"
-    if end is None:
-        every = "at every batch size" if in_batches else "with any number of requests in flight"
-        return f"pays {every} up to {sizes[-1]}"
-    up_to = f"a batch size of {end:.2g}" if in_batches else f"{end:.2g} requests in flight"
-    return f"pays up to {up_to}"
-
-
-def _reach_interval(cells: Sequence[MapRow]) -> str:
-    """The batch sizes at which the ends of the intervals fall to 1; empty without intervals."""
-    lows = [row.speedup_low for row in cells if row.speedup_low is not None]
-    highs = [row.speedup_high for row in cells if row.speedup_high is not None]
-    if len(lows) < len(cells) or len(highs) < len(cells):
-        return ""
-    sizes = list(map(_size_of, cells))
-    ends = [crossing(sizes, lows), crossing(sizes, highs)]
-    low, high = (f"over {sizes[-1]}" if end is None else f"{end:.2g}" for end in ends)
-    return f" (95 % intervals: {low} to {high})" if low != high else ""

@@ -12,7 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from harness.report.drawing import add_legend, new_axes, wrapped
-from harness.report.map import cell_text, cells_of, heading_of, is_ratio, k_of, load_of
+from harness.report.map import (
+    CANNOT_TELL,
+    DOES_NOT_PAY,
+    PAYS,
+    cell_text,
+    cells_of,
+    heading_of,
+    is_ratio,
+    k_of,
+    load_of,
+    word_of,
+)
 from harness.report.names import named_runs
 from harness.report.runs import Run
 from harness.report.table import grouped
@@ -29,10 +40,7 @@ _STRONGEST = 0.65
 _LARGEST_TEXT = 9.0
 _TEXT_BY_COLUMN = 66.0
 _LEAST_TEXT = 5.5
-_PAYS = "pays"
-_CANNOT_TELL = "cannot tell"
-_DOES_NOT_PAY = "does not pay"
-_COLOURS = {_PAYS: "C0", _CANNOT_TELL: "C5", _DOES_NOT_PAY: "C1"}
+_COLOURS = {PAYS: "C0", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 _LINE = {"color": "C3", "linewidth": 2.4}
 _END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
 
@@ -103,34 +111,27 @@ def _figure(grid: Grid, load: str, title: str) -> Figure:
 
 
 def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int) -> None:
+    """Draw a cell, in a colour if it was measured: a cell in brackets says nothing by itself."""
     y, x = place
-    speedup = row.speedup or 1.0
-    share = min(1.0, abs(math.log(speedup)) / math.log(_FULL_COLOUR))
-    verdict = _verdict(row)
-    known = axes.get_legend_handles_labels()[1]
-    axes.add_patch(
-        Rectangle(
-            (x - 0.5, y - 0.5),
-            1,
-            1,
-            facecolor=_COLOURS[verdict],
-            alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
-            linewidth=0,
-            label=None if verdict in known else verdict,
+    if row.measured:
+        speedup = row.speedup if is_ratio(row.speedup) else 1.0
+        share = min(1.0, abs(math.log(speedup)) / math.log(_FULL_COLOUR))
+        word = word_of(row)
+        known = axes.get_legend_handles_labels()[1]
+        axes.add_patch(
+            Rectangle(
+                (x - 0.5, y - 0.5),
+                1,
+                1,
+                facecolor=_COLOURS[word],
+                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+                linewidth=0,
+                label=None if word in known else word,
+            )
         )
-    )
     size = min(_LARGEST_TEXT, _TEXT_BY_COLUMN / num_columns)
     if size >= _LEAST_TEXT:
         axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
-
-
-def _verdict(row: MapRow) -> str:
-    """Whether a cell pays, as far as its interval tells; without an interval as it was measured."""
-    low = row.speedup if row.speedup_low is None else row.speedup_low
-    high = row.speedup if row.speedup_high is None else row.speedup_high
-    if (low or 0.0) > 1:
-        return _PAYS
-    return _DOES_NOT_PAY if (high or 0.0) < 1 else _CANNOT_TELL
 
 
 def _draw_line(axes: Any, grid: Grid, column: str, label: str, style: dict[str, Any]) -> None:

@@ -1,77 +1,71 @@
 """A K for each batch size, in the words of the engines that take such a schedule.
 
-The schedule `{1: 5, 8: 3, 32: 0}` drafts 5 tokens up to a batch size of 7, 3 up to 31, and none above.
+The schedule [(1, 7, 5), (8, 31, 3), (32, 64, 0)] drafts 5 tokens up to a batch size of 7, 3 up to 31, and none up to
+64, the largest that was measured. Above it vLLM and SGLang keep the last K, and TensorRT-LLM drafts nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
-# The last batch size of a schedule for vLLM, which wants ends.
-_LARGEST_BATCH = 65_536
+# The first batch size of a range, the last, and the K between them; the ranges adjoin, and the first begins at 1.
+Schedule = Sequence[tuple[int, int, int]]
 
 
-def schedule_files(
-    schedule: Mapping[int, int], draft_for_vllm: Mapping[str, object]
-) -> dict[str, str]:
-    """Files by name, with their contents.
+def schedule_files(schedule: Schedule, draft_for_vllm: Mapping[str, object]) -> dict[str, str]:
+    """Files by name, with their contents; none for an engine that cannot follow the schedule (`unsayable`).
 
     Args:
-        schedule: K by the batch size from which on it holds, in rising order; 0 drafts nothing.
         draft_for_vllm: the draft as entries of vLLM's `--speculative-config`, which then is complete.
     """
-    return {
+    files = {
         "schedule_vllm.json": _as_json({**draft_for_vllm, **for_vllm(schedule)}),
         "schedule_sglang.json": _as_json(for_sglang(schedule)),
-        "schedule_tensorrt_llm.yaml": for_tensorrt_llm(schedule),
-        "schedule_llama_cpp.txt": for_llama_cpp(schedule),
     }
+    left_out = unsayable(schedule)
+    if "TensorRT-LLM" not in left_out:
+        files["schedule_tensorrt_llm.yaml"] = for_tensorrt_llm(schedule)
+    if "llama.cpp" not in left_out:
+        flags = f"--spec-draft-n-max {schedule[0][2]} --spec-draft-n-min 0\n"
+        files["schedule_llama_cpp.txt"] = flags
+    return files
 
 
-def for_vllm(schedule: Mapping[int, int]) -> dict[str, object]:
+def unsayable(schedule: Schedule) -> dict[str, str]:
+    """The engines that cannot follow a schedule, and why."""
+    reasons = {}
+    if max(k for _, _, k in schedule) > schedule[0][2]:
+        reasons["TensorRT-LLM"] = "takes no larger K than that of batch size 1"
+    if len(schedule) > 1:
+        reasons["llama.cpp"] = "has one K for all batch sizes"
+    return reasons
+
+
+def for_vllm(schedule: Schedule) -> dict[str, object]:
     """Entries of vLLM's `--speculative-config`: [first batch size, last, K] of each range, `[8, 31, 3]`."""
-    starts = _starts(schedule)
-    ends = [following - 1 for _, following in pairwise(starts)] + [_LARGEST_BATCH]
-    ranges = [list(entry) for entry in zip(starts, ends, schedule.values(), strict=True)]
     return {
-        "num_speculative_tokens": max(schedule.values()),
-        "num_speculative_tokens_per_batch_size": ranges,
+        "num_speculative_tokens": max(k for _, _, k in schedule),
+        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
     }
 
 
-def for_sglang(schedule: Mapping[int, int]) -> dict[str, object]:
+def for_sglang(schedule: Schedule) -> dict[str, object]:
     """SGLang's `--speculative-adaptive-config`: steps to choose from by the smallest batch size."""
-    starts = _starts(schedule)
-    return {
-        str(start): {"candidate_steps": [steps]}
-        for start, steps in zip(starts, schedule.values(), strict=True)
-    }
+    return {str(first): {"candidate_steps": [k]} for first, _, k in schedule}
 
 
-def for_tensorrt_llm(schedule: Mapping[int, int]) -> str:
-    """TensorRT-LLM's `speculative_config`: the draft length from a batch size on.
+def for_tensorrt_llm(schedule: Schedule) -> str:
+    """TensorRT-LLM's `speculative_config`, whose schedule begins with its largest draft length.
 
-    Its schedule begins with batch size 1 and the largest draft length, so that none may be larger.
+    A batch size has the draft length of the next larger key, before release 1.3 that of the next smaller
+    one. With the first and the last batch size of each range as keys both are the same.
     """
-    starts = _starts(schedule)
-    numbers = list(schedule.values())
-    lines = ["speculative_config:", f"  max_draft_len: {numbers[0]}", "  draft_len_schedule:"]
-    for start, number in zip(starts, numbers, strict=True):
-        lines.append(f"    {start}: {min(number, numbers[0])}")
+    lengths = {size: k for first, last, k in schedule for size in (first, last)}
+    lengths[schedule[-1][1] + 1] = 0
+    lines = ["speculative_config:", f"  max_draft_len: {schedule[0][2]}", "  draft_len_schedule:"]
+    lines += [f"    {size}: {length}" for size, length in lengths.items()]
     return "\n".join(lines) + "\n"
-
-
-def for_llama_cpp(schedule: Mapping[int, int]) -> str:
-    """Flags of llama-server, which has one K for all batch sizes: that of the smallest."""
-    number = next(iter(schedule.values()))
-    return f"--spec-draft-n-max {number} --spec-draft-n-min 0\n"
-
-
-def _starts(schedule: Mapping[int, int]) -> list[int]:
-    """The batch sizes from which on each K holds. The first is 1, although the smallest measured one may be larger."""
-    return [1, *list(schedule)[1:]]
 
 
 def _as_json(content: dict[str, object]) -> str:

@@ -191,7 +191,7 @@ def test_acceptance_is_drawn_for_every_smaller_k(tmp_path: Path) -> None:
 
 
 def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
-    """The upper left pays, the lower right does not, and one cell cannot tell."""
+    """The upper left pays, the lower right does not, one cell cannot tell, and two were interpolated."""
     speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
     return [
         MapRow(
@@ -217,8 +217,8 @@ def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
     answer, covers, changes = (line.text for line in report.headlines)
-    assert "pays at every batch size up to 16 at a context of 100 tokens" in answer
-    assert "2.50× with K=5 at batch size 1" in answer
+    assert "pays at batch size 1 to 11 at a context of 100 tokens" in answer
+    assert "2.50× (95 % interval 2.40 to 2.60) with K=5 at batch size 1" in answer
     assert "8 of 12 cells" in covers
     assert "share=1, which measures the 4 interpolated cells" in changes
 

@@ -30,7 +30,8 @@ class MapSettings(PromptedSettings):
             are.
         draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it tells it.
         share: at most this share of the cells is measured, though always the corners; the others are interpolated.
-        num_prompts: how many prompts a cell measures at least; a whole number of batches.
+        num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
+            batches, which an interval needs. Those of a smaller set are asked again, in another order.
         num_warmup: batches that every arm decodes first and that are not counted.
         num_resamples: samples of the paired bootstrap.
     """
@@ -86,8 +87,8 @@ class Map(Command):
         ("model=30B draft=7B prompts=lengths 'contexts=[512,4096]'", "over the context too"),
     )
     notes = (
-        "Writes schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp, and the map's drawing"
-        " (map.svg), into the run's directory."
+        "Writes the map's drawing (map.svg) into the run's directory, and from the cells that can tell"
+        " schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp."
     )
     help_order = 2
     settings = MapSettings
@@ -95,7 +96,7 @@ class Map(Command):
     row = MapRow
 
     def line(self, rows: Sequence[Any]) -> str:
-        """The highest speed-up."""
+        """The highest speed-up that is certain."""
         from harness.report.map import best_of, cell_in_words
 
         best = best_of(rows)
@@ -107,7 +108,7 @@ class Map(Command):
         return map_documents(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """Up to which batch size it pays."""
+        """At which batch sizes it pays."""
         from harness.report.map import map_headlines
 
         return map_headlines(runs)
