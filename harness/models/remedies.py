@@ -1,19 +1,18 @@
-"""Advice on models that do not fit: settings and machines with which they would."""
+"""Advice on models that do not fit: settings with which they would, as they are typed."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import Any, Literal
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
+from harness.config.model_names import canonical_name
 from harness.config.settings import Quantization
-from harness.models.case import Case, Memory, Misfit, Placement
+from harness.models.case import Case, Misfit, Placement
 from harness.models.fit import fit
 from harness.models.sketch import Sketch
 
@@ -22,9 +21,6 @@ _MOST_GPUS = 64
 
 # From the mildest to the strongest.
 _QUANTIZATIONS: tuple[Quantization, ...] = ("none", "8bit", "4bit")
-
-# A change in words, and the case with this change.
-_Change = tuple[str, Case]
 
 
 def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
@@ -58,16 +54,7 @@ def fit_regardless(case: Case) -> list[Placement]:
 
 def remedies(case: Case) -> list[str]:
     """Changes of settings or of the machine, each of which makes the models fit."""
-    texts = _less_text(case)
-    texts += _helpful(_changed_models(case))
-    if not texts:
-        texts += itertools.islice(_helpful(_quantized_models(case, 2)), 1)
-    if case.gpus_for(case.models[0]):
-        texts += _more_gpus(case)
-        if case.placement.offload == "none":
-            offload = replace(case.placement, offload="cpu")
-            texts += _helpful([("placement.offload=cpu (slow)", replace(case, placement=offload))])
-    return texts
+    return [*_less_text(case), *_fewer_bits(case), *_more_gpus(case)]
 
 
 def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) -> str | None:
@@ -78,11 +65,12 @@ def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) ->
     slow = []
     for sketch, placement in zip(models, placements, strict=False):
         if sketch.quantization == "8bit" and placement.devices[0].type == "cuda":
-            slow.append(sketch.role)
+            slow.append(sketch)
     if not slow:
         return None
-    advice = "8-bit layers wait for the host in every pass; quantization=4bit is usually faster"
-    return f"{' and '.join(slow)}: {advice}"
+    roles = " and ".join(sketch.role for sketch in slow)
+    faster = " ".join(_typed(sketch, "quantization", "4bit") for sketch in slow)
+    return f"{roles}: 8-bit layers wait for the host in every pass; {faster} is usually faster"
 
 
 def _fits(case: Case) -> bool:
@@ -92,8 +80,15 @@ def _fits(case: Case) -> bool:
         return False
 
 
-def _helpful(changes: Iterable[_Change]) -> Iterator[str]:
-    return (text for text, case in changes if _fits(case))
+def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
+    """A model with another setting, as it is typed: `model=65B_4bit`, `model=65B_4GPUs`, or
+    `model.quantization=4bit` where the name takes no suffix.
+    """
+    name = sketch.settings.name
+    if "/" in name or name.endswith("_tree"):
+        return f"{sketch.role}.{setting}={value}"
+    suffix = f"{value}GPUs" if setting == "gpus" else value
+    return f"{sketch.role}={canonical_name(f'{name}_{suffix}')}"
 
 
 def _less_text(case: Case) -> list[str]:
@@ -115,55 +110,61 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return bisect.bisect_left(range(1, limit), True, key=lambda number: not fits(number))
 
 
-def _changed_models(case: Case) -> Iterator[_Change]:
-    """A split draft, half precision on the CPU, and either model in fewer bits."""
-    target, *drafts = case.models
-    if case.placement.strategy == "tensor_parallel" and drafts:
-        settings = replace(drafts[0].settings, placement="tensor_parallel")
-        split_draft = replace(drafts[0], settings=settings)
-        yield "draft.placement=tensor_parallel", replace(case, models=(target, split_draft))
-    if not case.gpus_for(target) and target.dtype == torch.float32:
-        halves = tuple(replace(sketch, dtype=torch.bfloat16) for sketch in case.models)
-        size = amount(sum(sketch.weight_bytes for sketch in halves))
-        yield f"dtype=bfloat16 ({size})", replace(case, models=halves)
-    yield from _quantized_models(case, 1)
+def _fewer_bits(case: Case) -> list[str]:
+    """Each model in fewer bits; where that is never enough, the mildest change of both."""
+    smaller = [_quantized(sketch) for sketch in case.models]
+    alone = [[sketch] for sketches in smaller for sketch in sketches]
+    texts = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
+    if texts or len(smaller) == 1:
+        return texts
+    for pair in itertools.product(*smaller):
+        if _fits(_changed(case, pair)):
+            return [_in_fewer_bits(pair)]
+    return []
 
 
-def _quantized_models(case: Case, number: int) -> Iterator[_Change]:
-    """So many of the models in fewer bits."""
-    for chosen in itertools.combinations(case.models, number):
-        for choice in itertools.product(*map(_quantized, chosen)):
-            texts = [text for text, _ in choice]
-            smaller = {sketch.role: sketch for _, sketch in choice}
-            models = tuple(smaller.get(sketch.role, sketch) for sketch in case.models)
-            yield " with ".join(texts), replace(case, models=models)
-
-
-def _quantized(sketch: Sketch) -> Iterator[tuple[str, Sketch]]:
-    """The same model in fewer bits: the setting, and the sketch."""
+def _quantized(sketch: Sketch) -> list[Sketch]:
+    """The same model in fewer bits."""
     # A sketch has no such matrices without bitsandbytes, nor if its weights have a format already.
     if not any(tensor.outputs for tensor in sketch.tensors):
-        return
-    first = _QUANTIZATIONS.index(sketch.quantization) + 1
-    for quantization in _QUANTIZATIONS[first:]:
+        return []
+    smaller = []
+    for quantization in _QUANTIZATIONS[_QUANTIZATIONS.index(sketch.quantization) + 1 :]:
         settings = replace(sketch.settings, quantization=quantization)
-        smaller = replace(sketch, settings=settings, quantization=quantization)
-        size = amount(smaller.weight_bytes)
-        yield f"{sketch.role}.quantization={quantization} ({size})", smaller
+        smaller.append(replace(sketch, settings=settings, quantization=quantization))
+    return smaller
+
+
+def _in_fewer_bits(sketches: Sequence[Sketch]) -> str:
+    """`model=65B_4bit (33.2 GB)`."""
+    typed = [_typed(sketch, "quantization", sketch.quantization) for sketch in sketches]
+    return f"{' '.join(typed)} ({amount(sum(sketch.weight_bytes for sketch in sketches))})"
 
 
 def _more_gpus(case: Case) -> list[str]:
-    """All GPUs of this machine, or the fewest that are enough, each with as much free memory."""
-    placement = replace(case.placement, strategy="balanced", gpus=None, device_map=None)
-    models = tuple(
-        replace(sketch, settings=replace(sketch.settings, gpus=None)) for sketch in case.models
-    )
-    spread = replace(case, models=models, placement=placement)
-    if _fits(spread):
-        return ["spread over all GPUs (placement.strategy=balanced, no limit on gpus)"]
-    room = max(case.free[gpu] for gpu in case.gpus_for(case.models[0]))
-    for count in range(len(case.gpus) + 1, _MOST_GPUS + 1):
-        free: Memory = {**dict.fromkeys(range(count), room), "cpu": 0}
-        if _fits(replace(spread, free=free)):
-            return [f"{count} GPUs with as much free"]
+    """The fewest GPUs for the target that are enough: of this machine, or with more of them, each
+    with as much free memory.
+    """
+    target = case.models[0]
+    if not case.gpus_for(target):
+        return []
+    room = max(case.free[gpu] for gpu in case.gpus)
+    texts = []
+    if case.placement.strategy == "single":
+        case = replace(case, placement=replace(case.placement, strategy="balanced"))
+        texts.append("placement=balanced")
+    for count in range(2, _MOST_GPUS + 1):
+        spread = replace(target, settings=replace(target.settings, gpus=count))
+        enough = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
+        if _fits(_changed(enough, [spread])):
+            texts.append(_typed(target, "gpus", count))
+            if count > len(case.gpus):
+                texts.append(f"({count} GPUs with as much free)")
+            return [" ".join(texts)]
     return []
+
+
+def _changed(case: Case, sketches: Iterable[Sketch]) -> Case:
+    """The case with these in place of the models with the same roles."""
+    by_role = {sketch.role: sketch for sketch in sketches}
+    return replace(case, models=tuple(by_role.get(each.role, each) for each in case.models))

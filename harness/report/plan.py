@@ -113,9 +113,10 @@ def _fits(row: PlanRow) -> str:
         return "yes" if row.needed_bytes is not None else "the weights do"
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
-    first_remedy = (row.instead or "").partition("\n")[0]
-    in_short = first_remedy.partition(" (")[0].replace(".quantization=", " in ")
-    return f"no; {in_short}" if in_short else "no"
+    if not row.instead:
+        return "no"
+    first_remedy = row.instead.splitlines()[0]  # `model=65B_4bit (33.2 GB)`
+    return f"no; {first_remedy.partition(' (')[0]}"
 
 
 def _models(row: PlanRow) -> Table:

@@ -84,7 +84,7 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     # Linear layers in a byte each; embedding and output layer in two.
     assert row["draft_bytes"] == pytest.approx(6_738_415_616 + 2 * 4096 * 32000, rel=2e-3)
     assert row["num_tokens"] == 128 + 64 + 4
-    assert mentions(row["note"], "draft:", "8-bit layers", "quantization=4bit")
+    assert mentions(row["note"], "draft:", "8-bit layers", "draft=7B_4bit")
     # Slots are rounded up to 128, and the prompt is read into a cache of its own, which is rounded up as well.
     token = 32 * 2 * 4096 * 2
     assert row["cache_bytes"] == 2 * (256 + 128) * token
@@ -136,14 +136,14 @@ def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
 
 def test_what_would_fit_instead(plan: Plan) -> None:
     outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", code=1)
-    # Main memory may be large enough for more.
-    assert outcome.row["instead"].splitlines()[:3] == [
-        "model.quantization=8bit (13.4 GB)",
-        "model.quantization=4bit (7.20 GB)",
-        "2 GPUs with as much free",
+    assert outcome.row["instead"].splitlines() == [
+        "model=13B_8bit (13.4 GB)",
+        "model=13B_4bit (7.20 GB)",
+        "model=13B_2GPUs (2 GPUs with as much free)",
     ]
-    assert "model.quantization=8bit (13.4 GB)" in outcome.stdout
-    plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", "model.quantization=8bit")
+    assert "model=13B_8bit (13.4 GB)" in outcome.stdout
+    for typed in (["model=13B_8bit"], ["model=13B_4bit"], ["model=13B_2GPUs", "gpus=2"]):
+        plan(*typed, "draft=tinyllama", "gpu_memory=24GB")
 
 
 def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:

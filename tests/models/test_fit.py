@@ -187,8 +187,8 @@ def test_draft_that_no_longer_fits() -> None:
     first, second = refused(case(sketch(26), draft(14), free=machine(32)))
     assert mentions(first, "draft: 7B does not fit", "14.2 GB in float16", "one GPU")
     assert "3.80 GB free" in first
-    assert "draft.quantization=4bit" not in second, "4.2 GB are still too much"
-    assert "model.quantization=8bit" in second
+    assert "draft=7B_4bit" not in second, "4.2 GB are still too much"
+    assert "model=13B_8bit" in second
     assert refused(case(sketch(), draft(), free=machine(cpu_gb=11)))[0].startswith(
         "draft: 7B does not fit next to"
     )
@@ -380,10 +380,9 @@ def test_what_does_not_fit_says_what_would() -> None:
     )
     assert mentions(
         second,
-        "model.quantization=8bit (13.2 GB)",
-        "model.quantization=4bit (6.91 GB)",
-        "2 GPUs",
-        "placement.offload=cpu",
+        "model=13B_8bit (13.2 GB)",
+        "model=13B_4bit (6.91 GB)",
+        "model=13B_2GPUs (2 GPUs with as much free)",
         "force=true",
     )
 
@@ -391,35 +390,42 @@ def test_what_does_not_fit_says_what_would() -> None:
 def test_remedies_are_only_those_that_help() -> None:
     text = " ".join(refused(case(sketch(80, 1.6), free=machine(24, 24, cpu_gb=16))))
     assert mentions(text, "128.3 GB in float16", "2 GPUs", "22.0 GB + 22.0 GB")
-    assert "quantization=4bit (33." in text
+    assert "model=13B_4bit (33." in text
     assert "8bit" not in text
     # 6 times 22 GB would be enough, but not for layers of 1.6 GB.
-    assert "7 GPUs with as much free" in text
-    assert "offload" not in text
+    assert "model=13B_7GPUs (7 GPUs with as much free)" in text
     quantized = sketch(80, 1.6, settings={"quantization": "4bit"})
     assert "a smaller model is needed" in refused(case(quantized, free=machine(2.1, cpu_gb=1)))[1]
 
 
 def test_unused_gpus_are_a_remedy() -> None:
-    spread = "spread over all GPUs (placement.strategy=balanced, no limit on gpus)"
+    spread = "model=13B_2GPUs"
     assert spread in remedies(case(sketch(26), free=machine(24, 24), gpus=1))
     assert spread in remedies(case(sketch(26, settings={"gpus": 1}), free=machine(24, 24)))
-    assert spread in remedies(case(sketch(26), free=machine(24, 24), strategy="single"))
+    whole = remedies(case(sketch(26), free=machine(24, 24), strategy="single"))
+    assert f"placement=balanced {spread}" in whole
 
 
-def test_half_the_numbers_are_a_remedy_on_the_cpu() -> None:
+def test_gpus_are_no_remedy_on_the_cpu() -> None:
     first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
     assert mentions(first, "14.2 GB in float32", "13.0 GB of main memory")
-    assert second.startswith("what would fit: dtype=bfloat16 (7.10 GB), model.quantization=8bit (")
+    assert second.startswith("what would fit: model=13B_8bit (")
     assert "GPU" not in second
+
+
+def test_a_path_or_a_tree_takes_no_suffix() -> None:
+    for name in ("owner/13B", "13B_tree"):
+        found = remedies(case(sketch(26, settings={"name": name}), free=machine(16)))
+        assert found[0] == "model.quantization=8bit (13.2 GB)"
+        assert found[-1] == "model.gpus=2 (2 GPUs with as much free)"
 
 
 def test_remedies_are_the_pairs() -> None:
     # In 8 bits the model would fit alone, but not with its draft.
     found = remedies(case(sketch(26), draft(14), free=machine(16, cpu_gb=1)))
     assert found == [
-        "model.quantization=4bit (6.91 GB) with draft.quantization=4bit (3.81 GB)",
-        "3 GPUs with as much free",
+        "model=13B_4bit draft=7B_4bit (10.7 GB)",
+        "model=13B_3GPUs (3 GPUs with as much free)",
     ]
 
 
@@ -510,7 +516,7 @@ def test_what_does_not_fit_says_so_for_each_rank() -> None:
     first, second = refused(asked)
     assert mentions(first, "draft: 7B does not fit")
     assert " with 2 ranks" in first
-    assert "draft.placement=tensor_parallel" in second
+    assert "draft=7B_8bit" in second
 
 
 @pytest.mark.parametrize(

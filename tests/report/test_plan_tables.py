@@ -37,7 +37,7 @@ ROW: dict[str, Any] = {
 TOO_LARGE = ROW | {
     "status": "does_not_fit",
     "error": "model: 30B does not fit: its weights need 60.0 GB",
-    "instead": "model.quantization=8bit (33 GB)\n3 GPUs with as much free",
+    "instead": "model=30B_8bit (33 GB)\nmodel=30B_3GPUs (3 GPUs with as much free)",
     "devices_bytes": {"cuda:0": {"free": 40 * GB, "model": 60 * GB, "draft": 0, "cache": 3 * GB}},
 }
 FAILED = dict.fromkeys(ROW) | {
@@ -92,7 +92,7 @@ def test_a_bar_goes_on_beyond_the_memory(capsys: pytest.CaptureFixture[str]) -> 
     assert bar.endswith("65.0 of 40.0 GB")
     text = "\n".join(lines)
     assert mentions(text, "30B does not fit", "60.0 GB")
-    assert mentions(text, "fit instead", "model.quantization=8bit (33 GB)", "3 GPUs")
+    assert mentions(text, "fit instead", "model=30B_8bit (33 GB)", "3 GPUs")
 
 
 def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 110
     words = " ".join(" ".join(lines).split())
     assert "30B 7B 68.0 2 × 40.0 40.0 13.3 3.00× yes" in words
-    assert "no; model in" in words
+    assert "no; model=30B_8bit" in words
     assert "out of reach" in words
     assert "1 of 3 fit." in words
 

@@ -47,9 +47,8 @@ def sketch(
     )
     blocks = (first, *layers, Block(("head",), (TensorSketch("head.weight", small),)))
     names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
-    asked = ModelSettings(
-        name="13B" if role == "model" else "7B", repository="x/y", **(settings or {})
-    )
+    name = "13B" if role == "model" else "7B"
+    asked = ModelSettings(**{"name": name, "repository": "x/y"} | (settings or {}))
     return Sketch(
         role,
         asked,
