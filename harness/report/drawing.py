@@ -53,14 +53,12 @@ _UNITS = ("requests/s", "requests/s,")
 
 
 class Point(NamedTuple):
-    """A value with its bounds; at `x`, which may have bounds too, on a curve."""
+    """A value with its bounds; at `x` on a curve."""
 
     value: float
     low: float | None = None
     high: float | None = None
     x: float = 0
-    x_low: float | None = None
-    x_high: float | None = None
 
 
 class DotRow(NamedTuple):
@@ -74,14 +72,11 @@ class DotRow(NamedTuple):
 Curves = Mapping[str, Sequence[Point]]
 
 
-def dot_plot(
-    rows: Iterable[DotRow], label: str, reference: float | None = None, from_zero: bool = False
-) -> list[Figure]:
+def dot_plot(rows: Iterable[DotRow], label: str, reference: float | None = None) -> list[Figure]:
     """Draw a row of dots below each label, for the first 40 rows that have any -> one figure, or none without dots.
 
     Args:
         reference: where a line marks no difference.
-        from_zero: whether the axis begins at 0. Values of very different size get a logarithmic one.
     """
     rows = [row for row in rows if row.points][:_MOST_ROWS]
     if not rows:
@@ -96,45 +91,29 @@ def dot_plot(
         )
     for series in _STYLES:
         _draw_dots(axes, rows, series)
-    if from_zero:
-        _scale_from_zero(axes, [point.value for row in rows for point in row.points.values()])
     if reference is not None:
         axes.axvline(reference, **_REFERENCE)
     add_legend(axes)
     return [axes.figure]
 
 
-def curve_plot(
-    curves: Curves,
-    top: float,
-    x_label: str,
-    y_label: str,
-    title: str = "",
-    reference: float | None = None,
-) -> Any:
-    """Draw curves with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`.
-
-    Args:
-        reference: where a line marks no difference.
-    """
+def curve_plot(curves: Curves, top: float, x_label: str, title: str = "") -> Any:
+    """Draw speed-ups with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`."""
     curves = {name: points for name, points in curves.items() if points}
     has_long_names = not set(curves) <= set(_STYLES)
     num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
     legend_height = 0.2 * num_lines if has_long_names else 0
-    axes = new_axes(2.8 + legend_height, xlabel=x_label, ylabel=y_label, title=title)
+    axes = new_axes(2.8 + legend_height, xlabel=x_label, ylabel="speed-up", title=wrapped(title))
     last = max((point.x for points in curves.values() for point in points), default=1)
     axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
-    if reference is not None:
-        axes.axhline(reference, **_REFERENCE)
+    axes.axhline(1, **_REFERENCE)
     for (name, points), other_style in zip(curves.items(), _OTHER_STYLES, strict=False):
-        has_bounds_of_x = any(point.x_low is not None for point in points)
         axes.errorbar(
             [point.x for point in points],
             [point.value for point in points],
             yerr=_bounds(points),
-            xerr=_bounds(points, first="x") if has_bounds_of_x else None,
             label=wrapped(name),
             elinewidth=2,
             clip_on=False,
@@ -215,26 +194,12 @@ def _draw_dots(axes: Any, rows: Sequence[DotRow], series: str) -> None:
     )
 
 
-def _scale_from_zero(axes: Any, values: Sequence[float]) -> None:
-    # A logarithmic axis has no place for 0.
-    if max(values) > 20 * min(values) > 0:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-    else:
-        axes.set_xlim(left=0)
-
-
-def _bounds(points: Sequence[Point], first: str = "value") -> Any:
+def _bounds(points: Sequence[Point]) -> Any:
     """Distances of the bounds from their values, [2, num_points].
 
     NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
-
-    Args:
-        first: `value` for the bounds of values, `x` for those of x: the first of three fields of
-            `Point`.
     """
-    place = Point._fields.index(first)
-    value, low, high = np.array(points, dtype=float).T[place : place + 3]
+    value, low, high, _ = np.array(points, dtype=float).T
     return np.maximum([value - low, high - value], 0)
 
 

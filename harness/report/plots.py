@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import matplotlib.style
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 
 from harness.menu.command import Command
 from harness.report.accuracy import merged_rows
-from harness.report.costs import lengths_by_k
 from harness.report.drawing import (
     AUTO,
     MEASURED,
@@ -28,7 +26,6 @@ from harness.report.drawing import (
     dot_plot,
     svg,
     top_of,
-    wrapped,
 )
 from harness.report.names import named_runs
 from harness.report.pairs import MeasuredPair, k_series, latency_pairs
@@ -38,7 +35,6 @@ from harness.report.table import grouped
 
 # Figures of one kind that still fit a page.
 _MOST_PANELS = 12
-_K = "K, draft tokens per iteration"
 
 
 def plots(shown: Iterable[tuple[Command, Sequence[Run]]]) -> dict[str, list[str]]:
@@ -80,29 +76,19 @@ def _own_style() -> Iterator[None]:
 
 
 def latency_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
-    """Speed-ups, times and acceptance of pairs."""
+    """Speed-ups of pairs, at their best K, by K and by load."""
     pairs = latency_pairs(runs)
     speedup = "speed-up (1 = as fast as regular decoding)"
-    times = "ms per token ± standard deviation over prompts"
     return {
         "speedup": dot_plot(_speedups(pairs), speedup, reference=1),
-        "times": dot_plot(_times(pairs), times, from_zero=True),
-        "categories": _by_category(pairs),
         "num_draft_tokens": _against_k(pairs),
         "load": _against_load(pairs),
-        "throughput": _throughputs(pairs),
-        "positions": _by_position(pairs),
-        "lengths": _lengths(pairs),
     }
 
 
 def accuracy_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
-    """Correct answers of `eval`, and how far the arms are apart."""
-    difference = "speculative minus regular, percentage points"
-    return {
-        "accuracy": dot_plot(_accuracies(runs), "correct answers, %, with 95 % Wald bounds"),
-        "accuracy_difference": dot_plot(_differences(runs), difference, reference=0),
-    }
+    """Correct answers of `eval`."""
+    return {"accuracy": dot_plot(_accuracies(runs), "correct answers, %, with 95 % Wald bounds")}
 
 
 def _measured(pair: MeasuredPair, x: float = 0) -> Point:
@@ -122,36 +108,6 @@ def _speedups(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
         yield DotRow(f"{pair.row.speedup:.2f}×  {pair.name.label()}", points)
 
 
-def _by_category(pairs: Sequence[MeasuredPair]) -> list[Figure]:
-    """A figure for each pair at its best K: speed-up in every category of prompts, with its interval."""
-    figures = []
-    for pair in pairs:
-        rows = []
-        for category in pair.categories:
-            speedup = category.speedup
-            label = f"{speedup.estimate:.2f}×  {category.name} ({category.num_prompts})"
-            point = Point(speedup.estimate, speedup.low, speedup.high)
-            rows.append(DotRow(label, {MEASURED: point}))
-        figures += dot_plot(rows, f"speed-up of {wrapped(pair.name.label())}", reference=1)
-    return figures[:_MOST_PANELS]
-
-
-def _times(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
-    """Milliseconds per token of both arms, with the standard deviation over prompts."""
-    for pair in pairs:
-        is_target_alone = pair.row.speedup is None and not pair.partial
-        if not (pair.best or is_target_alone):
-            continue
-        points = {}
-        for row in pair.run.rows:
-            if ms := row.ms_per_token:
-                std = row.ms_per_token_std or 0.0
-                # Above 0, for a logarithmic axis.
-                low = max(ms - std, ms / 50)
-                points[str(row.arm)] = Point(ms, low, ms + std)
-        yield DotRow(pair.name.label(), points)
-
-
 def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
     """Correct answers of both arms with Wald's bounds; published ones where there are any."""
     for name, run, _ in named_runs(runs):
@@ -166,18 +122,6 @@ def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:
         yield DotRow(name.label(), points)
 
 
-def _differences(runs: Sequence[Run]) -> Iterable[DotRow]:
-    """The difference of the arms' accuracies on the same questions, with its interval."""
-    for name, run, _ in named_runs(runs):
-        for row in merged_rows(run.rows):
-            if row.difference is None:
-                continue
-            ends = (row.difference_low, row.difference_high)
-            low, high = (None if end is None else 100 * end for end in ends)
-            label = f"{100 * row.difference:+.1f}  {name.label()}"
-            yield DotRow(label, {MEASURED: Point(100 * row.difference, low, high)})
-
-
 def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
     """Figures of the speed-up against K with the predicted curve, all to one scale."""
     panels: list[tuple[str, Curves]] = []
@@ -186,11 +130,8 @@ def _against_k(pairs: Sequence[MeasuredPair]) -> list[Figure]:
             panels.append((" · ".join(series[0].name.group), curves))
     panels = panels[:_MOST_PANELS]
     top = top_of(curves for _, curves in panels)
-    figures = []
-    for name, curves in panels:
-        axes = curve_plot(curves, top, _K, "speed-up", wrapped(name), reference=1)
-        figures.append(axes.figure)
-    return figures
+    x_label = "K, draft tokens per iteration"
+    return [curve_plot(curves, top, x_label, name).figure for name, curves in panels]
 
 
 def _curves_against_k(series: Sequence[MeasuredPair]) -> Curves | None:
@@ -243,86 +184,10 @@ def _against_load(pairs: Sequence[MeasuredPair]) -> list[Figure]:
         }
         if not curves:
             continue
-        axes = curve_plot(curves, top_of([curves]), unit, "speed-up", reference=1)
+        axes = curve_plot(curves, top_of([curves]), unit)
         loads = sorted({pair.load for group in groups.values() for pair in group})
         axes.set_xscale("log", base=2)
         axes.set_xticks(loads, [f"{load:g}" for load in loads])
         axes.set_xlim(loads[0] / 1.3, loads[-1] * 1.3)
         figures.append(axes.figure)
     return figures
-
-
-def _throughputs(pairs: Sequence[MeasuredPair]) -> list[Figure]:
-    """Tokens per second in all against tokens per second of one reader; each point has its load."""
-    figures = []
-    for groups in _by_load(pairs).values():
-        for name, group in groups.items():
-            if axes := _throughput(group, wrapped(name)):
-                figures.append(axes.figure)
-    return figures
-
-
-def _throughput(group: Sequence[MeasuredPair], title: str) -> Any:
-    """The axes of one figure; None without times.
-
-    Args:
-        group: one pair under several loads.
-    """
-    curves: dict[str, list[Point]] = {}
-    labels = []
-    for pair in group:
-        rate = "/s" if pair.row.request_rate else ""
-        for row in pair.run.rows:
-            if row.tokens_per_second and row.ms_per_token:
-                point = Point(
-                    value=row.tokens_per_second,
-                    low=row.tokens_per_second_low,
-                    high=row.tokens_per_second_high,
-                    x=1000 / row.ms_per_token,
-                    x_low=row.tokens_per_second_per_user_low,
-                    x_high=row.tokens_per_second_per_user_high,
-                )
-                curves.setdefault(str(row.arm), []).append(point)
-                labels.append((point, f"{pair.load:g}{rate}"))
-    if not curves:
-        return None
-    axes = curve_plot(curves, top_of([curves]), "tokens/s per user", "tokens/s in all", title)
-    for point, load in labels:
-        place = point.x, point.value
-        axes.annotate(load, place, textcoords="offset points", xytext=(5, 4))
-    axes.set_xlim(0, 1.12 * max(point.x_high or point.x for point, _ in labels))
-    return axes
-
-
-def _by_position(pairs: Sequence[MeasuredPair]) -> list[Figure]:
-    """Share of draft tokens accepted at each position, of those that were tested there."""
-    curves: dict[str, list[Point]] = {}
-    for pair in pairs:
-        # No token of a block is tested by itself.
-        tested = None if pair.row.rule == "block" else pair.row.acceptance_by_position
-        if pair.best and tested and len(curves) < MOST_CURVES:
-            curves[pair.name.label()] = [
-                Point(100 * rate, x=position)
-                for position, rate in enumerate(tested, 1)
-                if rate is not None
-            ]
-    if not curves:
-        return []
-    # Above 100 only in a damaged file.
-    top = max([100.0, *(point.value for points in curves.values() for point in points)])
-    axes = curve_plot(curves, top, "position of the draft token", "accepted of those tested, %")
-    return [axes.figure]
-
-
-def _lengths(pairs: Sequence[MeasuredPair]) -> list[Figure]:
-    """Tokens per iteration, had at most 1, 2, ... tokens been proposed, with intervals."""
-    curves: dict[str, list[Point]] = {}
-    for pair in pairs:
-        lengths = lengths_by_k(pair.row)
-        if pair.best and len(lengths) > 1 and len(curves) < MOST_CURVES:
-            curves[pair.name.label()] = [
-                Point(of_k.value, of_k.low, of_k.high, of_k.num_draft_tokens) for of_k in lengths
-            ]
-    if not curves:
-        return []
-    return [curve_plot(curves, top_of([curves]), _K, "tokens per iteration").figure]
