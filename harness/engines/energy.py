@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 import torch
@@ -26,7 +26,8 @@ class GpuUse:
     """Energy and lowered clocks of GPUs during a generation.
 
     Attributes:
-        joules: of all of them, what they take when idle included; None where a GPU does not count.
+        joules: of all of them, what they take when idle included; None where a GPU does not count,
+            0 where the time was shorter than the period in which it does.
         throttled: why clocks were lowered when it ended.
     """
 
@@ -38,10 +39,10 @@ class GpuMeter:
     """Reads counters of GPUs at its creation and at `stop`.
 
     Args:
-        gpus: indices for NVML; none where nothing computes on them.
+        gpus: their UUIDs; none where nothing computes on them.
     """
 
-    def __init__(self, gpus: Sequence[int]) -> None:
+    def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = gpus
         self._before = _energy_mj(gpus)
 
@@ -51,56 +52,55 @@ class GpuMeter:
             return None
         now = _energy_mj(self._gpus)
         joules = None
-        if now is not None and self._before is not None and now > self._before:
+        if now is not None and self._before is not None and now >= self._before:
             joules = (now - self._before) / 1000
         reasons = {name for gpu in self._gpus for name in throttle_reasons(gpu)}
         return GpuUse(joules, tuple(sorted(reasons)))
 
 
-def throttle_reasons(gpu: int) -> list[str]:
+def throttle_reasons(gpu: str) -> list[str]:
     """Why the clocks of a GPU are lowered now; none where that is not known."""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     except pynvml.NVMLError:
         return []
     return [name for bit, name in REASONS.items() if bits & bit]
 
 
-def nvml_gpus() -> list[int]:
-    """Indices for NVML of the GPUs that this process sees, in its order; [] without NVML."""
-    try:
-        pynvml.nvmlInit()
-        everything = list(range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return everything
-    chosen = [int(name) for name in visible.split(",") if name.strip().isdigit()]
-    return [gpu for gpu in chosen if gpu in everything]
+def gpus_of(devices: Sequence[torch.device]) -> list[str]:
+    """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
 
-
-def gpus_of(devices: Sequence[torch.device]) -> list[int]:
-    """Indices for NVML of the GPUs among these devices.
-
-    Where several processes (ranks) share the models, a rank's own devices are one GPU: all are
-    meant.
+    [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
+    is of all its instances. Where several processes (ranks) share the models, a rank's own devices
+    are one GPU: all are meant.
     """
-    places = [device.index or 0 for device in devices if device.type == "cuda"]
+    places: Sequence[int] = [device.index or 0 for device in devices if device.type == "cuda"]
     if not places:
         return []
-    visible = nvml_gpus()
-    num_ranks = world().size
-    if num_ranks > 1:
-        return visible[:num_ranks]
-    return [visible[place] for place in places if place < len(visible)]
+    if world().size > 1:
+        places = range(world().size)
+    try:
+        pynvml.nvmlInit()
+        gpus = [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in places]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu) for gpu in gpus]
+    except pynvml.NVMLError:
+        return []
+    return [] if any(map(_is_divided, handles)) else gpus
 
 
-def _energy_mj(gpus: Sequence[int]) -> int | None:
+def _is_divided(handle: Any) -> bool:
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # of a kind that cannot be
+        return False
+    return bool(current)
+
+
+def _energy_mj(gpus: Sequence[str]) -> int | None:
     """Millijoules of all GPUs since their driver was loaded; None where one does not count them."""
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in gpus]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu) for gpu in gpus]
         return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
     except pynvml.NVMLError:
         return None

@@ -220,8 +220,10 @@ class Engine:
     setup_seconds: float | None = None
 
     @property
-    def gpus(self) -> Sequence[int]:
-        """The GPUs that compute, as NVML numbers them; none for an engine on another machine."""
+    def gpus(self) -> Sequence[str]:
+        """UUIDs of the GPUs that compute, by which NVML finds them; none for an engine on another
+        machine.
+        """
         return gpus_of(self.devices)
 
     def is_loaded(self, arm: Arm) -> bool:

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import require
 from harness.decoding.protocols import Iteration
-from harness.engines.energy import nvml_gpus
+from harness.engines.energy import gpus_of
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestRecord, as_records
 from harness.engines.vllm_arguments import arm_arguments, check, fit_together
@@ -65,7 +67,8 @@ class VllmEngine(Engine):
         if self.queues:
             self.runner += ", one arm after the other"
         engine: Any = opening.settings.engine
-        self._num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        self._on = [torch.device("cuda", gpu) for gpu in opening.planned.gpus[:num_gpus]]
         self.setup_seconds = 0.0
         if not self.queues:
             for arm in self.arms:
@@ -92,9 +95,9 @@ class VllmEngine(Engine):
         return arm.llm
 
     @property
-    def gpus(self) -> list[int]:
+    def gpus(self) -> list[str]:
         """The first GPUs that this process sees, which vLLM takes."""
-        return nvml_gpus()[: self._num_gpus]
+        return gpus_of(self._on)
 
     def is_loaded(self, arm: Arm) -> bool:
         return not isinstance(arm, VllmArm) or arm.llm is not None

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from harness.engines.timing import Generation
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+
+# At most this share of an arm's answers may be shorter than the period in which a GPU counts its
+# energy. Each of them is charged to whatever the GPU does when the period ends.
+_MOST_TOO_SHORT = 0.1
 
 
 def energy_columns(generations: Sequence[Generation], units: Sequence[int]) -> dict[str, Any]:
@@ -23,9 +29,9 @@ def energy_columns(generations: Sequence[Generation], units: Sequence[int]) -> d
         "num_units": len(set(units[: len(used)])),
         "num_throttled_units": len(throttled),
     }
-    joules = [gpu.joules for gpu in used if gpu.joules is not None]
-    tokens = sum(_num_tokens(generation) for generation in generations)
-    if len(joules) == len(used) and tokens:
+    joules = _joules(generations)
+    tokens = sum(map(_num_tokens, generations))
+    if joules and tokens:
         columns["joules_per_token"] = sum(joules) / tokens
     return columns
 
@@ -38,34 +44,32 @@ def energy_ratio_columns(
     seed: int,
 ) -> dict[str, Any]:
     """The columns of both arms' ratio, with a paired interval over units; none where the joules of
-    any generation are unknown.
+    an arm are unknown.
+
+    A unit in which an arm was too fast for the counter is left out.
     """
-    regular_joules: list[float] = []
-    speculative_joules: list[float] = []
-    for pair in zip(regular, speculative, strict=False):
-        first, second = map(_joules_per_token, pair)
-        if first is None or second is None:
+    totals = []
+    size = min(len(regular), len(speculative))
+    for generations in (regular[:size], speculative[:size]):
+        joules = _joules(generations)
+        tokens = list(map(_num_tokens, generations))
+        if not joules or 0 in tokens:
             return {}
-        regular_joules.append(first)
-        speculative_joules.append(second)
-    if not regular_joules:
-        return {}
-    units_of_pairs = units[: len(regular_joules)]
-    ratio = ratio_of_totals(
-        totals_by_unit(regular_joules, units_of_pairs),
-        totals_by_unit(speculative_joules, units_of_pairs),
-        num_resamples,
-        seed,
-    )
+        per_token = np.divide(joules, tokens)
+        totals.append(totals_by_unit(per_token, units[:size]))
+    of_regular, of_speculative = totals
+    counted = (of_regular > 0) & (of_speculative > 0)
+    ratio = ratio_of_totals(of_regular[counted], of_speculative[counted], num_resamples, seed)
     return ratio.columns("energy_ratio")
 
 
-def _joules_per_token(generation: Generation) -> float | None:
-    joules = None if generation.gpu is None else generation.gpu.joules
-    num_tokens = _num_tokens(generation)
-    if joules is None or num_tokens == 0:
-        return None
-    return joules / num_tokens
+def _joules(generations: Sequence[Generation]) -> list[float]:
+    """The energy of each; [] where one is unknown, or many were too short to be counted."""
+    known = [generation.gpu.joules for generation in generations if generation.gpu is not None]
+    joules = [each for each in known if each is not None]
+    if len(joules) < len(generations) or joules.count(0) > _MOST_TOO_SHORT * len(joules):
+        return []
+    return joules
 
 
 def _num_tokens(generation: Generation) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.config.errors import RunError, SettingError
-from harness.config.machine import gpu_names
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Arm, Engine, Question
@@ -172,8 +171,7 @@ class Latency(Experiment):
 
     def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
-        on_gpus = engine_of(self.settings).computes_here and bool(gpu_names())
-        quietness = self.figures.quietness = Quietness(on_gpus, say)
+        quietness = self.figures.quietness = Quietness(engine.gpus, say)
         conversations = asking.conversations
         watched: list[Arm] = []
         for arm, phases in engine.watched():

@@ -14,7 +14,7 @@ import psutil
 import pynvml
 
 from harness.config.machine import num_usable_cores
-from harness.engines.energy import nvml_gpus, throttle_reasons
+from harness.engines.energy import throttle_reasons
 from harness.experiments.pace import load_average, load_in_words
 from harness.models.ranks import world
 
@@ -61,11 +61,11 @@ class GpuState:
     reasons: set[str] = field(default_factory=set)
     other_processes: int | None = None
 
-    def look(self, gpus: Sequence[int]) -> None:
+    def look(self, gpus: Sequence[str]) -> None:
         """Take in the present state of some GPUs, as far as NVML tells it."""
         for gpu in gpus:
             with suppress(pynvml.NVMLError):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
                 self.reasons.update(throttle_reasons(gpu))
@@ -93,17 +93,17 @@ class Quietness:
     """Watches the machine from its creation on, while a run is timed.
 
     Args:
-        on_gpus: whether models compute on GPUs.
+        gpus: UUIDs of those that compute.
         say: gets a line where the run waits more than it computes.
     """
 
-    def __init__(self, on_gpus: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, gpus: Sequence[str], say: Callable[[str], None]) -> None:
         self._say = say
         self._said = False
         self._began = time.monotonic()
         self._first = processor_time()
         self._gpu = GpuState()
-        self._gpus = nvml_gpus() if on_gpus else []
+        self._gpus = gpus
 
     def look(self) -> None:
         """Look at the GPUs, and at the processor time so far. Called between two timed answers."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.engines import energy
-from harness.engines.energy import GpuMeter, GpuUse
+from harness.engines.energy import GpuMeter, GpuUse, gpus_of
 from harness.engines.local import LocalEngine
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
@@ -17,18 +19,35 @@ from wording import mentions
 
 
 class Nvml:
-    """Two GPUs: each reading finds that the first took 2 J more, and the second 1 J; the second may be hot."""
+    """Two GPUs: each reading finds that the first took 2 J more, and the second 1 J; the second may be hot.
+
+    CUDA has them in the other order: its fastest GPU comes first.
+    """
+
+    uuids = ("GPU-aaaa", "GPU-bbbb")
+    of_cuda = ("bbbb", "aaaa")
 
     class NVMLError(Exception):
         """NVML's error."""
 
-    def __init__(self, *, counts: bool = True, hot: bool = False) -> None:
+    def __init__(self, *, counts: bool = True, hot: bool = False, divided: bool = False) -> None:
         self.counts = counts
         self.hot = hot
+        self.divided = divided
         self.millijoules = {0: 1_000_000, 1: 5_000_000}
 
-    def nvmlDeviceGetHandleByIndex(self, gpu: int) -> int:
-        return gpu
+    def nvmlInit(self) -> None:
+        """NVML is there."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid not in self.uuids:
+            raise self.NVMLError
+        return self.uuids.index(uuid)
+
+    def nvmlDeviceGetMigMode(self, gpu: int) -> list[int]:
+        if gpu == 1:
+            raise self.NVMLError  # of a kind that cannot be divided
+        return [int(self.divided), 1]
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
         if not self.counts:
@@ -48,14 +67,41 @@ def generation(joules: float | None, *throttled: str, tokens: int = 10) -> Gener
 
 def test_the_meter_adds_up_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml(hot=True))
-    assert GpuMeter([0]).stop() == GpuUse(2.0, ())
-    assert GpuMeter([0, 1]).stop() == GpuUse(3.0, ("temperature (hardware)",))
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(2.0, ())
+    assert GpuMeter(["GPU-aaaa", "GPU-bbbb"]).stop() == GpuUse(3.0, ("temperature (hardware)",))
     assert GpuMeter([]).stop() is None
+
+
+def test_gpus_are_found_by_what_both_cuda_and_nvml_call_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = Nvml()
+    monkeypatch.setattr(energy, "pynvml", nvml)
+
+    def properties(place: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=nvml.of_cuda[place])
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    first, second = (torch.device("cuda", place) for place in range(2))
+    assert gpus_of([torch.device("cpu")]) == []
+    assert gpus_of([first, torch.device("cpu")]) == ["GPU-bbbb"]
+    assert gpus_of([second, first]) == ["GPU-aaaa", "GPU-bbbb"]
+    assert gpus_of([torch.device("cuda")]) == ["GPU-bbbb"]
+    # An instance of a GPU (MIG) has a name of its own, or the whole one's, and no counters.
+    nvml.divided = True
+    assert gpus_of([first]) == ["GPU-bbbb"]
+    assert gpus_of([second]) == []
+    nvml.of_cuda = ("cccc",)
+    assert gpus_of([first]) == []
+    # Of several processes that share the models, rank 0 reads the GPUs of all.
+    nvml.divided, nvml.of_cuda = False, ("bbbb", "aaaa")
+    monkeypatch.setattr(energy, "world", lambda: SimpleNamespace(size=2))
+    assert gpus_of([first]) == ["GPU-bbbb", "GPU-aaaa"]
 
 
 def test_a_gpu_that_does_not_count_has_no_joules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml(counts=False))
-    assert GpuMeter([0]).stop() == GpuUse(None, ())
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(None, ())
 
 
 def test_columns_of_an_arm() -> None:
@@ -68,6 +114,26 @@ def test_columns_of_an_arm() -> None:
     without = [generation(3.0), generation(None)]
     assert "joules_per_token" not in energy_columns(without, [0, 1])
     assert energy_columns([Generation("x")], [0]) == {}
+
+
+def test_an_answer_shorter_than_the_counters_period_empties_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = Nvml()
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: 5  # type: ignore[method-assign]
+    monkeypatch.setattr(energy, "pynvml", nvml)
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(0.0, ())
+    regular = [*[generation(4.0)] * 19, generation(0.0)]
+    speculative = [generation(2.0)] * 20
+    assert energy_columns(regular, range(20))["joules_per_token"] == 19 * 4 / 200
+    ratio = energy_ratio_columns(regular, speculative, range(20), 500, 0)
+    assert ratio["energy_ratio"] == pytest.approx(2.0), "the unit is left out of both arms"
+    ratio = energy_ratio_columns(speculative, regular, range(20), 500, 0)
+    assert ratio["energy_ratio"] == pytest.approx(0.5)
+    # Where many are that short, one arm is charged for the other.
+    too_short = [*[generation(4.0)] * 8, *[generation(0.0)] * 2]
+    assert "joules_per_token" not in energy_columns(too_short, range(10))
+    assert energy_ratio_columns(speculative[:10], too_short, range(10), 500, 0) == {}
 
 
 def test_the_ratio_is_paired() -> None:
@@ -87,7 +153,7 @@ def test_joules_are_told_where_gpus_count_them(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml())
-    monkeypatch.setattr(LocalEngine, "gpus", [0, 1])
+    monkeypatch.setattr(LocalEngine, "gpus", Nvml.uuids)
     outcome = harness(*QUICK)
     regular, speculative = results().to_dict("records")
     for row in (regular, speculative):

@@ -41,7 +41,7 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 30.0, 61.0, 90.0])
     monkeypatch.setattr(quietness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     lines: list[str] = []
-    watch = Quietness(False, lines.append)
+    watch = Quietness((), lines.append)
     watch.look()
     assert lines == []
     watch.look()
@@ -61,7 +61,7 @@ class Nvml:
 
     def __getattr__(self, name: str) -> Any:
         return {
-            "nvmlDeviceGetHandleByIndex": lambda gpu: gpu,
+            "nvmlDeviceGetHandleByUUID": lambda gpu: gpu,
             "nvmlDeviceGetClockInfo": lambda handle, kind: self.clock,
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: (
                 0x41 if self.clock < 1500 else 0x1
@@ -78,7 +78,7 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
-        state.look([0])
+        state.look(["GPU-aaaa"])
     assert state.lowest_clock_mhz == 1200
     assert state.reasons == {"temperature (hardware)"}
     assert state.other_processes == 1
@@ -92,7 +92,7 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
     def num_others(*pids: int) -> int | None:
         nvml.pids = (os.getpid(), *pids)
         state = GpuState()
-        state.look([0])
+        state.look(["GPU-aaaa"])
         return state.other_processes
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:

@@ -176,7 +176,10 @@ class LatencyRow(PromptedRow, ComparedRow):
     num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
     num_throttled_units: MaybeInt = pooled("mean", "those of them at whose end clocks were lowered")
     joules_per_token: MaybeFloat = pooled(
-        "mean", "energy of the GPUs per token, by NVML; what they take when idle included", "J"
+        "mean",
+        "energy of the GPUs per token, by NVML, what they take when idle included; empty for instances"
+        " of a GPU (MIG), and where a tenth of the answers was too short to be counted",
+        "J",
     )
     energy_ratio: MaybeFloat = pooled(
         "mean", "regular / speculative energy per token, totals over units"
