@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,21 +64,22 @@ class DrawnTask(Task):
 
     Args:
         operands: the lowest and the highest, both included.
+        replacement: whether a question may come again before all others have come.
     """
 
     ends = ("\n",)
 
-    def __init__(self, operation: Operation, operands: tuple[int, int]) -> None:
+    def __init__(
+        self, operation: Operation, operands: tuple[int, int], replacement: bool = False
+    ) -> None:
         self.operation = operation
         self.operands = operands
+        self.replacement = replacement
         self.operands_column = "-".join(map(str, operands))
 
     def problems(self, seed: int, count: int) -> list[Problem]:
-        low, high = self.operands
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-        drawn = generator.integers(low, high, size=(count, 2), endpoint=True).tolist()
         problems = []
-        for index, (a, b) in enumerate(drawn):
+        for index, (a, b) in enumerate(itertools.islice(self._pairs(seed, count), count)):
             problem = Problem(
                 seed,
                 index,
@@ -88,6 +90,21 @@ class DrawnTask(Task):
             )
             problems.append(problem)
         return problems
+
+    def _pairs(self, seed: int, num_at_once: int) -> Iterator[tuple[int, int]]:
+        """Pairs of operands without end; those of another `num_at_once` are the same."""
+        low, high = self.operands
+        num_different = (high - low + 1) ** 2
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+        seen: set[tuple[int, int]] = set()
+        while True:
+            drawn = generator.integers(low, high, size=(num_at_once, 2), endpoint=True)
+            for a, b in drawn.tolist():
+                if len(seen) == num_different:
+                    seen.clear()
+                if self.replacement or (a, b) not in seen:
+                    yield a, b
+                    seen.add((a, b))
 
     def judge(self, text: str, problem: Problem) -> Judgement:
         """Read the first integer of the first line as the answer."""

@@ -21,9 +21,8 @@ from harness.experiments.lm_eval_tasks import LmEvalTask
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt
 from harness.experiments.session import Session
-from harness.experiments.task_sets import SETS
 from harness.experiments.tasks import Problem, Task, tokens_with
-from harness.menu.commands.eval import LM_EVAL, EvalSettings
+from harness.menu.commands.eval import EvalSettings
 from harness.menu.experiment import Experiment
 from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
@@ -68,7 +67,14 @@ class Evaluation(Experiment):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        self.task = _task(settings)
+        self.task: Task
+        if settings.task in OPERATIONS:
+            operation = OPERATIONS[settings.task]
+            self.task = DrawnTask(operation, settings.operands, settings.replacement)
+        else:
+            lm_eval_task = LmEvalTask(settings.task)
+            lm_eval_task.check_limit(settings.decoding.max_new_tokens)
+            self.task = lm_eval_task
         self.problems: list[Problem] = []
         for seed in settings.seeds:
             self.problems += self.task.problems(seed, settings.num_prompts)
@@ -102,31 +108,57 @@ class Evaluation(Experiment):
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
-            answered = [answers[problem.key] for problem in problems if problem.key in answers]
+            answered = [problem for problem in problems if problem.key in answers]
             if answered or seed == "all":
                 columns = {
                     "seed": str(seed),
                     "prompts_digest": _digest(problems),
                     "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
-                rows += [self._row(session, arm, answered, columns) for arm in self.settings.arms]
+                for arm in self.settings.arms:
+                    rows.append(self._row(session, arm, answered, answers, columns))
         return rows
 
     def _row(
         self,
         session: Session,
         arm: str,
-        answered: Sequence[Mapping[str, AnswerRow]],
+        answered: Sequence[Problem],
+        answers: StoredAnswers,
         columns: Mapping[str, Any],
     ) -> EvalRow:
         """The row of an arm, from the answers of every arm to the same questions."""
         settings = self.settings
-        answers = [by_arm[arm] for by_arm in answered]
+        first_asked = {problem.prompt: problem for problem in reversed(answered)}
+        # A greedy answer to the same question is a copy, and no further evidence.
+        is_greedy = settings.decoding.temperature == 0
+        counted = [
+            answers[problem.key]
+            for problem in answered
+            if not is_greedy or problem is first_asked[problem.prompt]
+        ]
+        of_arm = [answers[problem.key][arm] for problem in answered]
         compared: dict[str, Any] = {}
         # Where an arm failed, the other may have done more work.
-        if arm != "regular" and answers and session.status != "failed":
-            regular = [by_arm["regular"] for by_arm in answered]
-            compared = _against(regular, answers, greedy=settings.decoding.temperature == 0)
+        if arm != "regular" and answered and session.status != "failed":
+            regular = [answers[problem.key]["regular"] for problem in answered]
+            identical = [
+                mine.completion == theirs.completion
+                for mine, theirs in zip(regular, of_arm, strict=True)
+            ]
+            first = [by_arm["regular"].correct for by_arm in counted]
+            second = [by_arm[arm].correct for by_arm in counted]
+            compared = {
+                **difference_of_paired_proportions(first, second).columns("difference"),
+                "mcnemar_p_value": mcnemar_p_value(first, second),
+                # Sampled texts may differ; greedy ones must not.
+                "identical_prompts": sum(identical) if is_greedy else None,
+            }
+        num_correct = sum(by_arm[arm].correct for by_arm in counted)
+        accuracies: dict[str, Any] = {
+            **wald_interval(num_correct, len(counted)).columns("accuracy", ends="wald"),
+            **wilson_interval(num_correct, len(counted)).columns("accuracy", ends="wilson"),
+        }
         return session.row(
             EvalRow,
             arm=arm,
@@ -134,9 +166,11 @@ class Evaluation(Experiment):
             operands=self.task.operands_column,
             metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
+            num_different_prompts=len(first_asked),
+            **accuracies,
             **columns,
             **compared,
-            **_figures(answers),
+            **_figures(of_arm),
         )
 
     def _left_behind(self, session: Session) -> StoredAnswers:
@@ -264,19 +298,6 @@ class Evaluation(Experiment):
 EXPERIMENT = Evaluation
 
 
-def _task(settings: EvalSettings) -> Task:
-    """The task that the settings name. Raises SettingError for one that cannot be asked with these
-    settings.
-    """
-    if settings.task.startswith(LM_EVAL):
-        task = LmEvalTask(settings.task)
-        task.check_limit(settings.decoding.max_new_tokens)
-        return task
-    if settings.task in SETS:
-        return SETS[settings.task]
-    return DrawnTask(OPERATIONS[settings.task], settings.operands)
-
-
 def _digest(problems: Sequence[Problem]) -> str:
     """12 hex digits of the texts of questions."""
     texts = "\n".join(problem.prompt for problem in problems)
@@ -291,35 +312,13 @@ def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
 
 
 def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
-    """The columns of one arm; those that need an answer are None where there is none."""
-    correct = sum(answer.correct for answer in answers)
-    total = len(answers)
+    """The columns that count all answers of one arm."""
     times = [answer.time_ms for answer in answers]
     return {
         "acceptance": Acceptance.of(outcome for answer in answers for outcome in answer.outcomes),
-        "num_prompts": total,
-        "num_correct": correct,
+        "num_prompts": len(answers),
+        "num_correct": sum(answer.correct for answer in answers),
         "num_parsed": sum(answer.answer is not None for answer in answers),
         "num_tokens": sum(answer.num_tokens for answer in answers),
         "ms_per_answer": statistics.fmean(times) if times else None,
-        **wald_interval(correct, total).columns("accuracy", ends="wald"),
-        **wilson_interval(correct, total).columns("accuracy", ends="wilson"),
-    }
-
-
-def _against(
-    regular: Sequence[AnswerRow], other: Sequence[AnswerRow], greedy: bool
-) -> dict[str, Any]:
-    """The other arm's answers compared with the regular arm's answers to the same questions."""
-    first = [answer.correct for answer in regular]
-    second = [answer.correct for answer in other]
-    difference = difference_of_paired_proportions(first, second)
-    identical = [
-        mine.completion == theirs.completion for mine, theirs in zip(regular, other, strict=True)
-    ]
-    return {
-        **difference.columns("difference"),
-        "mcnemar_p_value": mcnemar_p_value(first, second),
-        # Sampled texts may differ; greedy ones must not.
-        "identical_prompts": sum(identical) if greedy else None,
     }

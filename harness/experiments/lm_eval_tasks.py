@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.config.errors import RunError, SettingError
-from harness.experiments.tasks import Judgement, Problem, Task, draw_rows
+from harness.experiments.tasks import Judgement, Problem, Task
 from harness.menu.commands.eval import LM_EVAL
 from harness.models.failures import first_line, is_unreachable
 
@@ -54,7 +55,7 @@ class LmEvalTask(Task):
     it.
 
     Attributes:
-        task: the task as the user names it, `lm_eval:gsm8k`.
+        task: the task as the user names it, `gsm8k` or `lm_eval:gsm8k`.
         ends: texts that end a completion.
         max_tokens: the most tokens that a completion may have.
         metric_column: the metric and filter that decide, for the results.
@@ -102,11 +103,14 @@ class LmEvalTask(Task):
 
     def problems(self, seed: int, count: int) -> list[Problem]:
         """Draw `count` of the questions."""
-        source_rows = draw_rows(
-            source=f"the task {self.task}", num_rows=len(self._instances), seed=seed, count=count
-        )
+        num_rows = len(self._instances)
+        if count > num_rows:
+            rule = f"the task {self.task} has only {num_rows} questions"
+            raise SettingError("num_prompts", rule, count)
+        source_rows = list(range(num_rows))
+        random.Random(seed).shuffle(source_rows)
         problems = []
-        for index, source_row in enumerate(source_rows):
+        for index, source_row in enumerate(source_rows[:count]):
             instance = self._instances[source_row]
             problem = Problem(
                 seed,

@@ -26,15 +26,12 @@ class BadFile(Exception):
     """Why a file is refused. `load_prompts` adds the setting and its value."""
 
 
-def local_files(settings: PromptSettings, named_by: str = "prompts") -> list[Path]:
+def local_files(settings: PromptSettings) -> list[Path]:
     """The files of a prompt set on this machine; those on the hub are fetched unless they are in
     its cache.
 
     A branch is taken as it was last fetched: asking whether it has changed takes half a minute
     without a network.
-
-    Args:
-        named_by: the user's setting that led to this set, for errors.
 
     Raises:
         SettingError: the repository has no such file or revision.
@@ -42,10 +39,10 @@ def local_files(settings: PromptSettings, named_by: str = "prompts") -> list[Pat
     """
     if settings.repository is None:
         return [Path(file).expanduser() for file in settings.files]
-    return [_fetched(settings, file, named_by) for file in settings.files]
+    return [_fetched(settings, file) for file in settings.files]
 
 
-def _fetched(settings: PromptSettings, file: str, named_by: str) -> Path:
+def _fetched(settings: PromptSettings, file: str) -> Path:
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
@@ -65,8 +62,8 @@ def _fetched(settings: PromptSettings, file: str, named_by: str) -> Path:
     except Exception as exception:
         # In this form `explain` takes any repository, also one of a data set.
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
-        error = explain(exception, named_by, place, "dataset")
-        raise error or RunError(f"{named_by}: {first_line(exception)}") from exception
+        error = explain(exception, "prompts", place, "dataset")
+        raise error or RunError(f"prompts: {first_line(exception)}") from exception
     return Path(path)
 
 

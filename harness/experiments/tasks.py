@@ -1,18 +1,16 @@
 """The interface of a task of `eval`: its questions, where completions end, and how they are judged.
 
-`drawn_tasks`, `task_sets` and `lm_eval_tasks` have the three kinds of tasks.
+`drawn_tasks` and `lm_eval_tasks` have the two kinds of tasks.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 
 
@@ -100,22 +98,6 @@ class Task(Protocol):
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
         """Accuracies that others measured for this model, by arm."""
         return {}
-
-
-def draw_rows(source: str, num_rows: int, seed: int, count: int) -> list[int]:
-    """`count` row numbers in an order drawn by the seed; a longer list begins with the shorter one.
-
-    Args:
-        source: what has the rows, for the error.
-
-    Raises:
-        SettingError: there are fewer rows.
-    """
-    if count > num_rows:
-        raise SettingError("num_prompts", f"{source} has only {num_rows} questions", count)
-    order = list(range(num_rows))
-    random.Random(seed).shuffle(order)
-    return order[:count]
 
 
 def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:

@@ -45,7 +45,7 @@ from harness.config.settings import (
     require,
 )
 from harness.menu.command import Command
-from harness.menu.conversion import from_config, plain_settings
+from harness.menu.conversion import plain_settings
 from harness.menu.hybrid import HybridSettings
 from harness.menu.method import TextMethod
 from harness.menu.records import COMMANDS, ENGINES, METHODS
@@ -197,11 +197,6 @@ def _prompts(name: str) -> dict[str, Any] | None:
     else:
         own = written(f"prompts/{name}")
     return _plain_defaults(PromptSettings) | own if own else None
-
-
-def prompt_preset(name: str) -> PromptSettings:
-    """The settings that `prompts=NAME` stands for, of a preset of a data set."""
-    return from_config(PromptSettings, _prompts(name) or {})
 
 
 def _pair(name: str) -> dict[str, Any]:

@@ -192,7 +192,13 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         lines.append(_verdict(row))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
-    resumed = partial = None
+    repeated = resumed = partial = None
+    different = row.num_different_prompts or row.num_prompts
+    if row.num_prompts is not None and different != row.num_prompts:
+        repeated = f"{row.num_prompts:,} questions, {different:,} different."
+        if row.temperature == 0:
+            copies = "a greedy answer to a question that is asked again is a copy"
+            repeated = f"{repeated[:-1]}: {copies}, and accuracy counts each question once."
     num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
@@ -200,7 +206,9 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         resumed = f"{answers}, {earlier}; resume=false measures again."
     if row.status != "ok":
         partial = f"{row.status}: the figures cover {row.num_prompts} questions only."
-    return lines + sentences("warning", resumed, lossy_warning(row), smaller_batch(row), partial)
+    return lines + sentences(
+        "warning", repeated, resumed, lossy_warning(row), smaller_batch(row), partial
+    )
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:

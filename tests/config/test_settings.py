@@ -14,7 +14,6 @@ from harness.config.settings import (
     PromptSettings,
 )
 from harness.experiments.drawn_tasks import OPERATIONS
-from harness.experiments.task_sets import SETS
 from harness.menu.commands.eval import Task
 from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import from_config, setting_names
@@ -116,7 +115,7 @@ def test_every_setting_has_a_name_to_type() -> None:
 
 
 def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
-    assert set(typing.get_args(Task)) == {*OPERATIONS, *SETS}
+    assert set(typing.get_args(Task)) == {*OPERATIONS, "gsm8k"}
 
 
 def test_a_split_target_is_the_strategy_of_the_run_and_its_draft_is_copied() -> None:

@@ -47,23 +47,44 @@ def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
         assert OPERATIONS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
 
 
-def test_questions_are_a_function_of_the_seed() -> None:
-    task = DrawnTask(MULTIPLICATION, (1, 99))
+@pytest.mark.parametrize("replacement", [False, True])
+def test_questions_are_a_function_of_the_seed(replacement: bool) -> None:
+    task = DrawnTask(MULTIPLICATION, (1, 99), replacement)
     first = task.problems(0, 50)
     assert first == task.problems(0, 80)[:50]
+    assert first == task.problems(0, 9000)[:50]
     assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in task.problems(1, 50)]
     # Held here, because published rows name a seed: another generator would ask other questions.
     assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
 
 
+def test_no_question_is_asked_twice_before_all_were_asked() -> None:
+    pairs = [(q.a, q.b) for q in DrawnTask(MULTIPLICATION, (3, 5)).problems(0, 23)]
+    everything = {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
+    assert set(pairs[:9]) == set(pairs[9:18]) == everything
+    assert len(set(pairs[18:])) == 5
+    many = DrawnTask(MULTIPLICATION, (1, 99)).problems(0, 99 * 99)
+    assert len({problem.prompt for problem in many}) == 99 * 99
+
+
 def test_operands_are_uniform_with_both_ends() -> None:
-    questions = DrawnTask(MULTIPLICATION, (3, 5)).problems(0, 9000)
+    questions = DrawnTask(MULTIPLICATION, (3, 5), replacement=True).problems(0, 9000)
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
     assert all(
         abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values()
     )
+
+
+def test_the_first_question_is_uniform_over_seeds() -> None:
+    """Without replacement, which is where the order could be another one."""
+    task = DrawnTask(MULTIPLICATION, (1, 2))
+    seconds = [task.problems(seed, 2)[1] for seed in range(2000)]
+    counts = Counter((question.a, question.b) for question in seconds)
+    assert len(counts) == 4
+    # Six standard deviations, as above.
+    assert all(abs(count - 500) < 6 * (2000 * 3 / 16) ** 0.5 for count in counts.values())
 
 
 def test_every_token_with_a_line_break_ends_the_line() -> None:

@@ -98,6 +98,10 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
         assert row["num_prompts"] == total == (40 if row["seed"] == "all" else 20)
         assert row["num_correct"] == correct
         assert row["num_parsed"] == mine["answer"].notna().sum() < total
+        # The others are copies of these.
+        different = mine.drop_duplicates(["a", "b"])
+        assert row["num_different_prompts"] == len(different) == 9
+        correct, total = int(different["correct"].sum()), 9
         wald, wilson = wald_interval(correct, total), wilson_interval(correct, total)
         assert [
             row[name] for name in ("accuracy", "wald_low", "wald_high", "wilson_low", "wilson_high")
@@ -113,6 +117,34 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
     assert arms[arms["arm"] == "regular"]["difference"].isna().all()
     # The draft was taught other answers: it is often correct, and not always.
     assert speculative["acceptance_rate"].between(0.3, 0.95).all()
+
+
+@pytest.mark.parametrize(("temperature", "counted"), [(0, 9), (5.0, 18)])
+def test_only_greedy_repetitions_are_copies(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str], temperature: float, counted: int
+) -> None:
+    decoding = {"temperature": temperature, "max_new_tokens": 6, "ignore_eos": False}
+    arms, prompts = evaluate(decoding=decoding, seeds=[0], num_prompts=18)
+    shown = capsys.readouterr().out
+    assert mentions(shown, "18 questions, 9 different")
+    assert ("accuracy counts each question once" in " ".join(shown.split())) == (temperature == 0)
+    assert set(arms["num_different_prompts"]) == {9}
+    assert not prompts[prompts["prompt_index"] < 9].duplicated(["arm", "a", "b"]).any()
+    for row in arms.itertuples():
+        mine = prompts[(prompts["arm"] == row.arm) & (prompts["prompt_index"] < counted)]
+        wilson = wilson_interval(int(mine["correct"].sum()), counted)
+        assert [row.wilson_low, row.wilson_high] == pytest.approx([wilson.low, wilson.high])
+    assert arms["num_prompts"].tolist() == [18] * 4
+
+
+def test_questions_with_replacement_as_published_tables_have_them(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms, prompts = evaluate(seeds=[0], num_prompts=8, replacement=True)
+    assert prompts.duplicated(["arm", "a", "b"]).any()
+    num_different = len(prompts.drop_duplicates(["a", "b"]))
+    assert set(arms["num_different_prompts"]) == {num_different}
+    assert mentions(capsys.readouterr().out, f"8 questions, {num_different} different")
 
 
 def test_a_batch_shares_its_time(evaluate: Evaluate) -> None:

@@ -60,14 +60,15 @@ def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_task()
 
 
+@pytest.mark.parametrize("task", ["gsm8k", "lm_eval:gsm8k"])
 def test_absent_lm_eval_is_told_with_the_command_that_brings_it(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    complaint = harness.refused("eval", "task=lm_eval:gsm8k")
+    complaint = harness.refused("eval", f"task={task}")
     rule = "needs lm-evaluation-harness: pip install 'harness[lm-eval]'"
-    assert complaint == f"task=lm_eval:gsm8k: {rule}"
+    assert complaint == f"task={task}: {rule}"
 
 
 def test_data_out_of_reach_are_no_wrong_setting(
@@ -95,6 +96,9 @@ def test_data_out_of_reach_are_no_wrong_setting(
 
 def test_a_name_is_needed(harness: Harness) -> None:
     assert "must be one of" in harness.refused("eval", "task='lm_eval:'")
+    assert "addition, gsm8k, lm_eval:NAME" in harness.refused("eval", "task=math500")
+    refused = harness.refused("eval", "task=gsm8k", "replacement=true")
+    assert refused.startswith("replacement=true: must be false with task=gsm8k")
 
 
 @pytest.mark.usefixtures("lm_eval")

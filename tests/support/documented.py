@@ -14,10 +14,15 @@ PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
 
 
 def typed_lines() -> list[str]:
-    """What follows `python -m harness` and the like, as it is printed: with quotes, and with remarks behind it."""
+    """What follows `python -m harness` and the like, as it is printed: with quotes, and with remarks behind it.
+
+    Within sentences and tables, command lines stand alone: `recovery load=8`.
+    """
     files = [*PAGES, *PRESETS]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     typed = re.findall("(?:-m harness|- run: harness) ([^`\n]*)", text)
+    names = "|".join(command.name for command in commands())
+    typed += re.findall(f"`((?:{names}) [^`]*=[^`]*)`", text)
     for command in commands():
         examples = [(command.example, ""), *command.examples]
         typed += [f"{command.name} {arguments}".strip() for arguments, _ in examples]

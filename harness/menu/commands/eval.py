@@ -16,12 +16,11 @@ from harness.results.rows.eval import AnswerRow, EvalRow
 if TYPE_CHECKING:
     from harness.report.table import Document, Line
 
-Task = Literal["multiplication", "addition", "gsm8k", "math500"]
+# The last one is lm-evaluation-harness's, under its own name.
+Task = Literal["multiplication", "addition", "gsm8k"]
 # Before the name of a task of lm-evaluation-harness, or of a file with one.
 LM_EVAL = "lm_eval:"
-# Tasks whose answers are solutions in several steps, and the fewest tokens that a solution has.
-_IN_STEPS = ("gsm8k", "math500")
-_FEWEST_TOKENS = 32
+_DRAWN = ("multiplication", "addition")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +28,10 @@ class EvalSettings(RunSettings):
     """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        task: `multiplication` and `addition` of drawn operands; `gsm8k` with five examples from its own
-            training part, and `math500` without examples, from the hub; `lm_eval:NAME` or
-            `lm_eval:./task.yaml` for a generative task of lm-evaluation-harness.
+        task: `multiplication` and `addition` of drawn operands; `lm_eval:NAME` or `lm_eval:./task.yaml`
+            for a generative task of lm-evaluation-harness, of which `gsm8k` needs no prefix.
         operands: the lowest and the highest operand of a question.
+        replacement: draw a question again before all others were drawn, as published tables did.
         seeds: of the questions and of sampling; each seed has its own questions.
         num_prompts: questions per seed.
         resume: also reuse the answers of an earlier run with the same settings.
@@ -40,6 +39,7 @@ class EvalSettings(RunSettings):
 
     task: Task | str = "multiplication"
     operands: tuple[int, int] = (1, 99)
+    replacement: bool = False
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
 
@@ -66,10 +66,8 @@ class EvalSettings(RunSettings):
             "must be stored: random weights know no answers",
             self.weights,
         )
-        if self.task in _IN_STEPS:
-            tokens = self.decoding.max_new_tokens
-            rule = f"must be at least {_FEWEST_TOKENS} for task={self.task}; 512 is usual"
-            require(tokens >= _FEWEST_TOKENS, "decoding.max_new_tokens", rule, tokens)
+        rule = f"must be false with task={self.task}, which has its own questions"
+        require(self.task in _DRAWN or not self.replacement, "replacement", rule, self.replacement)
         rates = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
@@ -93,8 +91,8 @@ class Eval(Command):
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
         ("decoding=greedy", "both arms must give the same answers"),
         ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
-        ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "a benchmark from the hub"),
-        ("task=lm_eval:./task.yaml num_prompts=100", "a task of lm-evaluation-harness"),
+        ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "of lm-evaluation-harness"),
+        ("task=lm_eval:./task.yaml num_prompts=100", "a task of your own, in its format"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.results.row import Row, circumstance, figure, setting
-from harness.results.schema import DecodedRow, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,10 @@ class EvalRow(DecodedRow):
     )
     arm: MaybeText = figure("`regular` or `speculative`")
     num_prompts: MaybeInt = figure("questions answered")
+    num_different_prompts: MaybeInt = figure(
+        "different ones among them. Greedy answers to the same question are copies, so that accuracies,"
+        " intervals and McNemar's test then count each once"
+    )
     smallest_batch: MaybeInt = figure(
         "rows of the smallest batch of this run: the last of a seed may not be full"
     )
@@ -46,6 +50,9 @@ class EvalRow(DecodedRow):
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     task: MaybeText = setting("name of the task", "task")
     operands: MaybeText = setting("lowest and highest operand, `1-99`; empty for other tasks")
+    replacement: MaybeBool = setting(
+        "whether questions were drawn again before all others were drawn", "replacement"
+    )
     metric: MaybeText = figure(
         "metric of lm-evaluation-harness that scored the answers and its filter,"
         " `exact_match, strict-match`; empty for other tasks"
