@@ -1,4 +1,6 @@
-"""The questions of `latency`: prompts in batches or laps, asked again if need be, and a warm-up."""
+"""The questions of `latency` and `map`: prompts in batches or laps, asked again if need be, and a
+warm-up.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import fmean
 from typing import TypeGuard
 
@@ -135,13 +136,13 @@ def _is_whole(cells: Sequence[MapRow]) -> bool:
 
 def _undecided(cells: Sequence[MapRow]) -> str | None:
     """How many measured cells have no verdict, and why; None where all have one."""
-    measured = [row for row in cells if row.measured]
-    reasons = [verdict_of(row).reason for row in measured if not verdict_of(row).can_tell]
+    verdicts = [verdict_of(row) for row in cells if row.measured]
+    reasons = [verdict.reason for verdict in verdicts if not verdict.can_tell]
     if not reasons:
         return None
     first, *others = dict.fromkeys(reasons)
     others_too = " (others for other reasons)" if others else ""
-    number = f"{len(reasons)} of {len(measured)} measured cells"
+    number = f"{len(reasons)} of {len(verdicts)} measured cells"
     return f"{number} cannot tell whether it pays: {first}{others_too}."
 
 
@@ -228,7 +229,7 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
         elif not best:
             return f"no cell can tell whether it pays {_at(rows, str(size))}"
     if not any(best.values()):
-        return "it pays nowhere"
+        return "it surely pays nowhere"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
     lasts = [first - 1 for first in firsts[1:]] + [max(best)]
     # The engines want a K from 1 on, although the smallest measured batch size may be larger.
@@ -245,8 +246,8 @@ def _next_step(cells: Sequence[MapRow]) -> str:
         return f"No schedule of K for servers: {schedule}."
     load = load_of(cells)
     ranges = ", ".join(f"K={k} at {_range(first, last)}" for first, last, k in schedule)
-    sentences = [f"Next, by {load}: {ranges} ({', '.join(schedule_files(schedule, {}))})."]
-    sentences += [f"No file for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
+    texts = [f"Next, by {load}: {ranges} ({', '.join(schedule_files(schedule, {}))})."]
+    texts += [f"No file for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
     by_size = grouped([row for row in cells if row.measured], _size_of)
     undecided = [
         size
@@ -255,12 +256,10 @@ def _next_step(cells: Sequence[MapRow]) -> str:
     ]
     if undecided:
         sizes = " and ".join(map(str, undecided))
-        sentences.append(f"At {sizes}, where no cell can tell, the K below stays.")
+        texts.append(f"At {sizes}, where no cell can tell, the K below stays.")
     last = schedule[-1][1]
-    sentences.append(
-        f"Above {last} vLLM and SGLang keep the last K, and TensorRT-LLM drafts nothing."
-    )
-    return " ".join(sentences)
+    texts.append(f"Above {last} vLLM and SGLang keep the last K, and TensorRT-LLM drafts nothing.")
+    return " ".join(texts)
 
 
 def _reach(cells: Sequence[MapRow]) -> tuple[str, str]:
@@ -297,23 +296,16 @@ def stretches_above(values: Mapping[int, float]) -> list[tuple[float, float]]:
     Args:
         values: logarithms of speed-ups by batch size, ascending.
     """
-    found: list[tuple[float, float]] = []
-    before: tuple[int, float] | None = None
-    for size, value in values.items():
-        if value > 0:
-            if before is None or before[1] > 0:
-                begin = found.pop()[0] if found and before is not None else float(size)
-            else:
-                begin = _crossing(size, value, *before)
-            found.append((begin, float(size)))
-        elif before is not None and before[1] > 0:
-            found[-1] = found[-1][0], _crossing(*before, size, value)
-        before = size, value
-    return found
-
-
-def _crossing(size: float, above: float, other: float, below: float) -> float:
-    return size * (other / size) ** (above / (above - below))
+    first = next(iter(values))
+    points = [(float(first), values[first] > 0)]
+    for (size, value), (following, later) in pairwise(values.items()):
+        if (value > 0) != (later > 0):
+            share = 1.0 if value == -math.inf else value / (value - later)
+            points.append((size * (following / size) ** share, True))
+        points.append((float(following), later > 0))
+    groups = groupby(points, itemgetter(1))
+    stretches = [[size for size, _ in group] for is_above, group in groups if is_above]
+    return [(stretch[0], stretch[-1]) for stretch in stretches]
 
 
 def _range(first: float, last: float) -> str:
@@ -330,10 +322,14 @@ def _table(cells: Sequence[MapRow]) -> Table:
     """
     by_k = dict(sorted(grouped(cells, k_of).items()))
     rows = []
-    for size in sorted(set(map(_size_of, cells))):
-        of_size = {k_of(row): row for row in cells if _size_of(row) == size}
-        texts = [_figures(of_size[k]) if k in of_size else None for k in by_k]
-        rows.append(TableRow((str(size), *texts)))
+    for size, of_size in sorted(grouped(cells, _size_of).items()):
+        texts = {}
+        for row in of_size:
+            texts[k_of(row)] = cell_text(row)
+            if row.measured:
+                certainty = interval(row.speedup_low, row.speedup_high) or CANNOT_TELL
+                texts[k_of(row)] += f"\n{certainty}"
+        rows.append(TableRow((str(size), *map(texts.get, by_k))))
     reaches = [_reach(of_k) for of_k in by_k.values()]
     for place, word in enumerate((PAYS, DOES_NOT_PAY)):
         sizes = [reach[place] for reach in reaches]
@@ -341,15 +337,8 @@ def _table(cells: Sequence[MapRow]) -> Table:
             rows.append(TableRow((f"{word} at", *sizes)))
     columns = [Column(load_of(cells)), *(Column(f"K={k}" if k else "its own K") for k in by_k)]
     brackets = "" if all(row.measured for row in cells) else ", those in brackets interpolated"
-    notes = (f"{_how_many(cells)}{brackets}.",)
+    notes = (f"{_how_many(cells)}{brackets}.",) if _is_whole(cells) else ()
     return Table("map", heading_of(cells), tuple(columns), tuple(rows), notes=notes)
-
-
-def _figures(row: MapRow) -> str:
-    """A cell with its interval in a second line."""
-    if not row.measured:
-        return cell_text(row)
-    return f"{cell_text(row)}\n{interval(row.speedup_low, row.speedup_high) or CANNOT_TELL}"
 
 
 def cell_text(row: MapRow) -> str:

@@ -214,7 +214,8 @@ def measured_rows(
     if not measurement.reusable:
         return []
     same = [row for row in read_rows(path, kind) if row.measurement == measurement.digest]
-    complete = [row for row in same if row.status == "ok" and measurement.includes(row)]
+    incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
+    complete = [row for row in same if row.run not in incomplete]
     latest = max((row.run or "" for row in complete), default=None)
     return [row for row in complete if (row.run or "") == latest]
 

@@ -179,7 +179,7 @@ def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
     assert rows["speedup"].isna().all()
     assert rows["error"].str.contains("the same work").all()
     assert mentions(outcome.stdout, "2 of 2 measured cells cannot tell", "the same work")
-    assert "pays" not in outcome.stdout.replace("it pays", "")
+    assert "pays" not in outcome.stdout.replace("whether it pays", "")
     assert not list(Path().rglob("schedule_vllm.json"))
 
 
@@ -335,7 +335,7 @@ def test_what_is_said_of_planted_requests_in_flight() -> None:
 
 
 def test_schedules_of_cells_that_can_tell() -> None:
-    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == "it pays nowhere"
+    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == "it surely pays nowhere"
     assert schedule_of([row(1, 1, 1.2), row(16, 1, 0.8)]) == [(1, 15, 1), (16, 16, 0)]
     # The best K cannot tell, and another one can.
     unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]

@@ -59,6 +59,18 @@ def test_parts_that_must_share_prompts_are_known_to() -> None:
     assert {part.unit for part in alone} == set(range(5))
 
 
+def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
+    """Of 40 prompts in batches of 16 there would be three units, however often they are asked."""
+    parts = batches_to_ask(40, 128, 16, 0)
+    assert [part.unit for part in parts] == list(range(8))
+    assert {len(part.places) for part in parts} == {16}
+    assert share_prompts(parts)
+    assert not share_prompts(batches_to_ask(40, 128, 4, 0))
+    assert not share_prompts(batches_to_ask(40, 64, 16, 0))
+    # No batch has more rows than were asked for.
+    assert max(len(part.places) for part in batches_to_ask(3, 34, 8, 0)) <= 8
+
+
 def test_indices_of_turns_and_repetitions_are_all_different() -> None:
     prompts = (Prompt("a", turns=("a", "b", "c")), Prompt("d"))
     prompt_set = PromptSet("talks", prompts, "")

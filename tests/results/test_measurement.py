@@ -136,6 +136,8 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
     append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
     append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
     append_rows(file, [row("3", "a", "failed", 5)])
+    # A map with a cell that was refused a verdict is not whole without it.
+    append_rows(file, [row("4", "a", "ok", 6), row("4", "a", "no_verdict", 7)])
     assert (tmp_path / "latency-2.csv").exists()
     assert [found.num_tokens for found in measured_rows(file, LatencyRow, Measurement("a"))] == [3]
     assert measured_rows(file, LatencyRow, Measurement("c")) == []

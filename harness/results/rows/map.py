@@ -13,7 +13,7 @@ class MapRow(ComparedRow):
     """`map.csv`: one row per cell of the grid."""
 
     kind = "map"
-    filled_if_measured = ("speedup",)
+    filled_if_measured = ("speedup", "measured")
     recognised_by = ("context", "measured", "speedup")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
