@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from harness.report.table import interval
 from harness.results.coverage import Coverage
-from harness.results.rows.latency import LatencyRow
+from harness.results.rows.latency import QUIET, LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 from harness.results.verdict import MOST_CACHED, MOST_DIFFERENCE
 
-# A machine counts as quiet if the process got at least this share of the processor time it asked
-# for.
-_QUIET = 0.9
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
 
@@ -156,7 +153,7 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
     shares = [row.processor_share for row in rows if row.processor_share is not None]
     row = rows[-1]
     # A server computes elsewhere.
-    if row.url is not None or not shares or min(shares) >= _QUIET:
+    if row.url is not None or not shares or min(shares) >= QUIET:
         return None
     return (
         f"The machine was not quiet: this process got {min(shares):.0%} of the processor time that it"

@@ -21,6 +21,7 @@ from harness.report.runs import Run, every_run
 from harness.report.table import Column, Document, Line, Table, sentences
 from harness.report.terminal import WIDE, plain_console, print_document
 from harness.report.words import short_commit
+from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
 
 WORSE = 1
@@ -76,13 +77,24 @@ def main(arguments: Sequence[str]) -> None:
     before = _runs("before", settings["before"])
     after = _runs("after", settings["after"])
     noise = _runs("noise", settings["noise"]) if settings["noise"] else []
+    ids_before = {run.id for run in before}
+    on_both_sides = [run for run in after if run.id in ids_before]
+    after = [run for run in after if run.id not in ids_before]
+    if not after:
+        raise SettingError(
+            "after", "holds no run that before does not hold, too", settings["after"]
+        )
     if noise and not noise_by_figure(noise):
         rule = "must hold two runs of latency with the same settings (repeats=10)"
         raise SettingError("noise", rule, settings["noise"])
     compared = compared_runs(before, after, margin, noise)
     if not compared:
         raise SettingError("after", _why_none(before, after), settings["after"])
-    print_document(document(compared, margin, before, after, noise), plain_console(WIDE))
+    lines = [*document(compared, margin, before, after, noise)]
+    if on_both_sides:
+        number = counted(len(on_both_sides), "run")
+        lines.append(Line(f"On both sides, and left out of after: {number}.", "warning"))
+    print_document(lines, plain_console(WIDE))
     _judge(compared)
 
 
@@ -102,7 +114,7 @@ def document(
     lines: list[Table | Line] = [_table(compared)]
     about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
     lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
-    change = "Change: the geometric mean of after / before, prompt by prompt"
+    change = "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts"
     lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
     covers: set[str] = set()
     for one in compared:
@@ -110,11 +122,16 @@ def document(
             covers.add(one.comparison.change.covers)
     if covers:
         lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
-    for name, measured in noise_by_figure(noise).items():
-        threshold = f"{name}: identical runs stay within {measured.threshold():.1%} of each other"
-        lines.append(Line(f"{threshold} in 95 % of the cases.", "dim"))
+    for one in compared:
+        if one.noise is not None:
+            threshold = f"identical runs stay within {one.noise.threshold():.1%} of each other"
+            lines.append(Line(f"{one.figure.name}: {threshold} in 95 % of the cases.", "dim"))
+    unused = ""
+    if noise and not any(one.noise for one in compared):
+        unused = "noise= has no two runs with these settings on these devices: it was not used."
     reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
-    lines += sentences("warning", *sorted(reasons), *_unpaired(before, after))
+    lines += sentences("warning", unused, *sorted(reasons), *_unpaired(before, after))
+    lines += sentences("warning", _not_quiet("before", before), _not_quiet("after", after))
     lines += sentences("dim", *_differences(compared))
     return lines
 
@@ -137,7 +154,7 @@ def _table(compared: Sequence[Compared]) -> Table:
         Column("figure", of="figure.name", text=True),
         Column("before", "{:.4g}".format, "means.before"),
         Column("after", "{:.4g}".format, "means.after"),
-        Column("change", of="change"),
+        Column("change,\nby prompt", of="change"),
         Column("95 % interval", of="interval"),
         Column("would show", "{:.1%}".format, "visible"),
         Column("verdict", of="in_words", text=True),
@@ -181,7 +198,7 @@ def _runs(name: str, path: str) -> list[Run]:
         raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
     names = [command.name for command in commands() if command.regresses]
     every = every_run(Path(path)).runs
-    runs = [run for run in every if run.command in names and run.status == "ok"]
+    runs = [run for run in every if run.command in names and run.status in ("ok", NO_VERDICT)]
     if not runs:
         raise SettingError(name, f"holds no complete run of {' or '.join(names)}", path)
     return runs
@@ -197,7 +214,20 @@ def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
         value_after = settings_after.get(name)
         if value_before != value_after:
             differing.append(f"{name} {value_before} and {value_after}")
-    return f"has no run with the settings of one before: {', '.join(differing)}"
+    settings = ", ".join(differing)
+    return (
+        f"has no run with the settings of one before: {settings}. To rank settings, measure them in one sweep:"
+        " harness latency -m SETTING=VALUE,VALUE"
+    )
+
+
+def _not_quiet(side: str, runs: Sequence[Run]) -> str | None:
+    """A sentence about runs whose times other programs, or drift, have changed."""
+    disturbed = [run for run in runs if not run.last.was_quiet]
+    if not disturbed:
+        return None
+    number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
+    return f"{side}: {number} drifted, or shared the processor with other programs (drifted, processor_share)."
 
 
 def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:

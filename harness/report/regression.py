@@ -8,6 +8,7 @@ and those after it. Each figure of it is compared over the units that all these 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -24,7 +25,7 @@ from harness.report.runs import Run
 from harness.report.table import grouped
 from harness.results.files import read_answers
 from harness.results.rows.latency import LatencyPromptRow
-from harness.results.schema import RunRow
+from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.comparisons import (
     Comparison,
     Direction,
@@ -37,11 +38,15 @@ from harness.results.statistics.comparisons import (
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import adjusted_p_values
 from harness.results.statistics.power import visible_difference
+from harness.results.verdict import ArmEvidence, why_other_work
 
 # The chance to be wrong that an adjusted p-value has to stay below.
 _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
+
+# Draft tokens per iteration that differ by more, as a logarithm, are another K.
+_OTHER_K = 0.1
 
 # The prompts of a unit: one, or those of a batch or lap.
 Unit = tuple[int, ...]
@@ -73,9 +78,11 @@ class FigureOfPrompts(Figure):
     """A figure that every prompt has.
 
     Attributes:
+        column: of the runs' own rows.
         by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
     """
 
+    column: str = field(kw_only=True)
     by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
@@ -85,13 +92,18 @@ class Sides(NamedTuple):
     Attributes:
         before, after: the runs of each, repetitions of one another.
         margin: a change for the worse up to this share is tolerated.
-        noise: how far apart identical runs are, by the name of the figure.
+        noise: how far apart runs with the same settings on the same devices are, by the name of the
+            figure.
     """
 
     before: Sequence[Run]
     after: Sequence[Run]
     margin: float
     noise: Mapping[str, Noise]
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return [*self.before, *self.after]
 
     def compared(self, figure: Figure) -> Compared:
         """The comparison of a figure, without a result yet."""
@@ -112,6 +124,7 @@ class Compared:
     Attributes:
         before, after: a row of each, for its settings and circumstances.
         means: of the figure; None where there is nothing to compare.
+        noise: of identical runs, where that was given.
         reason: why there is no verdict, where the interval does not show it.
     """
 
@@ -121,6 +134,7 @@ class Compared:
     verdict: Verdict = "cannot tell"
     comparison: Comparison | None = None
     means: Means | None = None
+    noise: Noise | None = None
     reason: str = ""
 
     @property
@@ -182,12 +196,14 @@ def compared_runs(
         noise: runs of one program, whose differences are noise.
     """
     by_settings = grouped(after, settings_key)
-    noises = noise_by_figure(noise)
     compared: list[Compared] = []
     for key, runs_before in grouped(before, settings_key).items():
         runs_after = by_settings.get(key)
         if runs_after:
-            sides = Sides(runs_before, runs_after, margin, noises)
+            devices = {run.last.devices for run in (*runs_before, *runs_after)}
+            alike = [run for run in noise if settings_key(run) == key]
+            here = [run for run in alike if {run.last.devices} == devices]
+            sides = Sides(runs_before, runs_after, margin, noise_by_figure(here))
             compared += COMMANDS[runs_before[0].command].changes(sides)
     adjusted: list[Compared] = []
     for of_figure in grouped(compared, attrgetter("figure.name")).values():
@@ -213,13 +229,45 @@ def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
 
 
 def changes_by_prompt(sides: Sides) -> list[Compared]:
-    """The figures of `latency` that both sides have."""
-    compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
-    known = [one for one in compared if one is not None]
-    if known:
-        return known
-    reason = "the files of the prompts are gone (column directory)"
+    """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
+    reason = _why_not(sides)
+    compared = []
+    for figure in _OF_PROMPTS:
+        one = _compared_figure(figure, sides)
+        if one is not None and reason is not None:
+            one = replace(one, verdict="cannot tell", reason=reason)
+        if one is not None:
+            compared.append(one)
+    if compared:
+        return compared
+    if reason is None:
+        unread = [run for run in sides.runs if not run.prompts]
+        reason = "the times in the prompts' files cannot be read"
+        if unread:
+            reason = "files of the prompts are gone (column directory)"
+        places = {str(run.directory or run.file) for run in unread or sides.runs}
+        reason += f": {', '.join(sorted(places))}"
     return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
+
+
+def _why_not(sides: Sides) -> str | None:
+    """Why the figures of two measurements cannot be compared; None where they can."""
+    for side, runs in (("before", sides.before), ("after", sides.after)):
+        for run in runs:
+            if run.status == NO_VERDICT:
+                return f"{side}: no verdict: {run.last.error}"
+    before, after = (_evidence(runs[-1]) for runs in (sides.before, sides.after))
+    return why_other_work(before, after)
+
+
+def _evidence(run: Run) -> ArmEvidence:
+    row = run.last
+    of_arm = [prompt for prompt in run.prompts if prompt.arm == row.arm and prompt.is_timed]
+    return ArmEvidence.of(
+        vars(row),
+        lengths={prompt.prompt_index: prompt.num_tokens for prompt in of_arm},
+        drawn=row.ignore_eos is False and bool(row.temperature),
+    )
 
 
 def change_of_accuracy(sides: Sides) -> Compared:
@@ -249,10 +297,10 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     compared = sides.compared(figure)
     units = _common_units([*runs_before, *runs_after])
     if not units:
-        return replace(compared, reason="no prompt was answered on both sides")
+        return replace(compared, reason="no prompt has a time on both sides")
     before = _matrix(runs_before, units)
     after = _matrix(runs_after, units)
-    means = Means(float(before.mean()), float(after.mean()))
+    means = Means(_own_figure(figure, sides.before), _own_figure(figure, sides.after))
     if with_same_seeds is not None:
         # Runs differ by their seeds, and those of the other side just so: that is no noise.
         before = _mean_over_runs(before)
@@ -262,13 +310,41 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
     verdict = comparison.verdict
     reason = ""
+    if figure is _TOKENS_PER_ITERATION:
+        reason = _other_k(sides)
     if len(units) < FEWEST_FOR_INTERVAL:
         reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
     elif figure.timed and noise is None and len(before) == len(after) == 1:
         reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
     if reason:
         verdict = "cannot tell"
-    return replace(compared, comparison=comparison, means=means, verdict=verdict, reason=reason)
+    return replace(
+        compared,
+        comparison=comparison,
+        means=means,
+        noise=noise,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
+    """The mean over runs of the figure that their own pages show."""
+    known = [getattr(run.last, figure.column) for run in runs]
+    return fmean(value for value in known if value is not None) if any(known) else math.nan
+
+
+def _other_k(sides: Sides) -> str:
+    """Why tokens per iteration are no better or worse: a server proposed more or fewer, which its settings do not
+    show. Empty where both sides proposed alike.
+    """
+    before, after = (
+        [run.last.mean_proposed for run in runs if run.last.url and run.last.mean_proposed]
+        for runs in (sides.before, sides.after)
+    )
+    if not before or not after or abs(math.log(fmean(after) / fmean(before))) < _OTHER_K:
+        return ""
+    return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
 
 
 def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
@@ -373,19 +449,30 @@ def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
     return by_unit
 
 
+_TOKENS_PER_ITERATION = FigureOfPrompts(
+    name="tokens per iteration",
+    better="higher",
+    words=("more", "fewer"),
+    column="tokens_per_iteration",
+    by_unit=_tokens_per_iteration,
+)
 _OF_PROMPTS = (
     FigureOfPrompts(
         name="ms per token",
         better="lower",
         words=("faster", "slower"),
         timed=True,
+        column="ms_per_token",
         by_unit=_ms_per_token,
     ),
     FigureOfPrompts(
-        name="speed-up", better="higher", words=("higher", "lower"), timed=True, by_unit=_speedup
+        name="speed-up",
+        better="higher",
+        words=("higher", "lower"),
+        timed=True,
+        column="speedup",
+        by_unit=_speedup,
     ),
-    FigureOfPrompts(
-        "tokens per iteration", "higher", ("more", "fewer"), by_unit=_tokens_per_iteration
-    ),
+    _TOKENS_PER_ITERATION,
 )
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)

@@ -30,6 +30,8 @@ from harness.results.verdict import judged
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
 _NUM_PARENTS = 4
+# A directory with more is not one of results: `before=/` would take hours.
+_MOST_FILES = 200_000
 
 
 def measuring(commands: Iterable[Command]) -> list[Command]:
@@ -377,7 +379,12 @@ def _directory(row: RunRow, file: Path | None) -> Path | None:
 
 def _files(path: Path) -> Iterator[Path]:
     """The files below a directory; of hidden directories only those of Hydra."""
+    num_files = 0
     for folder, inner, names in os.walk(path):
+        num_files += len(names)
+        if num_files > _MOST_FILES:
+            rule = f"holds more than {_MOST_FILES:,} files: name the directory with the results"
+            raise SettingError(str(path), rule)
         inner[:] = sorted(name for name in inner if name == ".hydra" or not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names))
 

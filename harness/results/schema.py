@@ -195,6 +195,11 @@ class RunRow(Row):
         """Whether the figures are those of the models that the row names."""
         return self.weights != "random" and not self.synthetic
 
+    @property
+    def was_quiet(self) -> bool:
+        """Whether nothing is known to have disturbed its times."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedRow(RunRow):

@@ -197,14 +197,19 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     return None
 
 
+def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
+    """Why two runs of one arm, before and after a change, cannot be compared; None where they can."""
+    before = replace(before, arm="before")
+    after = replace(after, arm="after")
+    return _unequal_work(before, after) or _unequal_lengths(before, after)
+
+
 def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     most = _MOST_DIFFERENCE_OF_DRAWN if regular.drawn else MOST_DIFFERENCE
     if _difference(regular.num_tokens, speculative.num_tokens) <= most:
         return None
-    return (
-        "the arms did not do the same work: regular generated"
-        f" {regular.num_tokens} tokens, speculative {speculative.num_tokens}"
-    )
+    numbers = f"{regular.num_tokens} tokens, {speculative.arm} {speculative.num_tokens}"
+    return f"the arms did not do the same work: {regular.arm} generated {numbers}"
 
 
 def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
@@ -226,8 +231,8 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
         return None
     shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
     return (
-        f"the {shorter} arm's texts are shorter than chance explains: regular generated"
-        f" {numbers[0]} tokens, speculative {numbers[1]}"
+        f"the {shorter} arm's texts are shorter than chance explains: {regular.arm} generated"
+        f" {numbers[0]} tokens, {speculative.arm} {numbers[1]}"
     )
 
 

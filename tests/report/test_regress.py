@@ -205,7 +205,7 @@ def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
 
 
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
-    for name, limit in (("before", 60), ("after", 40)):
+    for name, limit in (("before", 60), ("after", 40), ("same", 60)):
         rows = eval_run(seeds=(0,))
         append_rows(tmp_path / name / "eval.csv", rows)
         (tmp_path / name / "environment.json").write_text("{}")
@@ -214,7 +214,7 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
     asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
     outcome = harness("regress", *asked, code=1)
     assert "accuracy -20.0 points" in outcome.complaint
-    harness("regress", asked[0], asked[0].replace("before=", "after="), "margin=0.1")
+    harness("regress", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
 
 
 def answer(run: str, index: int, correct: bool) -> AnswerRow:
@@ -251,3 +251,120 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
     for text in (outcome.stdout, outcome.complaint):
         for name in ("temperature 0.5", "temperature 1", "placement cpu"):
             assert name in text
+
+
+def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sides = []
+    for name, num_tokens in (("before", 960), ("after", 320)):
+        write_runs(tmp_path / name, rng, np.ones(15), num_tokens=num_tokens)
+        sides.append(f"{name}={tmp_path / name}")
+    outcome = harness("regress", *sides, code=3)
+    assert "before generated 960 tokens, after 320" in outcome.stdout
+    assert "slower" not in outcome.stdout
+
+
+def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_runs(tmp_path / "before", rng, np.ones(15))
+    write_runs(
+        tmp_path / "after",
+        rng,
+        np.ones(15),
+        0.3,
+        status="no_verdict",
+        error="one drafts",
+        ms_per_token=50.0,
+    )
+    sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
+    outcome = harness("regress", *sides, code=3)
+    assert "after: no verdict: one drafts" in outcome.stdout
+    assert "worse" not in outcome.complaint.replace("whether this is worse", "")
+
+
+def test_noise_of_other_settings_or_devices_is_not_used(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=1)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.2, num_runs=1)
+    sides = [f"before={before}", f"after={after}"]
+    for name, settings in (("k", {"batch_size": 64}), ("device", {"devices": "NVIDIA H200"})):
+        noise = write_runs(tmp_path / name, rng, hardness, num_runs=10, **settings)
+        outcome = harness("regress", *sides, f"noise={noise}", code=3)
+        assert "slower" not in outcome.stdout
+        assert "was not used" in outcome.stdout
+
+
+def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hardness = np.ones(15)
+    both = write_runs(tmp_path / "both", rng, hardness, num_runs=5)
+    assert "does not hold, too" in harness.refused("regress", f"before={both}", f"after={both}")
+    write_runs(both, rng, hardness, 0.1, num_runs=5)
+    before = write_runs(tmp_path / "before", np.random.default_rng(0), hardness, num_runs=5)
+        (before / "latency.csv").unlink()
+    (before / "latency_prompts.csv").unlink()
+    for run in every_run(both).runs[:5]:
+        append_rows(before / "latency.csv", run.rows)
+        append_rows(before / "latency_prompts.csv", run.prompts)
+    outcome = harness("regress", f"before={before}", f"after={both}", code=1)
+    assert "5 + 5 runs" in outcome.stdout
+    assert "left out of after: 5 runs" in outcome.stdout
+
+
+def test_disturbed_runs_are_named(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_runs(tmp_path / "before", rng, np.ones(15))
+    write_runs(tmp_path / "after", rng, np.ones(15), processor_share=0.2)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+    )
+    assert "after: 3 of 3 runs drifted, or shared the processor" in outcome.stdout
+    assert "before: 3" not in outcome.stdout
+
+
+def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: Path) -> None:
+    """2.34 as a mean over laps is not the 1.78 that the run's own page shows."""
+    rng = np.random.default_rng(0)
+    for name in ("before", "after"):
+        write_runs(tmp_path / name, rng, np.ones(15), speedup=1.777, tokens_per_iteration=3.97)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+    )
+    assert outcome.stdout.count("1.777") == 2
+    assert outcome.stdout.count("3.97") == 2
+
+
+def test_another_k_of_a_server_is_no_worse_draft(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, k in (("before", 4.0), ("after", 2.0)):
+        write_runs(tmp_path / name, rng, np.ones(15), url="http://a/v1", mean_proposed=k)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5", code=3
+    )
+    assert "4 draft tokens per iteration before, 2 after" in outcome.stdout
+
+
+@pytest.mark.parametrize("time_ms", [-5.0, 1e308, math.inf])
+def test_impossible_times_name_their_file(harness: Harness, tmp_path: Path, time_ms: float) -> None:
+    for name in ("before", "after"):
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        for arm in ("regular", "speculative"):
+            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10))
+            if name == "after":
+                prompts = [dataclasses.replace(row, time_ms=time_ms) for row in prompts]
+            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    said = " ".join(outcome.stdout.split())
+    assert "the times in the prompts' files cannot be read" in said
+    assert "after" in said
+
+
+def test_a_whole_file_system_is_no_directory_of_results(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.report.runs._MOST_FILES", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").touch()
+    assert "name the directory" in harness.refused("regress", f"before={tmp_path}", "after=x.csv")

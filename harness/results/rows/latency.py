@@ -15,6 +15,11 @@ from harness.results.schema import (
     PromptedRow,
 )
 
+# A machine counts as quiet if the process got at least this share of the processor time it asked for.
+QUIET = 0.9
+# About a month.
+_MOST_MS = 3e9
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyRow(PromptedRow, ComparedRow):
@@ -321,6 +326,12 @@ class LatencyRow(PromptedRow, ComparedRow):
         """Whether prompts were requests, each of which has its own time."""
         return self.requests_per_second is not None
 
+    @property
+    def was_quiet(self) -> bool:
+        # A server computes elsewhere.
+        share = 1.0 if self.url is not None else self.processor_share
+        return not self.drifted and (share is None or share >= QUIET)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyPromptRow(Row):
@@ -377,8 +388,9 @@ class LatencyPromptRow(Row):
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was answered, and how long that took is known."""
-        return bool(self.time_ms and self.num_tokens and not self.error)
+        """Whether it was answered, and how long that took is known. A damaged file may hold any number."""
+        has_time = 0 < (self.time_ms or 0) < _MOST_MS
+        return has_time and (self.num_tokens or 0) > 0 and not self.error
 
     @property
     def ms_per_token(self) -> float:
