@@ -302,7 +302,7 @@ def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path)
     assert "does not hold, too" in harness.refused("regress", f"before={both}", f"after={both}")
     write_runs(both, rng, hardness, 0.1, num_runs=5)
     before = write_runs(tmp_path / "before", np.random.default_rng(0), hardness, num_runs=5)
-        (before / "latency.csv").unlink()
+    (before / "latency.csv").unlink()
     (before / "latency_prompts.csv").unlink()
     for run in every_run(both).runs[:5]:
         append_rows(before / "latency.csv", run.rows)
