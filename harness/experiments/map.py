@@ -86,7 +86,10 @@ class Map(Experiment):
 
     def __init__(self, settings: MapSettings) -> None:
         _refuse_what_the_grid_has(settings)
-        self.draft_tokens = _draft_tokens(settings)
+        self.draft_tokens: tuple[int | None, ...] = settings.draft_tokens or DRAFT_TOKENS
+        if not engine_of(settings).computes_here:
+            # A server takes no other K than its own, which it may report later.
+            self.draft_tokens = (None,)
         batch_size = settings.batch_sizes[-1]
         # Caches and memory are planned for the largest K.
         decoding = _with_k(settings.decoding, self.draft_tokens[-1])
@@ -124,9 +127,7 @@ class Map(Experiment):
         session.place(settings.batch_sizes[-1], longest)
         most_cells = math.floor(settings.share * math.prod(self.shape))
         explore(self.shape, lambda cell: self._measure_cell(session, cell), most_cells)
-        rows = self.rows(session)
-        self._write_schedules(session, rows)
-        _write_picture(session, rows)
+        self._write_files(session, self.rows(session))
 
     def rows(self, session: Session) -> list[MapRow]:
         """A row for each cell; of a run that ended early those that were measured, or one row that
@@ -233,13 +234,16 @@ class Map(Experiment):
             columns = arm.acceptance.columns() | arm.columns(())
             evidence.append(ArmEvidence.of(columns, **further))
         known = {name: value for name, value in columns.items() if value is not None}
+        # The K of a server. The mean is below it: the last iterations of answers draft less.
+        num_positions = len(known.get("marginal_acceptance_by_position", ()))
+        most_drafted = max(num_positions, math.ceil(known.get("mean_proposed", 0)))
         return MeasuredCell(
             speedup,
             acceptance=speculative.acceptance,
             reported={name: known[name] for name in _REPORTED if name in known},
             regular_ms_per_token=regular.columns(()).get("ms_per_token"),
             speculative_ms_per_token=known.get("ms_per_token"),
-            most_drafted=_most_drafted(known),
+            most_drafted=most_drafted or None,
             refusal=refusal(evidence[0], evidence[1], speedup),
         )
 
@@ -289,11 +293,16 @@ class Map(Experiment):
             figures |= {"status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, measured.acceptance, **figures | measured.reported)
 
-    def _write_schedules(self, session: Session, rows: Sequence[MapRow]) -> None:
+    def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
+        """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
+        files: dict[str, str] = {}
         schedule = schedule_of(rows)
-        if isinstance(schedule, str):
-            return
-        for name, content in schedule_files(schedule, _draft_for_vllm(session)).items():
+        if not isinstance(schedule, str):
+            files |= schedule_files(schedule, _draft_for_vllm(session))
+        plots = optional_plots()
+        if plots is not None:
+            files |= plots.picture_files(RECORD, Run(list(rows)))
+        for name, content in files.items():
             replace_file(session.directory / name, content.encode())
 
 
@@ -305,13 +314,6 @@ def _refuse_what_the_grid_has(settings: MapSettings) -> None:
     require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
     rule = "changes nothing: batch_sizes=[...] has those of the grid"
     require(batch_size == MapSettings.batch_size, "batch_size", rule, batch_size)
-
-
-def _draft_tokens(settings: MapSettings) -> tuple[int | None, ...]:
-    """The K of the grid; None for that of a server, which takes no other and may report it later."""
-    if not engine_of(settings).computes_here:
-        return (None,)
-    return DRAFT_TOKENS if settings.draft_tokens is None else settings.draft_tokens
 
 
 def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
@@ -327,14 +329,6 @@ def reported_k(cells: Sequence[MeasuredCell]) -> int | None:
     return max(cell.most_drafted or 0 for cell in cells) or None
 
 
-def _most_drafted(columns: Mapping[str, Any]) -> int | None:
-    """The K of a server, from its acceptance by position, or from the mean of what it drafted."""
-    by_position = columns.get("marginal_acceptance_by_position") or ()
-    mean = columns.get("mean_proposed") or 0.0
-    # The last iterations of answers draft less.
-    return max(len(by_position), math.ceil(mean)) or None
-
-
 def _draft_for_vllm(session: Session) -> dict[str, Any]:
     """The draft as entries of vLLM's `--speculative-config`; none for a draft that vLLM does not
     have, or that of a server.
@@ -348,14 +342,6 @@ def _draft_for_vllm(session: Session) -> dict[str, Any]:
     except SettingError:
         return {}
     return {name: value for name, value in words.items() if value is not None}
-
-
-def _write_picture(session: Session, rows: Sequence[MapRow]) -> None:
-    """Write the map's drawing, if plots can be drawn."""
-    plots = optional_plots()
-    if plots is not None:
-        for name, content in plots.picture_files(RECORD, Run(list(rows))).items():
-            replace_file(session.directory / name, content.encode())
 
 
 EXPERIMENT = Map
