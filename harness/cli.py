@@ -238,6 +238,12 @@ def _known(command: str, known: Collection[str]) -> str:
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known and not COMMANDS.is_in_file(command):
+        from harness.menu import arguments
+
+        group = arguments.group_of(command)
+        if group is not None:
+            rule = f"is a value without its setting: python -m harness latency {group}={command}"
+            raise SettingError(command, rule)
         raise SettingError(
             command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
         )
@@ -287,7 +293,9 @@ def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
     program = "harness"
     if "-sc" not in arguments:
         program = f"harness {command}"
-        rules.check(arguments, command, _setting_names(command))
+        known = _setting_names(command)
+        rules.check(arguments, command, known)
+        arguments = [overrides.with_full_name(argument, known) for argument in arguments]
     flags = [argument for argument in arguments if argument in _SWEEP_FLAGS]
     others = [argument for argument in arguments if argument not in _SWEEP_FLAGS]
     rounds = repeats.rounds(command, others)

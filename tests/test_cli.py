@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
+from documented import ROOT
 from harness import __version__
 from in_process import Harness
 from processes import run
@@ -34,14 +37,22 @@ def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:
     assert "repository: ./other" in shown
 
 
-def test_users_bring_their_own_presets(harness: Harness, tmp_path: Path) -> None:
-    (tmp_path / "mine" / "model").mkdir(parents=True)
-    (tmp_path / "mine" / "model" / "ours.yaml").write_text("name: ours\nrepository: team/ours\n")
-    shown = harness(
-        "latency", "-cd", "mine", "model=ours_4bit", "draft=ours", "--cfg", "job"
-    ).stdout
-    assert "name: ours_4bit" in shown
-    assert "quantization: 4bit" in shown
+def test_users_bring_their_own_presets(harness: Harness) -> None:
+    """Those of docs/sweeps.md, with its commands."""
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    names = re.findall("`(mine/.*?yaml)`", page)
+    for name, text in zip(names, re.findall("```yaml\n(.*?)```", page, re.DOTALL), strict=True):
+        file = Path(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    nightly, quantized = re.findall("    harness (.*(?:mine).*)", page)
+    shown = harness(*shlex.split(nightly), "--cfg", "all").stdout
+    assert "name: our8b" in shown
+    assert "draft: lookup,suffix" in shown
+    shown = harness(*shlex.split(quantized), "--cfg", "job").stdout
+    assert "name: our8b_8bit" in shown
+    assert "quantization: 8bit" in shown
+    assert "our8b" in harness("latency", "--config-dir", "mine", "--help").stdout
 
 
 def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Harness) -> None:

@@ -18,7 +18,7 @@ VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
 MISTAKES = {
     # Hybrids
-    "latency draft=suffix+lookup": "draft=suffix+lookup: must be lookup, suffix or another method that reads",
+    "latency draft=suffix+lookup": "draft=suffix+lookup: must be TEXT+DRAFT, such as suffix+tiny_draft or",
     "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
     "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain for a hybrid",
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
@@ -28,7 +28,15 @@ MISTAKES = {
     # The command line
     "latncy": "latncy: no such command (did you mean latency?)",
     "reprot": "reprot: no such command (did you mean report?)",
+    "tiny": "tiny: is a value without its setting: python -m harness latency model=tiny",
+    "lookup": "lookup: is a value without its setting: python -m harness latency draft=lookup",
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
+    "latency model=8B": "model=8B: no such preset (did you mean qwen3-8b or llama3.1_8B?)",
+    "latency model=llama-3.1-8b": "model=llama-3.1-8b: no such preset (did you mean llama3.1_8B?)",
+    "latency model=qwen-8b draft=llama-3.2-1b": "draft=llama-3.2-1b: no such preset (did you mean llama3.2_1B?); "
+    "latency --help lists them; model=qwen-8b: no such preset (did you mean qwen3-8b?)",
+    "latency model=./llama draft=llama-3.2-1b": "draft=llama-3.2-1b: no such preset (did you mean llama3.2_1B?); "
+    "latency --help lists them",
     "latency model=llama": "model=llama: no such preset (did you mean ./llama?)",
     "latency model='{dtype: float16}'": "model={dtype: float16}: no such preset",
     f"latency model={300 * 'x'}": f"model={300 * 'x'}: no such preset",
@@ -49,8 +57,9 @@ MISTAKES = {
     "latency +pair=7B+tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency placement=balancd": "placement=balancd: no such preset (did you mean balanced?)",
     "latency prompts=englsh": "prompts=englsh: no such preset (did you mean english?)",
-    "latency K=2": "K: no such setting (did you mean decoding.num_draft_tokens?)",
-    "latency temperature=1": "temperature: no such setting (did you mean decoding.temperature?)",
+    "latency K=0": "decoding.num_draft_tokens=0: must be at least 1",
+    "latency temperature=-1": "decoding.temperature=-1.0: must not be negative",
+    "latency quantization=4bit": "quantization: no such setting (did you mean model.quantization or",
     "latency decoding.top_pp=1": "decoding.top_pp: no such setting (did you mean decoding.top_p?)",
     "latency experiment=tiny": "experiment: is typed with a plus: +experiment=...",
     "latency pair=7B+tiny_draft": "pair: is typed with a plus: +pair=...",
@@ -62,6 +71,10 @@ MISTAKES = {
     "latency --batch_size=4": "--batch_size=4: settings are typed without dashes: batch_size=4",
     "latency --model 7B": "--model: settings are typed without dashes: model=7B",
     "latency -model=7B -m": "-model=7B: settings are typed without dashes: model=7B",
+    "latency --num-prompts 30": "--num-prompts: settings are typed without dashes: num_prompts=30",
+    "latency --limit=30": "--limit=30: settings are typed without dashes: num_prompts=30",
+    "latency --temperature 0.8": "--temperature: settings are typed without dashes: temperature=0.8",
+    "latency --num-prompt 30": "--num-prompt: no such option (did you mean num_prompts?); settings are typed",
     "latency --foo": "--foo: no such option",
     "latency model 7B": "model: is typed with an equals sign and no spaces: model=7B",
     "latency model = 7B": "model: is typed with an equals sign and no spaces: model=7B",
@@ -91,7 +104,9 @@ MISTAKES = {
     "latency model=7": "model=7: must be a preset",
     "latency prompts=true": "prompts=true: must be a preset",
     "latency model=[tiny]": "model=[tiny]: must be a preset",
-    "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too",
+    "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too: ./mine.py:Mine",
+    "latency draft=./absent.py": "draft=./absent.py: must name a class of the file too: ./absent.py:NAME",
+    "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.menu.method.Method or TextMethod",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     "latency draft=./trained/config.json": "draft=./trained/config.json: is a file; the model is named by",
     "latency model=.": "model=.: the directory holds no config.json (did you mean ./trained?)",
@@ -106,7 +121,7 @@ MISTAKES = {
     "latency draft=null": "draft=null: must be a preset; draft=none measures the target alone",
     "latency model=null": "model=null: must be a preset",
     "latency model=7B,13B": "model=7B,13B: several values need -m",
-    "eval seeds=0,1": "seeds=0,1: several values need -m (a sweep) or brackets (a list)",
+    "eval seeds=0,1": "seeds=0,1: several values need -m (a sweep), or are typed as a list: 'seeds=[0,1]'",
     "latency model": "model: cannot be read as setting=value",
     "latency batch_size=two": "batch_size=two: must be a whole number",
     "latency job_timeout_s=60": "job_timeout_s=60.0: needs -m: it ends jobs of a sweep",
@@ -247,6 +262,10 @@ MISTAKES = {
     # recovery
     "recovery draft=none": "draft=none: must be a model",
     "recovery fault=rollback": "fault=rollback: must be one of none, residual_warped_twice",
+    "recovery fault=off_by_one": "fault=off_by_one: must be one of none, residual_warped_twice, "
+    "bonus_from_wrong_position, rollback_off_by_one, draft_probabilities_ignored, lenience, rows_swapped, "
+    "stale_prefix, leaving_off_by_one, neighbour_temperature, argmax_beyond_two_rows (did you mean "
+    "rollback_off_by_one or leaving_off_by_one?)",
     "recovery load=1": "load=1: must be at least 2",
     "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
@@ -297,6 +316,7 @@ MISTAKES = {
     "plan gpu_memory=foo": "gpu_memory=foo: must be an amount with its unit, such as 40GB or 80GiB",
     "plan gpu_memory=0GB": "gpu_memory=0GB: must be an amount",
     "plan gpus=0": "gpus=0: must be at least 1",
+    "plan gpus=4": "gpu_memory: must say what each of the pretended GPUs has, such as gpu_memory=40GB",
     "plan gpus=100000 gpu_memory=40GB": "gpus=100000: must be at most 1024",
     "plan bandwidth=-1": "bandwidth=-1.0: must be positive, in GB/s",
     "plan prompt_length=0": "prompt_length=0: must be at least 1",
@@ -329,6 +349,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "adapter" / "adapter_config.json").touch()
     (tmp_path / "trained" / "config.json").write_text("{}")
     (tmp_path / "weights.bin").touch()
+    (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "deep.jsonl").write_text(
         '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"

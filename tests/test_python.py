@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,15 @@ def test_settings_may_be_keywords() -> None:
     assert set(rows["temperature"]) == {0}
     assert set(rows["draft"].dropna()) == {"lookup"}
     assert Path("elsewhere.csv").is_file()
+
+
+def test_settings_need_no_group_where_only_one_has_the_name() -> None:
+    rows = harness.run(
+        "plan", "-m", "model=tiny", "draft=lookup", "K=2,4", batch_size=1, reserve_gb=0
+    )
+    assert list(rows["num_draft_tokens"]) == [2, 4]
+    (file,) = Path("multirun").rglob("sweep.json")
+    assert json.loads(file.read_text())["varying"] == ["decoding.num_draft_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -91,15 +91,24 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean X?)` for what other tools call so, or for the closest of `known`; else nothing.
+    """` (did you mean X?)` for what other tools call so, for up to three words that contain it, or for the closest.
 
     Args:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
     words = list(known)
     meant = _OTHER_WORDS.get(word.lower())
-    matches = [meant] if meant in words else difflib.get_close_matches(word, words, 1, cutoff=0.5)
-    return f" (did you mean {prefix}{matches[0]}?)" if matches else ""
+    matches = [longer for longer in words if len(word) > 3 and word in longer]
+    if meant in words:
+        matches = [meant]
+    elif not 1 <= len(matches) <= 3:
+        matches = difflib.get_close_matches(word, words, 1, cutoff=0.5)
+    return did_you_mean([f"{prefix}{match}" for match in matches])
+
+
+def did_you_mean(suggestions: Sequence[str]) -> str:
+    """` (did you mean X or Y?)`; nothing without suggestions."""
+    return f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""
 
 
 def in_one_line(error: Exception) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.model_names import is_head
@@ -92,6 +93,10 @@ class RunSettings:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
             self._check_ranks()
+
+    def of_job(self, overrides: Sequence[str]) -> Self:
+        """The settings of a sweep's job that differs from others in these overrides."""
+        return self
 
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use."""

@@ -12,7 +12,7 @@ from typing import Any
 from harness.config.errors import SettingError, as_typed, nearest
 from harness.config.settings import require
 from harness.menu import names
-from harness.menu.overrides import in_quotes
+from harness.menu.overrides import in_quotes, meant, with_full_name
 from harness.menu.records import ENGINES
 
 # Hydra's own options, and those of them that are followed by a value.
@@ -29,7 +29,7 @@ _PACKAGE = ("--package", "-p")
 # Groups whose keys are not all settings of the command: Hydra's own, and those of one draft or engine.
 _OPEN_GROUPS = ("hydra", "_global_", "command", "draft", "engine")
 # Settings that choose a preset, which null is not.
-_GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # What to type instead of leaving a setting out by `~`.
 _NEEDED = {
     "model": "model=NAME names another",
@@ -63,7 +63,9 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
             takes_value = option in _WITH_VALUE
             is_switch = option in _SWITCHES or re.fullmatch("-[hmr]+", argument)
             if not takes_value and not is_switch:
-                raise SettingError(argument, _instead_of_option(argument, following, command))
+                raise SettingError(
+                    argument, _instead_of_option(argument, following, command, known)
+                )
             is_value = takes_value and not equals
             if takes_value:
                 values = [value] if equals else following[:1]
@@ -76,13 +78,21 @@ def check(arguments: Sequence[str], command: str, known: Collection[str]) -> Non
             _check_group(argument)
 
 
-def _instead_of_option(argument: str, following: Sequence[str], command: str) -> str:
-    setting, _, value = argument.lstrip("-").partition("=")
+def _instead_of_option(
+    argument: str, following: Sequence[str], command: str, known: Collection[str]
+) -> str:
+    typed, _, value = argument.lstrip("-").partition("=")
+    setting = typed.replace("-", "_")
     if not value and following and re.match("[^-=]+$", following[0]):
         value = following[0]
-    if not value:
-        return f"no such option; settings are typed as setting=value ({command} --help lists them)"
-    return f"settings are typed without dashes: {setting}={value}"
+    if not value or not meant(setting, known):
+        hint = nearest(setting, known)
+        lists = f"({command} --help lists them)"
+        return f"no such option{hint}; settings are typed as setting=value {lists}"
+    assignments = [f"{setting}={value}"]
+    if with_full_name(assignments[0], known) == assignments[0]:
+        assignments = [f"{name}={value}" for name in meant(setting, known)]
+    return f"settings are typed without dashes: {' or '.join(assignments)}"
 
 
 def _check_option(option: str, known: Collection[str], value: str | None = None) -> None:
@@ -111,12 +121,17 @@ def _check_word(word: str, following: Sequence[str], known: Collection[str]) -> 
     if word in known and following:
         value = " ".join(following).lstrip("= ").partition(" ")[0]
         raise SettingError(word, f"is typed with an equals sign and no spaces: {word}={value}")
+    group = group_of(word)
+    if group is not None:
+        raise SettingError(word, f"is a value without its setting: {group}={word}")
+
+
+def group_of(name: str) -> str | None:
+    """The setting that takes a name, `model` for `tiny`; None for no name that is known."""
     values = {"model": names.presets("model"), "draft": names.drafts(), "engine": ENGINES.names()}
     for group in ("decoding", "placement", "prompts"):
         values[group] = names.presets(group)
-    for setting, presets in values.items():
-        if word in presets:
-            raise SettingError(word, f"is a value without its setting: {setting}={word}")
+    return next((setting for setting, presets in values.items() if name in presets), None)
 
 
 def _check_removal(argument: str) -> None:
@@ -140,7 +155,7 @@ def _check_group(argument: str) -> None:
         _refuse_command()
     if group.lstrip("+") in _DIRECTORIES:
         require(value != "null", group, "must name a directory", value)
-    if group not in _GROUPS or not _NO_NAME.fullmatch(value):
+    if group not in GROUPS or not _NO_NAME.fullmatch(value):
         return
     rule = "must be a preset"
     if group == "draft":

@@ -182,7 +182,7 @@ def hybrid(name: str, text: Method, other: Method) -> Hybrid:
     if isinstance(text, TextMethod) and other.can_join_hybrid:
         return Hybrid(text, other)
     rule = (
-        "must be lookup, suffix or another method that reads text, a plus, and a model, a head, "
-        "early_exit or mtp"
+        "must be TEXT+DRAFT, such as suffix+tiny_draft or lookup+early_exit: a method that reads "
+        "text, and a model, a head, early_exit or mtp"
     )
     raise SettingError("draft", rule, name)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 from hydra import errors
 
-from harness.config.errors import SettingError, nearest
+from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.model_names import without_suffixes
-from harness.menu import conversion, names
+from harness.menu import arguments, conversion, names
+from harness.menu.overrides import meant
 
 # The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {
@@ -24,20 +26,6 @@ _EXTRAS = {
     "ray": "ray",
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
-}
-# What tables and other tools call settings.
-_OTHER_NAMES = {
-    **dict.fromkeys(("K", "k", "gamma"), "num_draft_tokens"),
-    **dict.fromkeys(("num_speculative_tokens", "num_assistant_tokens"), "num_draft_tokens"),
-    **dict.fromkeys(("target", "target_model"), "model"),
-    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
-    **dict.fromkeys(("max_tokens", "max_length", "tokens", "num_tokens"), "max_new_tokens"),
-    **dict.fromkeys(("limit", "num_samples", "samples", "n"), "num_prompts"),
-    **dict.fromkeys(("output", "output_file", "out", "csv"), "file"),
-    **dict.fromkeys(("T", "temp"), "temperature"),
-    **dict.fromkeys(("batch", "bs"), "batch_size"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
-    **dict.fromkeys(("device", "device_map"), "placement"),
 }
 # Groups whose presets are added to a run, which has none of them by default.
 _ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
@@ -77,8 +65,11 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         return SettingError("--resolve", "needs --cfg job, or --help")
     # "Ambiguous value for argument 'model=7B,13B'"
     if "Ambiguous value for argument" in text:
-        rule = "several values need -m (a sweep) or brackets (a list)"
-        return SettingError(text.split("'")[1], rule)
+        typed = text.split("'")[1]
+        key, _, values = typed.partition("=")
+        is_name = key.lstrip("+") in arguments.GROUPS
+        as_list = "" if is_name else f", or are typed as a list: '{key}=[{values}]'"
+        return SettingError(typed, f"several values need -m (a sweep){as_list}")
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
@@ -100,12 +91,35 @@ def _no_such_preset(
     if group in ("model", "draft"):
         bases = [name for name in names.presets("model") if choice.startswith(name)]
         known += [f"{name}_{suffix}" for name in bases for suffix in ("8bit", "4bit", "2GPUs")]
-    is_directory = choice and os.path.exists(choice)
-    hint = f" (did you mean ./{choice}?)" if is_directory else nearest(choice, known)
     listed = (
         f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
     )
-    return SettingError(group, f"no such preset{hint}; {listed}", choice)
+    rule = f"no such preset{_meant_preset(choice, known)}; {listed}"
+    if group == "draft" and error.options:
+        # Hydra stops at the first name that it does not find, and looks for drafts before targets.
+        for target in _typed("model"):
+            is_found = (
+                "/" in target or target.endswith(".gguf") or without_suffixes(target) in known
+            )
+            if not is_found:
+                rule += f"; model={target}: no such preset{_meant_preset(target, known)}"
+    return SettingError(group, rule, choice)
+
+
+def _meant_preset(choice: str, known: Sequence[str]) -> str:
+    """What may be meant by a name that is none of these: a directory, a model of the same size, or a similar name."""
+    if choice and os.path.exists(choice):
+        return did_you_mean([f"./{choice}"])
+    size = re.search(r"(?<![\d.])\d+(\.\d+)?b(?![a-z])", choice, re.IGNORECASE)
+    if size is None:
+        return nearest(choice, known)
+    same_size = re.compile(rf"(?<![\d.]){re.escape(size[0])}(?![a-z])", re.IGNORECASE)
+    models = [name for name in known if same_size.search(name)]
+    return (
+        nearest(choice, models)
+        or did_you_mean(sorted(models, key=len)[:2])
+        or nearest(choice, known)
+    )
 
 
 def _not_overridden(error: Exception, command: str, settings: type) -> SettingError:
@@ -125,24 +139,23 @@ def _not_overridden(error: Exception, command: str, settings: type) -> SettingEr
 def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
     if key in _ADDED_GROUPS:
         return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
-    # `temperature` for `decoding.temperature` is the most common slip: the last part decides.
-    last_part = key.rpartition(".")[2]
-    meant = _OTHER_NAMES.get(last_part, last_part)
-    candidates = [name for name in known if name.rpartition(".")[2] == meant]
-    fewest_groups = min(candidates, key=lambda name: name.count("."), default=None)
-    hint = f" (did you mean {fewest_groups}?)" if fewest_groups else nearest(key, known)
+    hint = did_you_mean(meant(key, known)[:3]) or nearest(key, known)
     return SettingError(key, f"no such setting{hint}; {command} --help lists them")
 
 
 def _names_draft(choice: str) -> bool:
     """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
-    drafts: list[str] = []
-    for word in sys.argv:
-        key, _, value = word.lstrip("+").partition("=")
-        if key == "draft":
-            drafts += value.replace("'", "").split(",")
-        elif key == "pair":
-            drafts += [pair.partition("+")[2] for pair in value.split(",")]
+    drafts = [*_typed("draft"), *(pair.partition("+")[2] for pair in _typed("pair"))]
     # The second part of a hybrid is one too.
     drafts += [draft.partition("+")[2] for draft in drafts]
     return choice in map(without_suffixes, drafts)
+
+
+def _typed(group: str) -> list[str]:
+    """The names of a group on the command line; several in a sweep."""
+    choices: list[str] = []
+    for word in sys.argv:
+        key, _, value = word.lstrip("+").partition("=")
+        if key == group:
+            choices += value.replace("'", "").split(",")
+    return choices

@@ -118,6 +118,7 @@ def _draft(name: str) -> dict[str, Any]:
     """
     if name == "none":
         return {"name": "none"}
+    METHODS.check_names_class(name)
     if found := METHODS.split(name):
         return _hybrid(name, *found)
     if (drafter := _drafter_of_trees(name)) is not None:
@@ -183,6 +184,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
 
 def _engine(name: str) -> dict[str, Any] | None:
     """The configuration of an engine: the defaults of its settings."""
+    ENGINES.check_names_class(name)
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
     kind = ENGINES[name].settings

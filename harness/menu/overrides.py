@@ -23,6 +23,20 @@ from harness.menu.names import head_presets
 Settings = TypeVar("Settings", bound=RunSettings)
 
 
+# What tables and other tools call settings.
+_OTHER_NAMES = {
+    **dict.fromkeys(("K", "k", "gamma"), "num_draft_tokens"),
+    **dict.fromkeys(("num_speculative_tokens", "num_assistant_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("target", "target_model"), "model"),
+    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
+    **dict.fromkeys(("max_tokens", "max_length", "tokens", "num_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("limit", "num_samples", "samples", "n"), "num_prompts"),
+    **dict.fromkeys(("output", "output_file", "out", "csv"), "results.file"),
+    **dict.fromkeys(("T", "temp"), "temperature"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
+    **dict.fromkeys(("device", "device_map"), "placement"),
+}
 # Settings with names or paths, several with commas between them.
 _NAMES = re.compile(
     r"model|draft|engine|prompts|pair|(model|draft)\.(name|repository|tokenizer|gguf_file)"
@@ -36,6 +50,29 @@ _MAYBE_PATHS = re.compile(r"prompts\.file|draft\.rates|decoding\.synthetic_accep
 _PLAIN = re.compile(
     r"[A-Za-z0-9_./:+@%-]*|\"[^\"]*\"|'[^']*'|\[.*\]|(choice|glob|range|shuffle|sort|tag)\(.*\)"
 )
+
+
+def meant(name: str, known: Iterable[str]) -> list[str]:
+    """The settings that a name may mean: itself, or those of any group, `decoding.temperature` for `temperature`."""
+    known = list(known)
+    if name in known:
+        return [name]
+    last = name.rpartition(".")[2]
+    last = _OTHER_NAMES.get(last, last)
+    return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
+
+
+def with_full_name(argument: str, known: Iterable[str]) -> str:
+    """`temperature=0` as `decoding.temperature=0`, and `K=4` as `decoding.num_draft_tokens=4`.
+
+    A name that several groups have stays as it is, and so do other tools' names: errors suggest what they mean.
+    """
+    name, equals, value = argument.partition("=")
+    full_names = meant(name, known) if equals else []
+    if len(full_names) != 1:
+        return argument
+    is_last_part = full_names[0].endswith(f".{name}")
+    return f"{full_names[0]}={value}" if is_last_part or name == "K" else argument
 
 
 def quote_text(argument: str) -> str:
@@ -121,7 +158,7 @@ def changed(settings: Settings, assignments: str, changeable: Iterable[str]) -> 
         key, equals, _ = word.partition("=")
         if not equals:
             raise SettingError(":set", "is followed by key=value", word)
-        matches = [name for name in allowed if name == key or name.rpartition(".")[2] == key]
+        matches = meant(key, allowed)
         if not matches:
             if key in known:
                 raise SettingError(

@@ -113,7 +113,13 @@ class Methods(SettingsRegistry[Method]):
         return hybrid(name, self[text], self[other])
 
 
-METHODS = Methods("draft", Method, "harness.menu.methods", "harness.methods")
+METHODS = Methods(
+    "draft",
+    Method,
+    "harness.menu.methods",
+    "harness.methods",
+    advice=" or TextMethod: docs/your-own-method.md",
+)
 COMMANDS: Registry[Command] = Registry(
     "command", Command, "harness.menu.commands", "harness.commands"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import os
 import pkgutil
 import re
 import sys
+from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -43,13 +45,17 @@ class Registry(Generic[AnyRecord]):
         base: class of the records.
         package: with a module for each built-in record.
         group: of entry points.
+        advice: on writing a record of one's own, for errors.
     """
 
-    def __init__(self, setting: str, base: type[AnyRecord], package: str, group: str) -> None:
+    def __init__(
+        self, setting: str, base: type[AnyRecord], package: str, group: str, advice: str = ""
+    ) -> None:
         self._setting = setting
         self._base = base
         self._package = package
         self._group = group
+        self._advice = advice
         self._loaded: dict[str, AnyRecord] = {}
 
     def names(self) -> list[str]:
@@ -59,6 +65,18 @@ class Registry(Generic[AnyRecord]):
     def is_in_file(self, name: str) -> bool:
         """Whether the name is of the form `./file.py:Name`."""
         return _IN_FILE.fullmatch(name) is not None
+
+    def check_names_class(self, name: str) -> None:
+        """Raise a SettingError for a file without one of its classes: `./my_method.py`."""
+        file = Path(name).expanduser()
+        if file.suffix != ".py" or file.is_dir():
+            return
+        classes = ["NAME"]
+        with suppress(OSError, SyntaxError, ValueError):
+            parts = ast.parse(file.read_bytes()).body
+            classes = [part.name for part in parts if isinstance(part, ast.ClassDef)] or classes
+        typed = " or ".join(f"{name}:{one}" for one in classes)
+        raise SettingError(self._setting, f"must name a class of the file too: {typed}", name)
 
     def __getitem__(self, name: str) -> AnyRecord:
         """The record of this name.
@@ -131,10 +149,8 @@ class Registry(Generic[AnyRecord]):
         if inspect.isclass(record) and issubclass(record, self._base):
             record = record()
         if not isinstance(record, self._base):
-            name_of_base = self._base.__name__
-            article = "an" if name_of_base[0] in "AEIOU" else "a"
-            rule = f"must be {article} {name_of_base} of harness"
-            raise SettingError(self._setting, rule, name)
+            rule = f"must inherit from {self._base.__module__}.{self._base.__name__}"
+            raise SettingError(self._setting, f"{rule}{self._advice}", name)
         if not self.is_built_in(name):
             record.name = name
         return record

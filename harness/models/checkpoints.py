@@ -182,8 +182,6 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
 
 def _instead_of(path: Path, role: str) -> str:
     """What is wrong with a path that is no directory."""
-    if role == "draft" and path.name.removesuffix(":").endswith(".py"):
-        return "must name a class of the file too: ./my_method.py:MyMethod"
     if path.is_file():
         return f"is a file; the model is named by its directory, {_as_typed(path.parent)}"
     return "no such directory"

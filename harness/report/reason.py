@@ -231,5 +231,5 @@ def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
         return None
     # Only a GPU has a peak of memory. There these layers wait for the host.
     on_gpu = bool(regular.peak_memory_bytes)
-    advice = "; they wait for the host, and quantization=4bit is usually faster" if on_gpu else ""
+    advice = "; they wait for the host, and 4-bit layers are usually faster" if on_gpu else ""
     return f"take {' and '.join(shares)}{advice}"

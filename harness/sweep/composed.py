@@ -58,6 +58,7 @@ def run(config: Any) -> Sequence[Any]:
         return _run_alone(Job(name, settings, directory))
     number = int(hydra.job.num)
     overrides = tuple(hydra.overrides.task)
+    settings = settings.of_job(Manifest.read(sweep).differing(overrides))
     return _run_in_sweep(Job(name, settings, directory, sweep, number, overrides), hydra)
 
 

@@ -275,7 +275,8 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     rows_of_sweep = _sweep_file(job).put(job.number, rows)
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
-    words = ": ".join(filter(None, [_label(job, manifest), job_line(job.command, rows)]))
+    label = " ".join(manifest.differing(job.overrides))
+    words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     notes = "; ".join(filter(None, [note, _remaining(manifest, rows_of_sweep)]))
     if notes:
         words += f" ({notes})"
@@ -299,16 +300,6 @@ def _remaining(manifest: Manifest, rows_of_sweep: Sequence[RunRow]) -> str:
         return f"{num_left} left"
     seconds_per_job = (time.time() - manifest.started) / num_measured
     return f"{num_left} left, about {_duration(num_left * seconds_per_job)}"
-
-
-def _label(job: Job, manifest: Manifest) -> str:
-    """The typed settings in which this job differs from others."""
-    overrides = []
-    for override in job.overrides:
-        key, _, _ = override.lstrip("+").partition("=")
-        if key in manifest.varying:
-            overrides.append(override)
-    return " ".join(overrides)
 
 
 def _duration(seconds: float) -> str:

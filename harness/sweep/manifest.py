@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -53,6 +54,12 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """The manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
+
+    def differing(self, overrides: Sequence[str]) -> list[str]:
+        """Those of a job's overrides in which it differs from others."""
+        keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+        pairs = zip(keys, overrides, strict=True)
+        return [override for key, override in pairs if key in self.varying]
 
     def has_measured(self, row: RunRow) -> bool:
         """Whether a row was measured in this sweep, not taken over from an earlier one or left out."""

@@ -21,7 +21,7 @@ from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
 from harness.menu import config_source, conversion, documentation, names, overrides
 from harness.menu.names import CONF
-from harness.menu.records import COMMANDS, METHODS, commands, with_settings
+from harness.menu.records import COMMANDS, METHODS, commands, settings_of, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
 from remembered_configs import remember
 
@@ -53,9 +53,11 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
     return conversion.from_config(COMMANDS[command].settings, plain)
 
 
-def overrides_of(words: list[str]) -> list[str]:
+def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
-    quoted = [overrides.quote_text(overrides.without_heads(word)) for word in words if word != "-m"]
+    known = conversion.setting_names(settings_of(COMMANDS[command]))
+    full = [overrides.with_full_name(word, known) for word in words if word != "-m"]
+    quoted = [overrides.quote_text(overrides.without_heads(word)) for word in full]
     # Launchers and sweepers may not be installed; tests/sweep tries them.
     own = [word for word in quoted if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -93,7 +95,9 @@ def test_every_documented_command_line_is_right(
         try:
             drafts = [word.removeprefix("draft=") for word in words if word.startswith("draft=")]
             methods = [names.method_name(draft) for draft in ",".join(drafts).split(",") if draft]
-            composed(command, *overrides_of(words), methods=methods if "-m" in words else ())
+            composed(
+                command, *overrides_of(command, words), methods=methods if "-m" in words else ()
+            )
         except Exception as error:
             wrong.append(f"{line}: {error}")
     assert wrong == [], "\n".join(wrong)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.menu.commands.compare import CompareSettings
-from harness.menu.overrides import changed, quote_text
+from harness.menu.overrides import changed, quote_text, with_full_name
 from some_settings import settings_of
 
 CHANGEABLE = [
@@ -42,6 +42,34 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
 )
 def test_other_arguments_stay_as_they_are(argument: str) -> None:
     assert quote_text(argument) == argument
+
+
+KNOWN = ["seed", "dtype", "model", "model.dtype", "draft", "draft.dtype", "draft.budget"]
+KNOWN += ["results.file", "prompts.file", "decoding.temperature", "decoding.num_draft_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "full"),
+    [
+        ("temperature=0,1", "decoding.temperature=0,1"),
+        ("num_draft_tokens=auto", "decoding.num_draft_tokens=auto"),
+        ("K=2,4", "decoding.num_draft_tokens=2,4"),
+        ("budget=8", "draft.budget=8"),
+    ],
+)
+def test_a_setting_may_be_typed_without_its_group(typed: str, full: str) -> None:
+    assert with_full_name(typed, KNOWN) == full
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("seed=1", "draft=lookup", "dtype=float16", "draft.dtype=float16"),
+        *("file=x.csv", "gamma=2", "decoding.K=2", "+temperature=1", "temperature", "-m", "x=K=1"),
+    ],
+)
+def test_full_names_and_those_of_several_settings_stay(argument: str) -> None:
+    assert with_full_name(argument, KNOWN) == argument
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,17 @@ def test_advice_names_the_setting_that_takes_the_memory(harness: Harness) -> Non
     assert "what would fit: texts_per_step=" in outcome.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("models")
+def test_each_job_of_a_sweep_trains_a_draft_of_its_own(harness: Harness, tmp_path: Path) -> None:
+    """Those that differ in the draft alone have it in their names already; the same command again measures nothing."""
+    arguments = (*SHORT, "draft=./draft", "epochs=1", "-m", "learning_rate=0.001,0.002")
+    harness(*arguments)
+    names = sorted(path.name for path in (tmp_path / "drafts").iterdir())
+    assert names == [f"target-draft-learning_rate-{rate}" for rate in ("0.001", "0.002")]
+    assert harness(*arguments).stderr.count("measured before") == 2
+
+
 @pytest.mark.usefixtures("models")
 def test_two_processes_do_not_train_in_the_same_directory(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine" / "training").mkdir(parents=True)

@@ -233,9 +233,12 @@ def test_a_mistake_in_a_later_question_names_the_method_too(answer: str, harness
     [
         ("./corpus_ngrams.py:Other", "has no attribute 'Other'"),
         ("./missing.py:Method", "there is no file missing.py"),
-        ("./corpus_ngrams.py:CorpusText", "must be a Method of harness"),
+        (
+            "./corpus_ngrams.py:CorpusText",
+            "must inherit from harness.menu.method.Method or TextMethod",
+        ),
         ("./corpus_ngrams.py:CorpusNgrams", "draft.file: must be set"),
-        ("suffix+./linear_head.py:LinearHead", "must be lookup, suffix or another method"),
+        ("suffix+./linear_head.py:LinearHead", "must be TEXT+DRAFT"),
         ("./script.py:Method", "cannot be loaded: SystemExit"),
     ],
 )

@@ -236,11 +236,11 @@ def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
     shares = {"target_8bit_share": 0.714, "draft_8bit_share": None}
     text = " ".join(printed(capsys, **shares, peak_memory_bytes=None).split())
     assert "8-bit layers take 71% of a target step" in text
-    assert "4bit" not in text
+    assert "4-bit" not in text
     text = " ".join(
         printed(capsys, **shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split()
     )
-    assert mentions(text, "71% of a target step", "50% of drafting", "quantization=4bit")
+    assert mentions(text, "71% of a target step", "50% of drafting", "4-bit")
     alone = latency_run(
         draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None
     )

@@ -80,6 +80,7 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     assert len([row for row in swept if row.repeat == "all"]) == 2 * 2
 
 
+@pytest.mark.slow
 def test_runs_that_were_measured_before_are_pooled_with_new_ones(harness: Harness) -> None:
     """What every run advises: `repeats=2` after a single run, after a sweep, and fewer than before."""
     quick = [*QUICK, "decoding.num_draft_tokens=2"]
@@ -106,6 +107,7 @@ def test_runs_that_were_measured_before_are_pooled_with_new_ones(harness: Harnes
     assert mentions(ended.stdout, "8 prompts and 2 runs")
 
 
+@pytest.mark.slow
 def test_figures_that_were_edited_are_not_taken_over(harness: Harness) -> None:
     """The collected rows say something else than those in the run's own directory, which nobody edits."""
     harness(*QUICK)

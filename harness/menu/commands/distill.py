@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from harness.config.engines import Abilities
 from harness.config.settings import require, require_at_least, require_possible_path
@@ -23,7 +24,8 @@ class DistillSettings(LatencySettings):
 
     Attributes:
         num_prompts: the first of the set, on which the draft is measured before and after; the others are learned.
-        output: directory for the trained draft, which `draft=` takes; None for one named after the pair in `drafts/`.
+        output: directory for the trained draft, which `draft=` takes; None for one named after the pair in `drafts/`,
+            and in a sweep after what jobs differ in.
         temperatures: of the answers; each prompt is answered once at each.
         answer_tokens: the most tokens of an answer.
         epochs: how often each answer is learned.
@@ -72,6 +74,14 @@ class DistillSettings(LatencySettings):
         rule = "must be a list of at least one, none negative"
         require(lowest >= 0, "temperatures", rule, self.temperatures)
         require_possible_path("output", self.directory)
+
+    def of_job(self, overrides: Sequence[str]) -> Self:
+        """Each job trains a draft of its own."""
+        others = [one for one in overrides if not one.startswith(("model=", "draft=", "+pair="))]
+        if self.output or not others:
+            return self
+        label = _file_name(" ".join(others))
+        return dataclasses.replace(self, output=f"{self.directory}-{label}")
 
     def check_engine(self, engine: Abilities) -> None:
         super().check_engine(engine)

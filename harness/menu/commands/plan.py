@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.config.errors import SettingError
+from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.menu.command import Command
@@ -37,6 +39,9 @@ class PlanSettings(RunSettings):
         super().__post_init__()
         require_at_least(self, gpus=1, prompt_length=1)
         require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
+        if self.gpus is not None and self.gpu_memory is None and not gpu_names():
+            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
+            raise SettingError("gpu_memory", rule)
         hint = (
             f" (did you mean {self.gpu_memory}GB?)"
             if re.fullmatch(r"\d{1,4}(\.\d*)?", self.gpu_memory or "")

@@ -160,7 +160,7 @@ class ModelDraft(Method):
 
     def describe(self, settings: ModelDraftSettings) -> str:
         """Describe a draft that is the target itself: no other draft is asked."""
-        return "shares the model's weights"
+        return "is the target itself: it shares its weights, always agrees and costs as much"
 
     def model(self, pair: LoadedPair) -> LoadedModel | None:
         """Return the draft model, None if the draft is a head."""
