@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from harness.config.synthetic import TESTED_SHARES
 from harness.results.acceptance import Acceptance, mean_length_per_request
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -157,7 +158,11 @@ def speculation_profile(
         reason = "block verification does not keep the longest-prefix of accepted tokens"
         profile["vectors_unavailable_reason"] = reason
     intervals = {} if is_block else _intervals(measured)
-    rates = {} if is_block else {"accept_rates_of_tested": _rounded(rates_of_tested)}
+    rates = {}
+    if not is_block:
+        rates["accept_rates_of_tested"] = _rounded(rates_of_tested)
+        num_tested = [total.num_tested_at(place) for place in range(measured.num_places)]
+        rates[TESTED_SHARES] = _rounded([number / total.num_iterations for number in num_tested])
     return profile | {"harness": {**own, **rates, "intervals_95": intervals}}
 
 

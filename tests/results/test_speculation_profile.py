@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.config.errors import SettingError
+from harness.config.synthetic import rates_of_profile
 from harness.results.acceptance import Acceptance
 from harness.results.speculation_profile import (
     MeasuredAcceptance,
@@ -62,6 +66,24 @@ def test_proposals_that_end_early_are_no_rejections_where_we_say_tested() -> Non
     found = profile(measured([(2, 2), (1, 1)]))
     assert found["harness"]["accept_rates_of_tested"] == [1.0, 1.0]
     assert found["conditional_accept_rates"] == [1.0, 0.5]
+    assert found["harness"]["tested_shares"] == [1.0, 0.5]
+    assert found["marginal_accept_rates"] == [1.0, 0.5]
+
+
+def test_our_own_profiles_do_not_contradict_themselves(tmp_path: Path) -> None:
+    drawn = random.Random(2)
+    for most in (1, 4, 9):
+        proposed = [drawn.randint(1, most) for _ in range(40)]
+        found = profile(measured([(number, drawn.randint(0, number)) for number in proposed]))
+        file = tmp_path / "speculation_profile.json"
+        file.write_text(json.dumps(found))
+        assert list(rates_of_profile(str(file))) == found["harness"]["accept_rates_of_tested"]
+        edited = found | {
+            "marginal_accept_rates": [0.5 * r for r in found["marginal_accept_rates"]]
+        }
+        file.write_text(json.dumps(edited))
+        with pytest.raises(SettingError, match=r"speculation_profile\.json"):
+            rates_of_profile(str(file))
 
 
 def test_levels_of_trees_are_the_positions() -> None:
