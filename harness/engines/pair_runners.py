@@ -84,7 +84,7 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target_name
-    draft_model = None if settings is None else method_of(settings).model(pair)
+    draft_model = None if settings is None else method_of(settings).model_part.model(pair)
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
     prepared: list[PreparedRunner | PreparedHead] = []
@@ -144,7 +144,7 @@ def _target_runner(
         longest_prompt=demanded.longest_prompt,
         trees=trees,
     )
-    hidden_layers = () if method is None else tuple(method.layers(pair))
+    hidden_layers = () if method is None else tuple(method.model_part.layers(pair))
     return build_runner(
         pair.target, demanded.runner, pair.vocabulary_size, say, shapes, hidden_layers
     )
@@ -183,7 +183,7 @@ def _draft_runner(
         size = vocabulary_size(model.model.config)
     draft_settings = pair.draft_settings
     assert draft_settings is not None
-    method = method_of(draft_settings)
+    method = method_of(draft_settings).model_part
     passes = method.passes(pair, demanded.numbers_drafted)
     num_drawn = passes.num_drawn
     trees = TreeDemand()

@@ -7,24 +7,18 @@ setting that both have is the text's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require, require_at_least
-from harness.menu.method import LoadedPair, MakeDrafter, Method, Passes, TextMethod
+from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 
 if TYPE_CHECKING:
-    import torch
-
     from harness.decoding.protocols import Runner
-    from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.plan import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
-    from harness.models.loading import LoadedModel
-    from harness.models.sketch import Sketch
 
 SUMMARY = (
     "a method that reads text where it is confident, another draft elsewhere: suffix+tiny_eagle3; "
@@ -81,6 +75,10 @@ class Hybrid(Method):
         self.memory = other.memory  # type: ignore[misc]
         self.settings = _settings_of_both(text.settings, other.settings)  # type: ignore[misc]
 
+    @property
+    def model_part(self) -> Method:
+        return self._other
+
     def check(self, run: RunSettings) -> None:
         """Refuse what either part refuses, and trees."""
         self._text.check(run)
@@ -99,26 +97,6 @@ class Hybrid(Method):
         plan = self._other.plan(self._of_other(settings), target, read_checkpoint, needs_weights)
         shared = {name: getattr(settings, name) for name in self._shared()}
         return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **shared))
-
-    # Text needs no weights, no hidden states and no runner: the other part answers for both.
-
-    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
-        return self._other.sketch(plan, target, dtype)
-
-    def describe(self, settings: Any) -> str:
-        return self._other.describe(settings)
-
-    def layers(self, pair: LoadedPair) -> Sequence[int]:
-        return self._other.layers(pair)
-
-    def model(self, pair: LoadedPair) -> LoadedModel | None:
-        return self._other.model(pair)
-
-    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
-        return self._other.passes(pair, numbers)
-
-    def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
-        return self._other.warp(settings, pair, of_target)
 
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a `HybridDrafter` of a drafter of each part."""

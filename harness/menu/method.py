@@ -121,6 +121,13 @@ class Method(Record):
     can_join_hybrid: ClassVar[bool] = False
     named: ClassVar[bool] = True
 
+    @property
+    def model_part(self) -> Method:
+        """Return the method that may have weights, hidden states and a runner: this one, or of a
+        hybrid the one beside the text.
+        """
+        return self
+
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return the settings that a name stands for, or None for another method's name.
 
