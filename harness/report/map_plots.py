@@ -66,14 +66,14 @@ class Grid(NamedTuple):
         }
         return cls(batch_sizes, draft_tokens, cells)
 
-    def logarithms(self, column: str) -> np.ndarray[Any, Any] | None:
-        """Logarithms of a column, [num_k, num_sizes]; None where a cell has none."""
+    def logarithms(self, column: str) -> np.ndarray[Any, Any]:
+        """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none."""
         values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
         for place, row in self.cells.items():
             value = getattr(row, column)
             if is_ratio(value):
                 values[place] = math.log(value)
-        return None if np.isnan(values).any() else values
+        return values
 
 
 def map_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
@@ -135,9 +135,9 @@ def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int)
 
 
 def _draw_line(axes: Any, grid: Grid, column: str, label: str, style: dict[str, Any]) -> None:
-    """Draw where a column crosses 1; nothing where it does not."""
+    """Draw where a column crosses 1, between cells that have it."""
     values = grid.logarithms(column)
-    if values is None or not values.min() < 0 < values.max():
+    if not (values < 0).any() or not (values > 0).any():
         return
     # Cells reach half a place beyond their centres, and so do the lines.
     num_k, num_sizes = values.shape
