@@ -337,7 +337,7 @@ class PromptSettings:
         licence: of the texts; each run says it.
         source: where a file comes from that the hub does not have; said where it is absent.
         too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
-            or only their last tokens are read.
+            or only their last tokens are read; of conversations, their last turns.
     """
 
     name: str

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
+from harness.experiments.encoding import last, most_answered
+from harness.experiments.progress import say
 from harness.experiments.prompts import Occurrence, Prompt, PromptSet
 from harness.experiments.session import Session
-
-# Tokens by which an answer may grow when it is read again as text.
-_MARGIN = 8
+from harness.menu.records import engine_of
 
 
 class Conversations:
@@ -28,9 +28,7 @@ class Conversations:
 
     Attributes:
         longest: the most tokens that the prompt of a later turn can have; 0 without later turns.
-
-    Raises:
-        SettingError: a conversation does not fit into a model's context.
+            One that has more when it is read goes on without its oldest turns.
     """
 
     def __init__(self, session: Session, prompt_set: PromptSet, first: Question) -> None:
@@ -38,11 +36,16 @@ class Conversations:
         self._prompt_set = prompt_set
         # By arm and index.
         self._answers: dict[tuple[str, int], str] = {}
-        self.longest = 0
+        self._said_cut = False
+        self._is_limited = engine_of(session.settings).computes_here
+        new_tokens = first.decoding.max_new_tokens
+        lengths = [0]
         for turn, question in enumerate(self.follow_ups(first), start=1):
-            without_answers = max(map(len, question.prompts))
-            length = without_answers + _most_answered(turn, question)
-            self.longest = max(self.longest, length)
+            lengths.append(max(map(len, question.prompts)) + most_answered(turn, new_tokens))
+        self.longest = max(lengths)
+        room = session.planned.room(new_tokens)
+        if room is not None:
+            self.longest = min(self.longest, room)
 
     def follow_ups(self, first: Question) -> list[Question]:
         """The questions about the later turns of those conversations that a question begins, one
@@ -65,9 +68,11 @@ class Conversations:
         indices = [
             self._prompt_set.index(occurrence._replace(turn=turn)) for occurrence in conversations
         ]
-        prompts = [self._so_far(index, None) for index in indices]
-        new_tokens = _most_answered(turn, first) + first.decoding.max_new_tokens
-        token_ids = self._session.encode(prompts, new_tokens=new_tokens)
+        prompts = [
+            self._prompt_set.prompts[occurrence.place].after([""] * turn)
+            for occurrence in conversations
+        ]
+        token_ids = self._session.encode_unchecked(prompts)
         salts = [str(occurrence.repeat) for occurrence in conversations] if first.salts else ()
         return dataclasses.replace(first, prompts=token_ids, indices=indices, salts=salts, chats=())
 
@@ -75,11 +80,12 @@ class Conversations:
         """The question with this arm's own answers to the turns before."""
         if self._prompt_set.at(question.indices[0]).turn in (None, 1):
             return question
-        prompts = [self._so_far(index, arm) for index in question.indices]
+        prompts = []
         token_ids = []
-        for ids in self._session.encode_unchecked(prompts):
-            # Text that is read again may have more tokens than it had when it was generated.
-            token_ids.append(ids[-self.longest :])
+        for index in question.indices:
+            prompt, ids = self._so_far(index, arm)
+            prompts.append(prompt)
+            token_ids.append(ids)
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)
 
@@ -94,19 +100,30 @@ class Conversations:
     def _num_turns(self, occurrence: Occurrence) -> int:
         return len(self._prompt_set.prompts[occurrence.place].turns)
 
-    def _so_far(self, index: int, arm: str | None) -> Prompt:
-        """The conversation up to a turn, with the answers of an arm; with empty ones for None."""
+    def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
+        """The conversation up to a turn, with the answers of an arm, and its token ids.
+
+        Text that is read again may have more tokens than it had when it was generated.
+        """
         occurrence = self._prompt_set.occurrence(index)
-        first = self._prompt_set.prompts[occurrence.place]
-        chat = first.chat()
-        for number, text in enumerate(first.turns[1 : occurrence.turn + 1]):
-            answered = self._prompt_set.index(occurrence._replace(turn=number))
-            answer = "" if arm is None else self._answers[arm, answered]
-            chat.append({"role": "assistant", "content": answer})
-            chat.append({"role": "user", "content": text})
-        return dataclasses.replace(first, text=chat[-1]["content"], messages=tuple(chat))
-
-
-def _most_answered(turn: int, question: Question) -> int:
-    """The most tokens of all answers before a turn, which is counted from 0."""
-    return turn * (question.decoding.max_new_tokens + _MARGIN)
+        conversation = self._prompt_set.prompts[occurrence.place]
+        before = [
+            self._prompt_set.index(occurrence._replace(turn=turn))
+            for turn in range(occurrence.turn)
+        ]
+        answers = [self._answers[arm, each] for each in before]
+        for left_out in range(occurrence.turn + 1):
+            prompt = conversation.after(answers, left_out)
+            [ids] = self._session.encode_unchecked([prompt])
+            if not self._is_limited or len(ids) <= self.longest:
+                break
+        else:
+            ids = last(ids, self.longest, self._session.tokenizer.bos_token_id)
+        if left_out and not self._said_cut:
+            self._said_cut = True
+            turns = f"first {left_out} turns" if left_out > 1 else "first turn"
+            say(
+                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is asked"
+                f" without its {turns}: with its answers it is too long (said for this one alone)"
+            )
+        return prompt, ids

@@ -18,6 +18,9 @@ from harness.experiments.prompt_files import fetched_commit
 from harness.experiments.prompts import Prompt, PromptSet, listed
 from harness.models.tokenizers import encode_prompts, uses_template
 
+# Tokens by which an answer may grow when it is read again as text.
+_MARGIN = 8
+
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
 
 Chat = list[dict[str, str]]
@@ -138,8 +141,15 @@ def encode_set(
     """
     template = settings.chat_template
     token_ids = encode(planned, prompts, template)
+    whole = list(token_ids)
+    for place, prompt in enumerate(prompts):
+        if prompt.turns:
+            turn = len(prompt.turns) - 1
+            [ids] = encode(planned, [prompt.after([""] * turn)], template)
+            # Any tokens stand in for the answers.
+            whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))
-    encoded = _fitted(encoded, planned, settings, new_tokens)
+    encoded = _fitted(encoded, whole, planned, settings, new_tokens)
     described = prompt_set.described(encoded.prompts)
     if described:
         say(described)
@@ -149,14 +159,27 @@ def encode_set(
     return encoded
 
 
+def most_answered(turn: int, new_tokens: int) -> int:
+    """The most tokens of all answers before a turn, which is counted from 0."""
+    return turn * (new_tokens + _MARGIN)
+
+
 def _fitted(
-    encoded: Encoded, planned: PlannedPair, settings: PromptedSettings, new_tokens: int
+    encoded: Encoded,
+    whole: list[list[int]],
+    planned: PlannedPair,
+    settings: PromptedSettings,
+    new_tokens: int,
 ) -> Encoded:
-    """Skip, truncate or refuse prompts that are too long."""
+    """Skip, truncate or refuse prompts that are too long.
+
+    Args:
+        whole: the prompts; of conversations the last turn's, with room for the answers before it.
+    """
     room = _room_for_prompts(planned, settings, new_tokens)
     prompts = encoded.prompts
     token_ids = encoded.token_ids
-    long = [place for place, ids in enumerate(token_ids) if room is not None and len(ids) > room]
+    long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
     lines = listed(sorted(prompts[place].line for place in long))
     where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
@@ -165,15 +188,24 @@ def _fitted(
         say(f"{problem} and are left out")
         kept = [place for place in range(len(prompts)) if place not in long]
         encoded = encoded.part(kept)._replace(num_skipped=len(long))
+        whole = [whole[place] for place in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:
-        say(f"{problem}: their last {room} tokens are read")
-        for place in long:
-            token_ids[place] = _last(token_ids[place], room, planned.tokenizer.bos_token_id)
-        encoded = encoded._replace(chats=[], num_truncated=len(long))
-    excess = planned.excess(encoded.token_ids, new_tokens)
+        cut = [place for place in long if len(token_ids[place]) > room]
+        if cut:
+            say(f"{problem}: their last {room} tokens are read")
+        else:
+            say(f"{problem}: conversations go on without their oldest turns")
+        for place in cut:
+            token_ids[place] = last(token_ids[place], room, planned.tokenizer.bos_token_id)
+        chats = [] if cut else encoded.chats
+        encoded = encoded._replace(chats=chats, num_truncated=len(long))
+        whole = token_ids
+    excess = planned.excess(whole, new_tokens)
     if excess is None:
         return encoded
-    longest = f"the longest has {excess.num_prompt_tokens} tokens; {excess.rule}"
+    has_turns = any(prompt.turns for prompt in prompts)
+    answers = ", with the answers before its last turn" if has_turns else ""
+    longest = f"the longest has {excess.num_prompt_tokens} tokens{answers}; {excess.rule}"
     if not long or encoded.num_skipped or encoded.num_truncated:
         # Only in the tokens of a draft with another tokenizer are they too long.
         raise SettingError("prompts", longest)
@@ -198,7 +230,7 @@ def _room_for_prompts(
     raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
 
 
-def _last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
+def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
     """The last `count` tokens of a text, the first of which stays the beginning-of-sequence token
     if the text has one.
     """

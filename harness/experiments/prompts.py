@@ -76,6 +76,19 @@ class Prompt:
             dict(message) for message in self.messages or ({"role": "user", "content": self.text},)
         ]
 
+    def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
+        """The turn of a conversation that follows these answers to the turns before it.
+
+        Args:
+            left_out: of the oldest turns and their answers.
+        """
+        chat = [*self.chat()[:-1], {"role": "user", "content": self.turns[left_out]}]
+        later = zip(answers[left_out:], self.turns[left_out + 1 :], strict=False)
+        for answer, text in later:
+            chat.append({"role": "assistant", "content": answer})
+            chat.append({"role": "user", "content": text})
+        return dataclasses.replace(self, text=chat[-1]["content"], messages=tuple(chat))
+
 
 class Occurrence(NamedTuple):
     """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""

@@ -16,6 +16,7 @@ from harness.engines.protocol import Question
 from harness.experiments.conversations import Conversations
 from harness.experiments.prompts import Prompt, load_prompts
 from in_process import QUICKEST_PAIR, Harness, only, results
+from wording import mentions
 
 ROWS = [
     {"turns": ["Ann had a dog.", "It ran away.", "Bob found it."], "category": "dogs"},
@@ -44,7 +45,12 @@ def fake_session(asked: list[list[str]]) -> Any:
         return "yes " * len(tokens)
 
     tokenizer = SimpleNamespace(decode=decode)
-    return SimpleNamespace(encode_unchecked=encode, encode=encode, tokenizer=tokenizer)
+    return SimpleNamespace(
+        encode_unchecked=encode,
+        tokenizer=tokenizer,
+        planned=SimpleNamespace(room=lambda new_tokens: None),
+        settings=SimpleNamespace(engine=SimpleNamespace(name="local")),
+    )
 
 
 def answered(question: Question, length: int) -> Any:
@@ -117,3 +123,61 @@ def test_the_first_turn_alone_is_the_default(harness: Harness) -> None:
     assert pd.read_csv("first/latency_prompts.csv").turn.isna().all()
     complaint = harness.refused("recovery", "prompts=./talks.jsonl", "prompts.turns=all")
     assert complaint.startswith("prompts.turns=all: all is for latency")
+
+
+def long_talk(**turns: str) -> None:
+    """The conversation of three turns has these in place of its own, by number."""
+    rows = [
+        dict(
+            ROWS[0],
+            turns=[turns.get(f"turn_{n}", text) for n, text in enumerate(ROWS[0]["turns"], 1)],
+        )
+    ]
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, [*rows, *ROWS[1:]])))
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harness) -> None:
+    long_talk(turn_3="Bob found it. " * 60)
+    whole = (*TALK, "prompts.turns=all")
+    complaint = harness.refused(*whole)
+    assert complaint.startswith("prompts: 1 of 3 prompts are too long (line 1 of the file); ")
+    # Two answers of 6 tokens, and what they may grow by when they are read again, come before it.
+    assert mentions(complaint, "with the answers", "decoding.max_new_tokens=6", "takes 512")
+    assert "prompts.too_long=skip leaves them out" in complaint
+    outcome = harness(*whole, "prompts.too_long=skip")
+    assert mentions(outcome.stderr, "1 of 3 prompts", "line 1", "left out")
+    assert list(results()["num_skipped"]) == [1, 1]
+    assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
+
+
+@pytest.mark.usefixtures("settings")
+def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> None:
+    """The third turn has room for the second one, not for both; the first two have room for all."""
+    long_talk(turn_1="Ann had a dog. " * 30, turn_3="Bob found it. " * 30)
+    whole = (*TALK, "prompts.turns=all", "prompts.system=Answer.")
+    outcome = harness(*whole, "prompts.too_long=truncate")
+    assert mentions(outcome.stderr, "1 of 3 prompts", "line 1", "oldest turns")
+    assert mentions(outcome.stderr, "turn 3", "line 1", "without its first turn")
+    assert list(results()["num_truncated"]) == [1, 1]
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    away, found = (answers.query(f"turn == {turn}").completion.iloc[0] for turn in (2, 3))
+    talk = f"user: It ran away.\nassistant: {away}\nuser: {'Bob found it. ' * 30}\nassistant:"
+    Path("one.json").write_text(json.dumps([{"prompt": f"system: Answer.\n{talk}"}]))
+    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
+    assert set(pd.read_csv("again/latency_prompts.csv").completion) == {found}
+
+
+@pytest.mark.usefixtures("settings")
+def test_answers_that_grow_when_they_are_read_again_cost_a_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if answers were read with fewer tokens than they were written with."""
+    monkeypatch.setattr("harness.experiments.encoding._MARGIN", -6)
+    outcome = harness(*TALK, "prompts.turns=all")
+    assert outcome.stderr.count("without its first") == 1, "said once"
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    away = answers.query("turn == 2").completion.iloc[0]
+    Path("one.json").write_text(json.dumps([{"prompt": "user: It ran away.\nassistant:"}]))
+    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
+    assert set(pd.read_csv("again/latency_prompts.csv").completion) == {away}
