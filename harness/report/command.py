@@ -60,6 +60,13 @@ class Report:
     shown: Sequence[tuple[Command, Sequence[Run]]]
 
 
+# More rows are in the files alone, and a page of more takes minutes to make and to open.
+_ROWS_ON_A_TERMINAL = 200
+_ROWS_OF_A_PAGE = 2_000
+# So many take longer than a reader waits without a word.
+_MANY_RUNS = 2_000
+
+
 def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
     """The report of files and directories.
 
@@ -71,6 +78,9 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
     """
     known = measuring([*commands(), *further])
     findings = read([Path(path) for path in paths], known)
+    num_runs = len(findings.runs)
+    if num_runs > _MANY_RUNS:
+        print(f"making tables of {num_runs:,} runs", file=sys.stderr)
     shown = [(command, findings.of(command.row)) for command in known]
     headlines: list[Table | Line] = []
     parts: list[Table | Line] = []
@@ -83,6 +93,7 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
         environment_table(findings.runs),
         files_table(findings.files),
     ]
+    parts = [part.first(_ROWS_OF_A_PAGE) if isinstance(part, Table) else part for part in parts]
     parts += sentences("warning", *findings.notes)
     if counts := Counter(failure.status for failure in findings.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -126,7 +137,11 @@ def main(arguments: Sequence[str]) -> None:
     report = build(paths, further)
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
-    print_document([*report.headlines, *report.parts], plain_console(WIDE))
+    parts = [
+        part.first(_ROWS_ON_A_TERMINAL) if isinstance(part, Table) else part
+        for part in report.parts
+    ]
+    print_document([*report.headlines, *parts], plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 

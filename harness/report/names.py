@@ -12,10 +12,10 @@ from harness.report.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.schema import RunRow
 
 # Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or
-# another place of the report shows.
+# another place of the report shows. The address of a server is among its devices.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output".split()
+    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output url".split()
 )
 # By the first word of a setting's path, columns in which rows must be equal to be compared in that
 # setting: rows with different drafts always differ in `draft.repository`, for example.

@@ -124,11 +124,13 @@ def _limits(pairs: Sequence[MeasuredPair]) -> list[str]:
 
 
 def _remark(pair: MeasuredPair) -> str | None:
-    """`interrupted` with the number of prompts, `no verdict` or `best K`."""
+    """`interrupted` with the number of prompts, `no verdict`, `not quiet` or `best K`."""
     if pair.partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if pair.row.status == NO_VERDICT:
         return "no verdict"
+    if not pair.row.was_quiet:
+        return "not quiet"
     return "best K" if pair.best_of_several else None
 
 

@@ -130,7 +130,10 @@ def _with_best(series: Sequence[MeasuredPair]) -> list[MeasuredPair]:
     top = max(series, key=attrgetter("worth"))
     if not top.complete:
         return list(series)
-    several = len({pair.name.num_draft_tokens for pair in series}) > 1
+    # Of an interrupted rival, or points without an interval, nobody knows which is the best.
+    rivals = [pair for pair in series if pair.complete and verdict_of(pair.row).can_tell]
+    several = len({pair.name.num_draft_tokens for pair in rivals}) > 1
+    several = several and verdict_of(top.row).pays and top.row.was_quiet
     best = replace(top, best=True, best_of_several=several)
     return [best if pair is top else pair for pair in series]
 
@@ -156,9 +159,11 @@ def num_compared(pairs: Sequence[MeasuredPair]) -> int:
 def fastest_pair(pairs: Sequence[MeasuredPair]) -> MeasuredPair | None:
     """The pair of the first sentence; None without a complete one.
 
-    One with an interval is preferred, because a few prompts may show any speed-up.
+    One on a quiet machine is preferred, and one with an interval, because a few prompts may show any
+    speed-up.
     """
     bests = [pair for pair in _real_or_all(pairs) if pair.best]
+    bests = [pair for pair in bests if pair.row.was_quiet] or bests
     with_interval = [pair for pair in bests if pair.row.speedup_low is not None]
     return max(with_interval or bests, key=attrgetter("worth"), default=None)
 
@@ -188,6 +193,8 @@ def fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
         sentence = f"No pair{restriction} gains; the best, {name}, is at {figure}"
     elif verdict.conclusion == "slower":
         sentence = f"{name} does not pay: {figure}"
+    if not best.row.was_quiet:
+        sentence += "; the machine was not quiet"
     return [Line(f"{sentence}.", "strong" if verdict.can_tell else "plain")]
 
 

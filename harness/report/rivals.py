@@ -41,25 +41,38 @@ def rivals_lines(pairs: Sequence[MeasuredPair]) -> list[str]:
 
 
 def rivals_of_the_fastest(pairs: Sequence[MeasuredPair]) -> list[Line]:
-    """Say which other pairs may be as fast as the fastest one, each at its best K.
+    """Say which other drafts of its target may gain as much as the fastest pair, each at its best K.
 
-    Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all.
+    Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all. [] where the
+    fastest cannot be told to gain, or its target has no other draft.
     """
-    bests = [pair for pair in pairs if pair.best and pair.row.real and pair.row.speedup_low]
+    number = num_compared(pairs)
+    bests = [
+        pair for pair in pairs if pair.best and pair.row.real and verdict_of(pair.row).can_tell
+    ]
     bests.sort(key=attrgetter("worth"), reverse=True)
+    if not bests or not verdict_of(bests[0].row, number).pays:
+        return []
+    bests = [pair for pair in bests if _target(pair) == _target(bests[0])]
     if len(bests) < 2:
         return []
     times = _common_times(bests)
     if times is None:
-        alike = _overlapping(bests, num_compared(pairs))
+        alike = _overlapping(bests, number)
     else:
         # On the prompts that all have, another pair may be the fastest.
         alike = [bests[ranked.index] for ranked in ranking(*times) if not ranked.worse]
         alike = [pair for pair in alike if pair is not bests[0]]
     if not alike:
-        return [Line("All other pairs are significantly slower.")]
+        return [Line("All other drafts of this target gain significantly less.")]
     names = "; ".join(pair.name.label(", ") for pair in alike)
     return [Line(f"Cannot be told apart from the fastest: {names}.")]
+
+
+def _target(pair: MeasuredPair) -> tuple[object, ...]:
+    """The same value for pairs whose speed-ups are over the same regular decoding."""
+    row = pair.row
+    return row.model, row.repository, row.quantization, row.engine, row.devices, pair.load
 
 
 def _overlapping(bests: Sequence[MeasuredPair], num_pairs: int) -> list[MeasuredPair]:

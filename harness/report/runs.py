@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -30,6 +31,8 @@ from harness.results.verdict import judged
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
 _NUM_PARENTS = 4
+# Bytes of a file that takes seconds to read.
+_LARGE_FILE = 5_000_000
 # A directory with more is not one of results: `before=/` would take hours.
 _MOST_FILES = 200_000
 
@@ -256,6 +259,9 @@ class _Reader:
                 return True
             # All kinds that there are: a file of `distill` has all the columns of `latency`, and
             # would count as one if its own kind were not known.
+            if file.stat().st_size > _LARGE_FILE:
+                megabytes = file.stat().st_size / 1e6
+                print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
             contents = read_file(file, [*KINDS, *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")

@@ -118,6 +118,13 @@ class Table:
         """Names and values, one pair per line."""
         return cls(key, "", (Column("", text=True),) * 2, tuple(map(TableRow, lines)), look="lines")
 
+    def first(self, num_rows: int) -> Table:
+        """The table with at most so many rows, and a note about the others."""
+        if len(self.rows) <= num_rows:
+            return self
+        note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
+        return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
+
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
         columns = []

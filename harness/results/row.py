@@ -23,6 +23,9 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
+# A damaged file may hold a number of any length.
+_LARGEST = 2**63
+
 # Mean, sum, largest or smallest value over runs (of lists, place by place); whether it is true of
 # all or of any; the value that all runs have; or nothing.
 Pooling = Literal["mean", "sum", "largest", "smallest", "all", "any", "same", "none"]
@@ -189,6 +192,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if isinstance(value, bool):
         return hint is bool
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return False
     if hint is float:
         # JSON has whole numbers without a point.
         return isinstance(value, int | float) and math.isfinite(value)

@@ -91,3 +91,9 @@ def test_a_speedup_outside_its_interval_is_noted(tmp_path: Path) -> None:
     notes = [part.text for part in build([file]).parts if isinstance(part, Line)]
     expected = f"{file}: run {run[0].run}: a speed-up of 2 is outside its interval, 3 to 4"
     assert expected in notes
+
+
+def test_a_number_of_400_digits_is_no_number(tmp_path: Path) -> None:
+    file = write_runs(tmp_path / "latency.csv", latency_run())
+    file.write_text(file.read_text().replace(",15,", f",{'9' * 400},"))
+    assert build([file]).parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from harness.report.command import build
 from harness.report.table import Table
 from harness.results.files import append_rows
-from report_files import latency_run, prompt_rows
+from harness.results.rows.latency import LatencyRow
+from report_files import latency_run, prompt_rows, write
 
 
 def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
@@ -88,7 +90,7 @@ def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:
     many = headlines_of(tmp_path / "many", *speedups, **pooled)
     reach = [float(re.findall(r"interval (\d\.\d+) to", text)[0]) for text in (few, many)]
     assert reach[0] < reach[1] < 1.9
-    assert "All other pairs are significantly slower." in few
+    assert "All other drafts of this target gain significantly less." in few
 
 
 def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
@@ -104,3 +106,30 @@ def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
     fastest, rivals, *_ = (line.text for line in build([tmp_path]).headlines)
     assert "13B with 3B, K=4: 2.00×" in fastest
     assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
+
+
+def test_another_target_is_no_rival(tmp_path: Path) -> None:
+    """The fastest speed-up of a slow target says nothing about another target's drafts."""
+    runs = [latency_run(speedup=3.0), latency_run(speedup=1.5, model="30B", repository="x/30b")]
+    text = " ".join(line.text for line in build([write(tmp_path / "latency.csv", *runs)]).headlines)
+    assert "Fastest: 13B with 7B, K=4: 3.00×" in text
+    assert "significantly less" not in text
+    unsure = latency_run(speedup=1.5, speedup_low=0.61, speedup_high=3.74)
+    file = write(tmp_path / "unsure.csv", unsure, latency_run(speedup=1.1, draft="1B"))
+    text = " ".join(line.text for line in build([file]).headlines)
+    assert "significantly less" not in text
+
+
+def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path) -> None:
+    def remarks(*runs: Sequence[LatencyRow]) -> str:
+        file = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)
+        return str(build([file]).parts)
+
+    slow = latency_run(k=2, speedup=1.5)
+    assert "best K" in remarks(slow, latency_run(k=4, speedup=2.0))
+    assert "best K" not in remarks(latency_run(k=2, speedup=0.7), latency_run(k=4, speedup=0.98))
+    interrupted = latency_run(k=2, speedup=1.5, status="interrupted", ms_per_token=50.0)
+    assert "best K" not in remarks(interrupted, latency_run(k=4, speedup=2.0))
+    text = remarks(slow, latency_run(k=4, speedup=2.0, processor_share=0.2))
+    assert "best K" not in text
+    assert "not quiet" in text
