@@ -69,7 +69,8 @@ def _names_of(kind: type) -> list[str]:
 def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
     """The error for a setting that the class does not have; it may be one of another way to draft."""
     if issubclass(kind, DraftSettings) and (owners := METHODS.owners(key)):
-        drafts = " and ".join(owner.replace("model", "heads") for owner in owners)
+        drafts = ", ".join(owners).replace("model", "models, heads")
+        drafts = " and ".join(drafts.rsplit(", ", 1))
         rule = f"is for {drafts}, not for draft={config.get('name')}"
         return SettingError(prefix + key, rule, config[key])
     if issubclass(kind, EngineSettings) and (owners := ENGINES.owners(key)):

@@ -8,7 +8,7 @@ from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
 
-_RULES = ("deepmind", "google", "block", "eagle")
+_RULES = ("deepmind", "google", "block")
 
 
 def check_trees(run: RunSettings, *, own_loop: bool) -> None:
@@ -27,8 +27,9 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
         return
     of_trees = f"with draft.tree={tree}"
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
-    rule = f"must be one of {', '.join(_RULES)} {of_trees}"
-    require(decoding.rule in _RULES, "decoding.rule", rule, decoding.rule)
+    rules = (*_RULES, "eagle") if tree == "dynamic" else _RULES
+    rule = f"must be one of {', '.join(rules)} {of_trees}"
+    require(decoding.rule in rules, "decoding.rule", rule, decoding.rule)
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
     rates = decoding.synthetic_acceptance
     require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)

@@ -45,11 +45,11 @@ def test_a_complete_mapping_becomes_settings() -> None:
         ({"model": "7B"}, "model=7B: must be a group of settings"),
         (
             {"draft": {"name": "lookup", "method": "lookup", "layers": [3]}},
-            "draft.layers=[3]: is for early_exit and heads, not for draft=lookup",
+            "draft.layers=[3]: is for early_exit, models and heads, not for draft=lookup",
         ),
         (
             {"draft": {"name": "lookup", "method": "lookup", "threshold": 0.5}},
-            "draft.threshold=0.5: is for heads and suffix, not for draft=lookup",
+            "draft.threshold=0.5: is for models, heads and suffix, not for draft=lookup",
         ),
         ({"draft": {**MODEL, "threshold": 1.5}}, "draft.threshold=1.5: must be in [0, 1]"),
         ({"draft": {**MODEL, "max_ngram": 2}}, "draft.max_ngram=2: is for lookup, not for draft=m"),
