@@ -21,7 +21,7 @@ from common import add_numbers, show, versions
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.server import ServerEngine
 from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
@@ -47,7 +47,10 @@ def main() -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         engine = ServerEngine(
-            ServerSettings(name="server", url=url), tokenizer, "served", options.in_flight
+            ServerSettings(name="server", url=url),
+            tokenizer,
+            ModelSettings("tiny", "tiny"),
+            options.in_flight,
         )
         client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         spent: dict[str, list[float]] = {}
@@ -96,7 +99,7 @@ async def _ask_all(
 
     async def ask(prompt: Sequence[int]) -> None:
         body = {
-            "model": "served",
+            "model": "tiny",
             "prompt": prompt,
             "max_tokens": question.decoding.max_new_tokens,
             "stream": True,

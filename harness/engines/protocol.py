@@ -203,6 +203,7 @@ class Engine:
             may have them too.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
+        served_model: the model that it was asked for, by its name there.
         setup_seconds: what preparing took.
     """
 
@@ -217,6 +218,7 @@ class Engine:
     stopwatches_are_free: bool = False
     runner: str | None = None
     server: str | None = None
+    served_model: str | None = None
     setup_seconds: float | None = None
 
     @property

@@ -20,6 +20,8 @@ from harness.results.statistics.percentiles import percentile_columns
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
+# Types of errors whose messages are whole sentences of ours.
+_PLAIN = ("AnswerError", "RunError", "NotSent", "APIConnectionError")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class RequestError:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}"
+        """The message, behind the exception's name where that says more."""
+        return self.message if self.type in _PLAIN else f"{self.type}: {self.message}"
 
 
 @dataclass

@@ -157,10 +157,15 @@ class Sender:
     def _explained(self, error: Exception) -> RequestError:
         """A failure in one short line, without the API key."""
         message = str(error)
-        if is_about_connections(error) and error.__cause__ is not None:
+        if closed_by_server(error):
+            message = f"{self._client.base_url} closed the connection without an answer"
+        elif is_about_connections(error):
             # The client says "Connection error." of all of them.
-            message = str(error.__cause__) or message
+            cause = error.__cause__ or error
+            message = (
+                f"nothing answers at {self._client.base_url} ({cause}): is the server running?"
+            )
         if self._settings.api_key_variable:
             message = message.replace(self._client.api_key, "***")
         code = getattr(error, "status_code", 0)
-        return RequestError(code, type(error).__name__, from_outside(message))
+        return RequestError(code, type(error).__name__, from_outside(message).rstrip("."))

@@ -21,16 +21,17 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import RunError
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.connection import api_key, client_library, new_client
 from harness.engines.counters import Counted, CounterPage
 from harness.engines.dialects import penalises_prompts
-from harness.engines.identity import reported_name
+from harness.engines.identity import check_same_weights, choose_model
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.request_form import RequestForm
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.sending import Sender
+from harness.results.servers import ServedModel, ServerReport, server_report
 
 # (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
 _FORMS = ((True, True), (False, True), (False, False))
@@ -47,13 +48,14 @@ class ServerEngine(Engine):
         settings: of `engine=server`. `url` is the speculative arm if there is a `regular_url`, else
             the regular arm.
         tokenizer: of the model that is served.
-        model: its repository. Where a server has no model of that name, its first one is taken.
+        model: that is served, under `settings.model` or a name by which it can be found.
         batch_size: requests in flight; a question may have more prompts. Without effect at a set
             `rate`.
         say: called with a line when nothing arrives for long.
 
     Raises:
-        SettingError: the API key is not in the environment, or the client is not installed.
+        SettingError: the API key is not in the environment, the client is not installed, or a
+            server does not serve the model.
         RunError: a server does not answer.
     """
 
@@ -63,25 +65,48 @@ class ServerEngine(Engine):
         self,
         settings: Any,
         tokenizer: PreTrainedTokenizerBase,
-        model: str,
+        model: ModelSettings,
         batch_size: int = 1,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         openai = client_library()
         key = api_key("engine.api_key_variable", settings.api_key_variable)
+        # By the setting of its address, each server with the name of its model there.
+        servers = {"engine.url": (settings.url, settings.model)}
+        if settings.regular_url is not None:
+            name = settings.regular_model or settings.model
+            servers = {"engine.regular_url": (settings.regular_url, name), **servers}
+        reports = {setting: server_report(url, key) for setting, (url, _) in servers.items()}
+        models = {
+            setting: choose_model(reports[setting], model, name, setting, url)
+            for setting, (url, name) in servers.items()
+        }
+        if settings.model is None and settings.regular_model is None:
+            check_same_weights(list(models.values()))
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        urls = [url for url in (settings.regular_url, settings.url) if url]
-        clients = [new_client(openai, url, key, settings.timeout_s) for url in urls]
-        self.arms: list[ServerArm] = [
-            ServerArm(name, client, tokenizer, settings, batch_size, self._loop, say)
-            for name, client in zip(("regular", "speculative"), clients, strict=False)
-        ]
+        self.arms: list[ServerArm] = []
+        for name, setting in zip(("regular", "speculative"), servers, strict=False):
+            url, _ = servers[setting]
+            self.arms.append(
+                ServerArm(
+                    name,
+                    setting,
+                    new_client(openai, url, key, settings.timeout_s),
+                    reports[setting],
+                    models[setting],
+                    tokenizer,
+                    settings,
+                    batch_size,
+                    self._loop,
+                    say,
+                )
+            )
         try:
             for arm in self.arms:
-                arm.wait_for(asyncio.run_coroutine_threadsafe(arm.connect(model), self._loop))
+                arm.wait_for(asyncio.run_coroutine_threadsafe(arm.connect(), self._loop))
         except BaseException:
             self.close()
             raise
@@ -90,6 +115,7 @@ class ServerEngine(Engine):
         self.salts = all(arm.salts for arm in self.arms)
         names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
         self.server = "; ".join(names) or None
+        self.served_model = "; ".join(dict.fromkeys(map(str, models.values())))
 
     def close(self) -> None:
         for arm in self.arms:
@@ -103,7 +129,10 @@ class ServerArm(Arm):
     """One server.
 
     Args:
+        address_setting: the setting of its address.
         client: OpenAI's, for the server's API.
+        report: as it describes itself; None where it does not.
+        model: that is asked for.
         loop: runs the requests, in another thread.
 
     The other arguments are those of `ServerEngine`.
@@ -113,13 +142,16 @@ class ServerArm(Arm):
             the server read as the ids that are known here, or as a chat.
         server: its name and version, as it says; None where it does not.
 
-    `connect` sets these, and `never_drawn` and `penalises_prompts`.
+    `connect` sets `reports_token_ids` and `never_drawn`.
     """
 
     def __init__(
         self,
         name: str,
+        address_setting: str,
         client: Any,
+        report: ServerReport | None,
+        model: ServedModel,
         tokenizer: PreTrainedTokenizerBase,
         settings: Any,
         batch_size: int,
@@ -130,19 +162,20 @@ class ServerArm(Arm):
         self.client = client
         self.say = say
         self.reports_token_ids = False
-        self.server: str | None = None
+        self.server = report.name if report else None
+        self.penalises_prompts = penalises_prompts(model.owner)
+        self._model = model
         self._tokenizer = tokenizer
         self._settings = settings
         self._batch_size = batch_size
         self._loop = loop
         self._sender = Sender(client, tokenizer, settings)
         key = client.api_key if settings.api_key_variable else None
-        is_second = name == "regular" and settings.regular_url
         # The setting is about `engine.url`; the regular server's page is below its own address.
-        page = None if is_second else settings.metrics_url
+        page = settings.metrics_url if address_setting == "engine.url" else None
         self._page = CounterPage(str(client.base_url), key, page)
         self._counted_before: Counted | None = None
-        self._address_setting = "engine.regular_url" if is_second else "engine.url"
+        self._address_setting = address_setting
 
     @property
     def given_up(self) -> str | None:
@@ -281,29 +314,24 @@ class ServerArm(Arm):
             self.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
         connecting.result()
 
-    async def connect(self, model: str) -> None:
-        """Find the model's name, and the form in which the server takes requests.
+    async def connect(self) -> None:
+        """Find the form in which the server takes requests.
 
         Raises:
             RunError: it answers no request in any form.
         """
-        owner: str | None = None
-        try:
-            models = [listed async for listed in self.client.models.list()]
-            if model not in [listed.id for listed in models]:
-                model = models[0].id
-            owner = models[0].owned_by
-            self.penalises_prompts = penalises_prompts(owner)
-            self.server = await reported_name(self.client, owner)
-        except Exception:
-            pass  # some servers have no such list; the request below shows whether this one works
         chat = self._settings.chat
         ids = self._tokenizer("a")["input_ids"]
         decoding = DecodingSettings(max_new_tokens=1, temperature=0)
         question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
         for takes_ids, takes_extensions in _FORMS:
             self._form = RequestForm(
-                self._tokenizer, model, owner, chat, takes_ids, takes_extensions
+                self._tokenizer,
+                self._model.name,
+                self._model.owner,
+                chat,
+                takes_ids,
+                takes_extensions,
             )
             request = RequestRecord(0, len(ids))
             await self._sender.send(self._form.body(question, 0), request, lambda tokens: None)
@@ -317,13 +345,16 @@ class ServerArm(Arm):
             # Of another status the form is not the reason.
             if request.error.code not in (400, 404, 422):
                 break
+        place = self._address_setting
+        if str(self.client.base_url) not in request.error.message:
+            place += f"={self.client.base_url}"
         advice = ""
-        if chat and self._tokenizer.chat_template is None:
+        if chat and self._tokenizer.chat_template is None and request.error.code in (400, 500):
             advice = (
-                "\nthe model's tokenizer has no chat template, which engine.chat=true needs there"
+                "\nthe server may have no chat template, which engine.chat=true needs there;"
+                " the model's tokenizer has none"
             )
-        address = f"{self._address_setting}={self.client.base_url}"
-        raise RunError(f"{address}: {request.error}{advice}")
+        raise RunError(f"{place}: {request.error}{advice}")
 
 
 def _refuse_empty(body: dict[str, Any], request: RequestRecord) -> None:

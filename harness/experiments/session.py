@@ -370,6 +370,7 @@ class Session:
         if self.engine is not None:
             columns["runner"] = self.engine.runner
             columns["server"] = self.engine.server
+            columns["served_model"] = self.engine.served_model
             columns["setup_s"] = self.engine.setup_seconds
         if self.placed is not None:
             columns |= placed_columns(self.placed)

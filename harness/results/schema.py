@@ -147,6 +147,10 @@ class RunRow(Row):
     server: MaybeText = circumstance(
         "name and version of the server, as it says; of both, where the arms' differ"
     )
+    served_model: MaybeText = circumstance(
+        "name under which the server was asked for the model, and where its weights are if it says so;"
+        " of both, where the arms' differ"
+    )
     server_started: MaybeText = circumstance(
         "when the server was started, as it says, in its own words; of both, where there are two"
     )

@@ -12,8 +12,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from harness.config.errors import from_outside
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4_000_000
@@ -23,12 +26,42 @@ _ABOUT = {
     "/props": ("build_info", "model_path", "total_slots", "chat_template"),
     "/server_info": ("version", "model_path", "speculative_algorithm"),
 }
+# Names of servers by `owned_by` in their list of models, and where their versions are.
+_SERVERS = {
+    "vllm": ("vLLM", "/version version"),
+    "llamacpp": ("llama.cpp", "/props build_info"),
+    "sglang": ("SGLang", "/server_info version"),
+    "tensorrt_llm": ("TensorRT-LLM", "/version version"),
+    "harness": ("harness", "/version version"),
+}
+_LONGEST_VERSION = 60
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 # Exceptions where nothing answers, or what answers is malformed.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
+
+
+class ServedModel(NamedTuple):
+    """A model in a server's list.
+
+    Attributes:
+        root: where its weights are; None where the server does not tell.
+        owner: `owned_by`, which tells the kind of server.
+        context: the most tokens of a prompt with its answer; None where the server does not tell.
+    """
+
+    name: str
+    root: str | None = None
+    owner: str | None = None
+    context: int | None = None
+
+    def __str__(self) -> str:
+        name = from_outside(self.name)
+        if self.root is None or PurePosixPath(self.root).name == PurePosixPath(self.name).name:
+            return name
+        return f"{name} ({from_outside(self.root)})"
 
 
 @dataclass(frozen=True)
@@ -38,10 +71,30 @@ class ServerReport:
     Attributes:
         about: version, models and files, by path and key.
         started: text that changes when the server is restarted; None where it tells no such thing.
+        models: that it lists; empty where it has no such list.
     """
 
     about: dict[str, Any]
     started: str | None
+    models: Sequence[ServedModel] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The kind of server, `owned_by` of its first model; None where it does not tell."""
+        return self.models[0].owner if self.models else None
+
+    @property
+    def name(self) -> str | None:
+        """`vLLM 0.32.0`, or the name alone where the version is not told; None for an unknown
+        server.
+        """
+        if self.owner not in _SERVERS:
+            return None
+        name, place = _SERVERS[self.owner]
+        version = self.about.get(place)
+        if not isinstance(version, str) or not version.isprintable():
+            return name
+        return f"{name} {version[:_LONGEST_VERSION]}".strip()
 
 
 def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] | None:
@@ -70,18 +123,19 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     root = address._replace(path=address.path.rstrip("/").removesuffix("/v1"))
     about: dict[str, Any] = {}
     try:
-        about["models"] = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
+        models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
         for path, names in _ABOUT.items():
             answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
         metrics = _answer(root._replace(path=root.path + "/metrics").geturl(), key) or ""
     except _NO_ANSWER:
         return None
+    about["models"] = sorted(f"{model.name} {model.root}" for model in models)
     found = _START.search(metrics)
     started = about.pop("/version started", None)
     if started is None and found:
         started = found[1]
-    return ServerReport(about, None if started is None else str(started))
+    return ServerReport(about, None if started is None else str(started), models)
 
 
 def page_of(url: str, key: str | None) -> str | None:
@@ -124,10 +178,16 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _models(body: str | None) -> list[str]:
-    """Names and paths of the models. `created` is left out: many servers put the time of the answer there."""
-    models = _as_mapping(body).get("data")
-    if not isinstance(models, list):
-        return []
-    named = [model for model in models if isinstance(model, dict)]
-    return sorted(f"{model.get('id')} {model.get('root')}" for model in named)
+def _models(body: str | None) -> list[ServedModel]:
+    """The models in a list. `created` is left out: many servers put the time of the answer there."""
+    listed = _as_mapping(body).get("data")
+    models = []
+    for entry in listed if isinstance(listed, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            continue
+        texts = (entry.get(key) for key in ("root", "owned_by"))
+        root, owner = (text if isinstance(text, str) else None for text in texts)
+        context = entry.get("max_model_len")
+        is_number = isinstance(context, int) and context > 0
+        models.append(ServedModel(entry["id"], root, owner, context if is_number else None))
+    return models

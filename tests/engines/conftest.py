@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from echo_questions import TOKENIZER, Open
+from echo_questions import TINY, TOKENIZER, Open
 from echo_server import EchoServer, serving
 from harness.engines.server import ServerEngine
 from harness.menu.engines.server import ServerSettings
@@ -20,7 +20,7 @@ def open_engine() -> Iterator[Open]:
             urls = [stack.enter_context(serving(server)) for server in servers]
             named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
             engine = ServerEngine(
-                ServerSettings(name="server", **named, **settings), TOKENIZER, "served", batch_size
+                ServerSettings(name="server", **named, **settings), TOKENIZER, TINY, batch_size
             )
             for server in servers:
                 server.bodies.clear()

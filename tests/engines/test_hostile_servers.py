@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from echo_questions import Open, arm_of, ask, texts, time_is_up_when
+from echo_questions import TINY, TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
 from harness.engines import server as server_module
 from harness.engines.timing import Generation, generate
+from harness.menu.engines.server import ServerSettings
 from wording import mentions
 
 
@@ -101,7 +102,7 @@ def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
     end = {"choices": [{"text": "", "finish_reason": "stop"}]}
     server.twist = lambda event: event and end
     (request,) = answered(engine, 1).requests
-    assert str(request.error) == "AnswerError: the answer has no token"
+    assert str(request.error) == "the answer has no token"
 
 
 def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine: Open) -> None:
@@ -144,7 +145,7 @@ def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, batch_s
     assert 5 <= num_sent <= 4 + 2 * batch_size
     given_up = engine.arms[0].given_up
     assert given_up is not None
-    assert mentions(given_up, "requests in a row had no answer", "APIConnectionError")
+    assert mentions(given_up, "requests in a row had no answer", "closed the connection")
     # At the next question, too.
     assert not answered(engine, 2).requests[0].answered
     assert len(server.bodies) <= 4 + num_sent * 2
@@ -163,6 +164,10 @@ def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine
     """`transformers serve` answers with status 500 and no reason."""
     with pytest.raises(RunError, match=r"engine.url=.*told to fail\n.* no chat template"):
         open_engine(EchoServer(fail_every=1), chat=True)
+    with pytest.raises(RunError, match=r"nothing answers at .*running\?$"):
+        server_module.ServerEngine(
+            ServerSettings(url="http://127.0.0.1:9/v1", chat=True), TOKENIZER, TINY
+        )
 
 
 def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:

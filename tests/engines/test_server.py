@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echo_questions import TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
+from echo_questions import TINY, TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
@@ -30,7 +30,7 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
     expected = {
-        "model": "served",
+        "model": "tiny",
         "max_tokens": 7,
         "temperature": 0.5,
         "top_k": 9,
@@ -319,9 +319,9 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
 def test_a_server_that_does_not_answer_is_named() -> None:
     settings = ServerSettings(name="server", url="http://127.0.0.1:9/v1")
     with pytest.raises(
-        RunError, match=r"engine.url=http://127.0.0.1:9/v1/: .*connection attempts failed"
+        RunError, match=r"engine.url: nothing answers at http://127.0.0.1:9/v1/ .*running\?$"
     ):
-        ServerEngine(settings, TOKENIZER, "served")
+        ServerEngine(settings, TOKENIZER, TINY)
 
 
 def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:

@@ -152,7 +152,7 @@ def test_the_server_alone_makes_chats_of_prompts(
 ) -> None:
     template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
     model = save_model("llama", "chat", tokenizer=make_tokenizer(chat_template=template))
-    server = EchoServer()
+    server = EchoServer(models={"chat": None})
     settings = [f"model={model.name}", "draft=none", "engine=server", "engine.chat=true"]
     settings += ["decoding.max_new_tokens=4", "chat_template=always"]
     if command == "compare":

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from echo_server import continuation
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.server import ServerArm, ServerEngine
 from tiny_checkpoints import make_tokenizer
 
 DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
 TOKENIZER = make_tokenizer()
+TINY = ModelSettings(name="tiny", repository="tiny")
 
 Open = Callable[..., ServerEngine]
 

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +29,7 @@ class EchoServer:
     """The server's behaviour, and the requests that it saw.
 
     Attributes:
+        models: that it lists, with the place of their weights, or None.
         dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
         fail_every: this request and every so many after it get status 500.
@@ -54,6 +55,9 @@ class EchoServer:
         error_text: what a failure says.
     """
 
+    models: Mapping[str, str | None] = field(
+        default_factory=lambda: {"tiny": None, "tiny_draft": None}
+    )
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
     num_draft_tokens: int | None = None
     fail_every: int = 0
@@ -153,10 +157,12 @@ class EchoServer:
             about = {versions[path]: self.version, "started": self.started}
             told = {key: value for key, value in about.items() if value is not None}
             return (200, told) if told else (404, {})
-        model = {"id": "served", "object": "model"}
-        if self.version is not None:
-            model["owned_by"] = owner
-        return 200, {"object": "list", "data": [model]}
+        owned = {} if self.version is None else {"owned_by": owner}
+        models = [
+            {"id": name, "object": "model", "root": root, **owned}
+            for name, root in self.models.items()
+        ]
+        return 200, {"object": "list", "data": models}
 
     async def _complete(
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -32,6 +32,9 @@ class ServerSettings(EngineSettings):
         url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that
             speculates.
         regular_url: of a server with the same model that does not; None to measure `url` alone.
+        model: the name under which `url` serves the model, where that is not its repository's or
+            file's: an alias, an adapter. None looks for the model in the server's list.
+        regular_model: the same of `regular_url`; None for the same name.
         rate: requests per second on average, at random (Poisson) times, however many are in flight;
             None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
@@ -48,6 +51,8 @@ class ServerSettings(EngineSettings):
     name: str = "server"
     url: str | None = None
     regular_url: str | None = None
+    model: str | None = None
+    regular_model: str | None = None
     rate: float | None = None
     timeout_s: float = 600.0
     chat: bool = False
@@ -136,7 +141,7 @@ class Server(EngineRecord):
         return ServerEngine(
             _settings_of(opening.settings),
             opening.planned.tokenizer,
-            opening.settings.model.repository,
+            opening.settings.model,
             opening.batch_size,
             opening.say,
         )
