@@ -335,7 +335,8 @@ class ServerArm(Arm):
             )
             request = RequestRecord(0, len(ids))
             await self._sender.send(self._form.body(question, 0), request, lambda tokens: None)
-            if request.error is None:
+            error = request.error
+            if error is None:
                 # A reference reads the prompt's ids, and a server may read other ids in its text.
                 # Answers in a chat are compared with each other alone.
                 reads_as_known = takes_ids or chat
@@ -343,18 +344,18 @@ class ServerArm(Arm):
                 self.never_drawn = request.never_drawn
                 return
             # Of another status the form is not the reason.
-            if request.error.code not in (400, 404, 422):
+            if error.code not in (400, 404, 422):
                 break
         place = self._address_setting
-        if str(self.client.base_url) not in request.error.message:
+        if str(self.client.base_url) not in error.message:
             place += f"={self.client.base_url}"
         advice = ""
-        if chat and self._tokenizer.chat_template is None and request.error.code in (400, 500):
+        if chat and self._tokenizer.chat_template is None and error.code in (400, 500):
             advice = (
                 "\nthe server may have no chat template, which engine.chat=true needs there;"
                 " the model's tokenizer has none"
             )
-        raise RunError(f"{place}: {request.error}{advice}")
+        raise RunError(f"{place}: {error}{advice}")
 
 
 def _refuse_empty(body: dict[str, Any], request: RequestRecord) -> None:
