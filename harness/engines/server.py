@@ -346,6 +346,7 @@ class ServerArm(Arm):
             # Of another status the form is not the reason.
             if error.code not in (400, 404, 422):
                 break
+        assert error is not None
         place = self._address_setting
         if str(self.client.base_url) not in error.message:
             place += f"={self.client.base_url}"
