@@ -64,6 +64,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         usage: the server's own count of all new tokens until then.
+        num_read: tokens of the prompt by the server's count; None where it does not tell.
         num_cached: tokens of the prompt that it took from a cache; None where it does not tell.
         verbose: empty for other servers than llama.cpp.
     """
@@ -75,6 +76,7 @@ class Chunk(NamedTuple):
     drafts: Drafts | None
     num_cached: int | None = None
     verbose: Verbose = Verbose([], [])
+    num_read: int | None = None
 
 
 def read_chunk(event: Any) -> Chunk:
@@ -96,10 +98,16 @@ def read_chunk(event: Any) -> Chunk:
         text += _text(choice.get("text")) + _text_of_chat(choice)
         token_ids += _counts(choice, "token_ids")
         finished = finished or choice.get("finish_reason") is not None
-    counted = _mapping(event.get("usage"), "usage").get("completion_tokens")
-    usage = None if counted is None else _count(counted, "usage.completion_tokens")
-    drafts, num_cached = read_drafts(event), _cached(event)
-    return Chunk(text, token_ids, finished, usage, drafts, num_cached, _verbose(event))
+    return Chunk(
+        text,
+        token_ids,
+        finished,
+        _usage(event, "completion_tokens"),
+        read_drafts(event),
+        _cached(event),
+        _verbose(event),
+        _usage(event, "prompt_tokens"),
+    )
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
@@ -142,6 +150,12 @@ def _verbose(event: Mapping[str, Any]) -> Verbose:
         if "token" in bias and bias.get("bias") is None:
             never_drawn.append(_count(bias["token"], "a token of logit_bias"))
     return Verbose(_counts(verbose, "tokens"), never_drawn)
+
+
+def _usage(event: Mapping[str, Any], name: str) -> int | None:
+    """A count of the event's usage; None where it has none."""
+    counted = _mapping(event.get("usage"), "usage").get(name)
+    return None if counted is None else _count(counted, f"usage.{name}")
 
 
 def _cached(event: Mapping[str, Any]) -> int | None:

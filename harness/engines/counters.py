@@ -1,23 +1,27 @@
 """Counters on a server's Prometheus page: how they grew while it answered, and the columns from
 that.
 
-They give acceptance where answers tell none, and show whether the server also answered others.
+They give acceptance where answers tell none, and show whether the server also answered others,
+drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from harness.engines.requests import RequestRecord
-from harness.results.servers import page_of
+from harness.results.servers import page_of, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
 # `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
+# How often a page is read again where it could not be read, and after how many seconds.
+_ATTEMPTS = 3
+_RETRY_S = 0.1
 _POSITION = re.compile(r'position="(\d+)"')
 
 # Fields of `Counted` by the counters' names, without `_total`. Dynamo passes on those of its
@@ -26,6 +30,9 @@ _NAMES = {
     # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
     "vllm:generation_tokens": "generated",
     "vllm:num_preemptions": "preempted",
+    "vllm:prefix_cache_hits": "cached",
+    "vllm:time_to_first_token_seconds_count": "first_tokens",
+    "vllm:time_to_first_token_seconds_sum": "first_token_s",
     "vllm:spec_decode_num_drafts": "drafts",
     "vllm:spec_decode_num_draft_tokens": "proposed",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
@@ -39,6 +46,9 @@ _NAMES = {
     # SGLang: what it accepted follows from tokens and verifications.
     "sglang:generation_tokens": "generated",
     "sglang:spec_verify_calls": "drafts",
+    "sglang:cached_tokens": "cached",
+    "sglang:time_to_first_token_seconds_count": "first_tokens",
+    "sglang:time_to_first_token_seconds_sum": "first_token_s",
     # TensorRT-LLM's names, which older versions of Dynamo prefix in another way.
     "trtllm_spec_decode_num_draft_tokens": "proposed",
     "trtllm_spec_decode_num_accepted_tokens": "accepted",
@@ -49,8 +59,8 @@ _NAMES = {
     "harness_draft_tokens": "proposed",
     "harness_accepted_draft_tokens": "accepted",
 }
-# Share of our own tokens by which a server may count more, beyond a token for each request, before
-# others are suspected: some count the token that ends a text.
+# Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
+# before others are suspected: some count the token that ends a text.
 _TOLERATED = 0.01
 
 
@@ -64,6 +74,10 @@ class Counted:
         proposed, accepted: draft tokens.
         by_position: iterations in which the draft token at each position was accepted.
         preempted: requests that lost their place in the cache to others, and are read again.
+        cached: tokens of prompts that were taken from a cache.
+        first_tokens, first_token_s: requests that got their first token, and the sum of their times
+            until then.
+        restarts: of the server. Growth over one is not known.
     """
 
     generated: float | None = None
@@ -72,10 +86,20 @@ class Counted:
     accepted: float | None = None
     by_position: dict[int, float] = field(default_factory=dict)
     preempted: float | None = None
+    cached: float | None = None
+    first_tokens: float | None = None
+    first_token_s: float | None = None
+    restarts: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has any counter."""
+        return replace(self, restarts=0) != Counted()
 
     def plus(self, other: Counted, times: int = 1) -> Counted:
         """The sum of both, the other counted `times` times. A counter that one lacks is 0 there."""
-        summed = replace(self, by_position=dict(self.by_position))
+        restarts = self.restarts + times * other.restarts
+        summed = replace(self, by_position=dict(self.by_position), restarts=restarts)
         for name in _COUNTERS:
             value = getattr(other, name)
             if value is not None:
@@ -85,15 +109,17 @@ class Counted:
             summed.by_position[position] = before + times * value
         return summed
 
-    def since(self, before: Counted) -> Counted | None:
-        """The growth; None where a counter fell, because the server was restarted."""
+    def since(self, before: Counted) -> Counted:
+        """The growth; no counter where one fell, or the server was restarted."""
         grown = self.plus(before, -1)
         values = [getattr(grown, name) for name in _COUNTERS]
         values += grown.by_position.values()
-        return None if any(value is not None and value < 0 for value in values) else grown
+        if grown.restarts or any(value is not None and value < 0 for value in values):
+            return Counted(restarts=grown.restarts)
+        return grown
 
 
-_COUNTERS = [each.name for each in fields(Counted) if each.name != "by_position"]
+_COUNTERS = [each.name for each in fields(Counted) if each.name not in ("by_position", "restarts")]
 
 
 def read_counters(text: str) -> Counted:
@@ -109,6 +135,9 @@ def read_counters(text: str) -> Counted:
             counted = counted.plus(Counted(**sample))
         elif position := _POSITION.search(labels):
             counted = counted.plus(Counted(by_position={int(position[1]): value}))
+    if "vllm:generation_tokens" in text and counted.proposed is None:
+        # Without speculation vLLM registers no counters of drafts.
+        counted.drafts = counted.proposed = 0.0
     return counted
 
 
@@ -125,34 +154,48 @@ class CounterPage:
         root = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._candidates = [page] if page else [root + path for path in _PAGES]
-        self._found: str | None = None
+        self._last: Counted | None = None
+        self._num_missed = 0
+        # A process that began after this one is a restart, and not another worker.
+        self._newest_start = time.time()
 
     def read(self) -> Counted | None:
-        """The counters now; None where the server has no such page, and is then not asked again."""
-        for url in list(self._candidates):
-            counted = read_counters(page_of(url, self._key) or "")
-            if counted != Counted():
-                self._candidates = [url]
-                return counted
-        self._candidates = []
+        """The counters now; None where they cannot be read. A server without any is soon not asked
+        again.
+        """
+        for _ in range(1 if self._last is None else _ATTEMPTS):
+            for url in self._candidates:
+                text = page_of(url, self._key) or ""
+                counted = read_counters(text)
+                if counted.is_known:
+                    self._candidates = [url]
+                    self._note_restart(counted, _number(start_time(text) or ""))
+                    self._last = counted
+                    return counted
+            if self._last is not None:
+                time.sleep(_RETRY_S)
+        self._num_missed += 1
+        if self._last is None and self._num_missed == _ATTEMPTS:
+            self._candidates = []
         return None
 
-
-def total(growths: Sequence[Counted | None]) -> Counted | None:
-    """The sum of several growths; None where one is not known, or without any."""
-    known = [growth for growth in growths if growth is not None]
-    if not known or len(known) < len(growths):
-        return None
-    return functools.reduce(Counted.plus, known)
+    def _note_restart(self, counted: Counted, started: float | None) -> None:
+        """Count a restart where the server's start is new, or it tells none and a counter fell."""
+        if self._last is None:
+            self._newest_start = max(self._newest_start, started or 0.0)
+            return
+        counted.restarts = self._last.restarts
+        fell = not counted.since(self._last).is_known
+        if (started or 0.0) > self._newest_start or (started is None and fell):
+            counted.restarts += 1
+            self._newest_start = max(self._newest_start, started or 0.0)
 
 
 def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for other clients, and requests it
-    preempted.
+    """The columns about tokens that the server generated for other clients, and about ours that
+    these counters missed.
     """
-    columns = {}
-    if counted.preempted is not None:
-        columns["num_preemptions"] = round(counted.preempted)
+    columns: dict[str, Any] = {}
     if counted.generated is None:
         return columns
     ours = [request.num_tokens for request in requests]
@@ -160,6 +203,23 @@ def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict
     tolerated = len(ours) + _TOLERATED * sum(ours)
     columns["server_tokens"] = round(counted.generated)
     columns["foreign_tokens"] = round(foreign) if foreign > tolerated else 0
+    columns["unseen_tokens"] = round(-foreign) if -foreign > tolerated else 0
+    return columns
+
+
+def counter_columns(counted: Counted) -> dict[str, Any]:
+    """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
+    columns: dict[str, Any] = {}
+    if counted.preempted is not None:
+        columns["num_preemptions"] = round(counted.preempted)
+    if counted.cached is not None:
+        columns["cached_tokens"] = round(counted.cached)
+    if counted.first_tokens and counted.first_token_s is not None:
+        mean_s = counted.first_token_s / counted.first_tokens
+        columns["server_time_to_first_token_ms"] = 1000 * mean_s
+    drafts = counted.proposed if counted.drafts is None else counted.drafts
+    if drafts is not None:
+        columns["drafted"] = drafts > 0
     return columns
 
 

@@ -67,6 +67,7 @@ class RequestRecord:
             there were of each.
         branches: of trees: at each node that was reached, how many children were offered, and which
             of them was accepted.
+        num_read: tokens of the prompt by the server's count; None where it does not tell.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not
             tell.
         sums: draft tokens over all iterations, as a server told them.
@@ -91,6 +92,7 @@ class RequestRecord:
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     outcomes_in_order: bool = True
     branches: list[Branch] = field(default_factory=list)
+    num_read: int | None = None
     num_cached: int | None = None
     sums: DraftSums | None = None
     leave_after: int | None = None
@@ -149,6 +151,8 @@ class RequestRecord:
         self.token_ids += chunk.token_ids
         self.shown_ids += chunk.verbose.token_ids
         self.never_drawn |= frozenset(chunk.verbose.never_drawn)
+        if chunk.num_read is not None:
+            self.num_read = chunk.num_read
         if chunk.num_cached is not None:
             self.num_cached = chunk.num_cached
         if chunk.drafts is not None:
@@ -252,6 +256,8 @@ def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[s
         ),
         "num_sent_again": sum(request.sent_again for request in requests),
         "cached_tokens": _cached_tokens(answered),
+        "read_prompt_tokens": _read_prompt_tokens(answered),
+        "drafted": _drafted(answered),
         "tokens_per_arrival": _tokens_per_arrival(answered),
     }
     times = percentile_columns(
@@ -280,6 +286,18 @@ def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:
     """Cached tokens of all prompts; None where no answer tells."""
     told = [request.num_cached for request in requests if request.num_cached is not None]
     return sum(told) if told else None
+
+
+def _read_prompt_tokens(requests: Sequence[RequestRecord]) -> int | None:
+    """Tokens of all prompts by the server's count; None where an answer does not tell."""
+    told = [request.num_read for request in requests if request.num_read is not None]
+    return sum(told) if told and len(told) == len(requests) else None
+
+
+def _drafted(requests: Iterable[RequestRecord]) -> bool | None:
+    """Whether the answers tell of draft tokens; None where they tell nothing of drafts."""
+    sums = [request.sums for request in requests if request.sums is not None]
+    return any(one.num_drafted for one in sums) if sums else None
 
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -175,6 +176,7 @@ class ServerArm(Arm):
         page = settings.metrics_url if address_setting == "engine.url" else None
         self._page = CounterPage(str(client.base_url), key, page)
         self._counted_before: Counted | None = None
+        self._num_restarts = 0
         self._address_setting = address_setting
 
     @property
@@ -190,10 +192,14 @@ class ServerArm(Arm):
         return self._form.as_read(prompt)
 
     def counted(self) -> Counted | None:
-        if self._counted_before is None:
-            return None
         now = self._page.read()
-        return None if now is None else now.since(self._counted_before)
+        before = self._counted_before
+        if now is None or before is None:
+            return None
+        # The server may also have been restarted between this question and the one before it.
+        growth = now.since(replace(before, restarts=self._num_restarts))
+        self._num_restarts = now.restarts
+        return growth
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """A record for the chunks that arrive together; the first has every row's first token.

@@ -302,7 +302,9 @@ class Latency(Experiment):
             failures += [request for request in failed if request.error is not None]
         reason = too_many_failures(arms)
         if reason is not None:
-            raise RunError(f"no verdict: {reason}, the first with {failures[0].error}")
+            restarted = [name for name, arm in self.measured.items() if arm.num_restarts]
+            restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
+            raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
 
     def _compare_texts(self, engine: Engine | None, answers: Answers) -> None:
         """Note where greedy texts of the speculative arm part from the regular ones.

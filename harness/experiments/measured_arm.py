@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.engines.counters import counted_acceptance, total, traffic_columns
+from harness.engines.counters import Counted, counted_acceptance, counter_columns, traffic_columns
 from harness.engines.divergence import Divergence
 from harness.engines.requests import RequestRecord, request_columns
 from harness.engines.stopwatches import Phases
@@ -58,6 +59,11 @@ class MeasuredArm:
         return [round(rate, 4) for rate in rates_by_rank(branches)]
 
     @property
+    def num_restarts(self) -> int:
+        """How often the server was restarted meanwhile, as its counters show."""
+        return sum(one.counted.restarts for one in self.generations if one.counted is not None)
+
+    @property
     def seconds(self) -> float:
         """The time of all timed generations."""
         return sum(generation.seconds for generation in self.generations)
@@ -81,6 +87,7 @@ class MeasuredArm:
             columns |= end_columns(answered, end_tokens)
         if any(generation.sent for generation in self.generations):
             columns |= request_columns(self.requests, self.seconds)
+            columns["tokens_per_difference"] = self._tokens_per_difference()
             # Counters include other clients, so they only fill in what answers do not tell.
             for name, value in self._counter_columns().items():
                 if columns.get(name) is None:
@@ -88,16 +95,42 @@ class MeasuredArm:
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:
-        """The columns from the server's counters: traffic of other clients, and acceptance if
-        answers report no iterations.
+        """The columns from the server's counters: traffic of other clients, and what answers do not
+        tell.
         """
-        counted = total([generation.counted for generation in self.generations])
-        if counted is None:
+        growths = [one.counted for one in self.generations if one.counted is not None]
+        if not growths:
             return {}
-        columns = traffic_columns(counted, self.requests)
+        counted = functools.reduce(Counted.plus, growths)
+        known = [one for one in self.generations if one.counted and one.counted.is_known]
+        columns: dict[str, Any] = {
+            "num_restarts": self.num_restarts,
+            "num_uncounted": len(self.generations) - len(known),
+        }
+        requests = [request for generation in known for request in generation.requests]
+        columns |= traffic_columns(counted, requests)
+        if columns.get("unseen_tokens"):
+            return columns
+        columns |= counter_columns(counted)
         if not any(request.outcomes for request in self.answered):
-            columns |= counted_acceptance(counted, len(self.answered))
+            num_answered = sum(request.answered for request in requests)
+            columns |= counted_acceptance(counted, num_answered)
         return columns
+
+    def _tokens_per_difference(self) -> float | None:
+        """Greedy tokens up to each difference from the regular arm's text, on average; None where
+        rounding explains all differences.
+        """
+        num_alike = 0
+        num_differences = 0
+        for request in self.answered:
+            parted = self.divergences.get(request.index)
+            if parted is not None:
+                num_alike += parted.position
+                num_differences += parted.excess > 1
+            elif request.index in self.divergences:
+                num_alike += request.num_tokens
+        return num_alike / num_differences if num_differences else None
 
     def _length_columns(self) -> dict[str, Any]:
         """How much was asked and answered."""

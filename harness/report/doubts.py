@@ -8,10 +8,14 @@ from harness.report.table import interval
 from harness.results.coverage import Coverage
 from harness.results.rows.latency import QUIET, LatencyRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
-from harness.results.verdict import MOST_CACHED, MOST_DIFFERENCE
+from harness.results.verdict import MOST_CACHED, MOST_DIFFERENCE, MOST_READ_OTHERWISE
 
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
+# A first token that takes so many times as long to this process as by the server's own clock, and
+# these milliseconds more, waited on the way.
+_SLOW_HERE = 1.5
+_NEAR_MS = 10
 
 
 def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
@@ -34,7 +38,10 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _after_the_end(row),
         _identical_arms_differ(row),
         _other_caches(rows),
+        _other_prompts(rows),
         _foreign_traffic(rows),
+        _uncounted(rows),
+        _slow_here(rows),
         _preempted(rows),
         _different_lengths(rows),
     )
@@ -74,7 +81,8 @@ def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
     if all(row.cached_tokens is None for row in rows):
         return None
     numbers = [row.cached_tokens or 0 for row in rows]
-    num_prompt_tokens = max(row.num_prompt_tokens or 0 for row in rows)
+    read = [row.read_prompt_tokens or row.num_prompt_tokens or 0 for row in rows]
+    num_prompt_tokens = max(read)
     if max(numbers) - min(numbers) <= MOST_CACHED * num_prompt_tokens:
         return None
     counts = [
@@ -84,6 +92,57 @@ def _other_caches(rows: Sequence[LatencyRow]) -> str | None:
     return (
         f"The arms took different numbers of the {num_prompt_tokens} prompt tokens from a cache:"
         f" {', '.join(counts)}. A prefix cache in one arm alone changes the speed-up."
+    )
+
+
+def _other_prompts(rows: Sequence[LatencyRow]) -> str | None:
+    """A sentence if the servers read other prompts than this process encoded."""
+    parts = []
+    for row in rows:
+        known = row.num_prompt_tokens or 0
+        read = known if row.read_prompt_tokens is None else row.read_prompt_tokens
+        if abs(read - known) > (row.num_prompts or 0) + MOST_READ_OTHERWISE * known:
+            parts.append(f"{read} prompt tokens in the {row.arm} arm, where {known} are known here")
+    if not parts:
+        return None
+    return (
+        f"The servers read {' and '.join(parts)}: another chat template, or prompts that are cut."
+    )
+
+
+def _uncounted(rows: Sequence[LatencyRow]) -> str | None:
+    """A sentence if a server's counters do not show everything that it answered."""
+    parts = [
+        f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"
+        for row in rows
+        if row.unseen_tokens
+    ]
+    if parts:
+        return (
+            f"The server's counters saw {' and '.join(parts)}, as those of one worker of several do:"
+            " nothing is taken from them."
+        )
+    parts = [f"{row.num_uncounted} laps of the {row.arm} arm" for row in rows if row.num_uncounted]
+    if not parts:
+        return None
+    return f"The server's counters could not be read in {' and '.join(parts)}: figures by them leave these out."
+
+
+def _slow_here(rows: Sequence[LatencyRow]) -> str | None:
+    """A sentence if first tokens took much longer to this process than in the server."""
+    parts = []
+    for row in rows:
+        here = row.time_to_first_token_ms
+        there = row.server_time_to_first_token_ms
+        if here and there and not row.foreign_tokens and here > _SLOW_HERE * there + _NEAR_MS:
+            parts.append(
+                f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
+            )
+    if not parts:
+        return None
+    return (
+        f"First tokens took {' and '.join(parts)}: this machine or the network was the bottleneck,"
+        " and times are not the server's."
     )
 
 
@@ -213,7 +272,7 @@ def _one_after_the_other(row: LatencyRow) -> str | None:
 
 
 def _same_server(row: LatencyRow) -> str | None:
-    if row.url is None or row.url != row.regular_url:
+    if not row.has_one_server:
         return None
     return "Both URLs are the same server: the ratio says how far apart identical arms are."
 

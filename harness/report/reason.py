@@ -89,6 +89,8 @@ def _of_those_that_drafted(row: LatencyRow, tokens: float) -> str:
 
 
 def _not_reported(row: LatencyRow) -> str:
+    if row.drafted is False:
+        return "nothing was drafted"
     may_be_vllm = row.server is None or "vLLM" in row.server
     flag = "--per-request-spec-decode-metrics detailed"
     advice = f"; vLLM reports it when started with {flag}" if may_be_vllm else ""

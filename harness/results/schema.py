@@ -190,6 +190,12 @@ class RunRow(Row):
         return any(getattr(self, name) is not None for name in figures)
 
     @property
+    def has_one_server(self) -> bool:
+        """Whether both arms are the same model of the same server."""
+        is_one_model = ";" not in (self.served_model or "")
+        return self.url is not None and self.url == self.regular_url and is_one_model
+
+    @property
     def synthetic(self) -> bool:
         """Whether a coin accepted the draft tokens, in place of the rule."""
         return bool(self.draft) and getattr(self, "synthetic_acceptance", None) is not None

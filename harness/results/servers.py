@@ -131,11 +131,16 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     except _NO_ANSWER:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
-    found = _START.search(metrics)
     started = about.pop("/version started", None)
-    if started is None and found:
-        started = found[1]
+    if started is None:
+        started = start_time(metrics)
     return ServerReport(about, None if started is None else str(started), models)
+
+
+def start_time(page: str) -> str | None:
+    """When the process behind a page of counters was started; None where it does not tell."""
+    found = _START.search(page)
+    return found[1] if found else None
 
 
 def page_of(url: str, key: str | None) -> str | None:

@@ -45,6 +45,12 @@ _LEVEL_OF_LENGTHS = 0.01
 _BY_CHANCE = 1.02
 # Share of the prompts' tokens by which the arms' caches may differ.
 MOST_CACHED = 0.02
+# The same of prompts as servers read them, beyond a token for each.
+MOST_READ_OTHERWISE = 0.02
+# Greedy texts of one model part where rounding breaks a tie: of half the prompts at most, or after
+# more than this many tokens on average. So many texts must differ to tell.
+_FEWEST_ALIKE = 20
+_FEWEST_DIFFERENT = 3
 # Of a run whose times are not known yet.
 _UNKNOWN = Interval()
 # A damaged file may hold any number.
@@ -72,6 +78,12 @@ class ArmEvidence:
     cached_tokens: int = 0
     cached_from_before: int = 0
     salted: bool | None = None
+    read_prompt_tokens: int | None = None
+    drafted: bool | None = None
+    acceptance_rate: float | None = None
+    num_restarts: int = 0
+    identical_prompts: int = 0
+    tokens_per_difference: float | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
@@ -170,6 +182,7 @@ def refusal(
     """
     return (
         too_many_failures((regular, speculative), speedup)
+        or _other_servers(regular, speculative)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
         or _answered_by_caches(regular, speculative)
@@ -202,6 +215,53 @@ def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
     before = replace(before, arm="before")
     after = replace(after, arm="after")
     return _unequal_work(before, after) or _unequal_lengths(before, after)
+
+
+def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    """Why the arms are not the same model under the same prompts, with and without drafts."""
+    for arm in (regular, speculative):
+        if arm.num_restarts:
+            return f"the {arm.arm} server was restarted meanwhile, perhaps with other flags"
+    if regular.drafted:
+        rate = regular.acceptance_rate
+        accepted = "" if rate is None else f": {rate:.0%} of its draft tokens were accepted"
+        return f"the regular server drafts{accepted}"
+    if speculative.drafted is False:
+        return "the speculative server drafted nothing"
+    return _other_prompts(regular, speculative) or _other_texts(speculative)
+
+
+def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    """Why the servers did not read the same prompts.
+
+    Answers of later turns may differ, so that what they read is compared with what was sent.
+    """
+    numbers = (regular.read_prompt_tokens, speculative.read_prompt_tokens)
+    added = [
+        (arm.read_prompt_tokens or 0) - arm.num_prompt_tokens for arm in (regular, speculative)
+    ]
+    tolerated = regular.num_prompts + MOST_READ_OTHERWISE * regular.num_prompt_tokens
+    if None in numbers or abs(added[0] - added[1]) <= tolerated:
+        return None
+    return (
+        "the servers read different prompts, through another chat template or tokenizer:"
+        f" regular {numbers[0]} tokens, speculative {numbers[1]}"
+    )
+
+
+def _other_texts(speculative: ArmEvidence) -> str | None:
+    """Why greedy texts of the arms are not those of one model."""
+    num_alike = speculative.tokens_per_difference
+    if num_alike is None or num_alike >= _FEWEST_ALIKE:
+        return None
+    num_compared = speculative.num_prompts - speculative.num_failed
+    num_different = num_compared - speculative.identical_prompts
+    if num_different < _FEWEST_DIFFERENT or 2 * num_different <= num_compared:
+        return None
+    return (
+        f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared}"
+        f" prompts, and part after {num_alike:.1f} tokens on average: this is not the same model"
+    )
 
 
 def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
@@ -304,6 +364,9 @@ def judged(
         regular, speculative = (
             replace(arm, lengths=(lengths or {}).get(arm.arm, {})) for arm in evidence
         )
+        if rows[1].has_one_server:
+            # Compared with itself, whether it drafts or not.
+            regular, speculative = (replace(arm, drafted=None) for arm in (regular, speculative))
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
         return list(rows)

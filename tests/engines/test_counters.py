@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from harness.engines.counters import (
     Counted,
+    CounterPage,
     counted_acceptance,
+    counter_columns,
     read_counters,
-    total,
     traffic_columns,
 )
 from harness.engines.requests import RequestRecord
@@ -69,24 +73,53 @@ def test_rates_follow_from_vllms_definitions() -> None:
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
     before, now = Counted(10, 4, 8, 2, {0: 2}), Counted(110, 14, 28, 12, {0: 10, 1: 2})
     assert now.since(before) == Counted(100, 10, 20, 10, {0: 8, 1: 2})
-    assert before.since(now) is None
+    assert not before.since(now).is_known
+    assert before.since(now) == Counted()
     assert now.since(Counted()) == now
 
 
-def test_what_one_lap_does_not_tell_the_sum_does_not_tell() -> None:
-    assert total([Counted(1), None]) is None
-    assert total([]) is None
-    assert total([Counted(1, by_position={0: 1}), Counted(2, by_position={0: 2})]) == Counted(
-        3, by_position={0: 3}
-    )
+def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
+    """Other workers behind an address, which tell earlier starts, are none."""
+    file = tmp_path / "metrics"
+    page = CounterPage("http://localhost/v1", None, file.as_uri())
+    restarts = []
+    earlier = time.time() - 1000
+    later = earlier + 2000
+    for tokens, started in ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later)):
+        file.write_text(
+            f"vllm:generation_tokens_total {tokens}\nprocess_start_time_seconds {started}\n"
+        )
+        counted = page.read()
+        assert counted is not None
+        restarts.append(counted.restarts)
+    assert restarts == [0, 0, 0, 1, 1]
+    page = CounterPage("http://localhost/v1", None, file.as_uri())
+    restarts = []
+    for tokens in (9, 12, 2, 3):
+        file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
+        counted = page.read()
+        assert counted is not None
+        restarts.append(counted.restarts)
+    assert restarts == [0, 0, 1, 1]
+    assert counted.since(Counted(1, restarts=0)) == Counted(restarts=1)
+
+
+def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
+    counted = read_counters("vllm:generation_tokens_total 7\n")
+    assert (counted.drafts, counted.proposed) == (0, 0)
+    assert counter_columns(counted) == {"drafted": False}
+    assert counter_columns(read_counters(VLLM)) == {"drafted": True}
+    assert read_counters("sglang:generation_tokens_total 7\n").drafts is None
 
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
-    assert traffic_columns(Counted(204), ours) == {"server_tokens": 204, "foreign_tokens": 0}
-    assert traffic_columns(Counted(205), ours) == {"server_tokens": 205, "foreign_tokens": 5}
+    for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
+        columns = traffic_columns(Counted(generated), ours)
+        assert columns["server_tokens"] == generated
+        assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
     assert traffic_columns(Counted(), ours) == {}
-    assert traffic_columns(Counted(preempted=3), ours) == {"num_preemptions": 3}
+    assert counter_columns(Counted(preempted=3)) == {"num_preemptions": 3}
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from harness.config.settings import DecodingSettings
+from harness.engines.local import LocalEngine
 from in_process import Harness, results
 from pair_server import PairServer, addresses, pair_servers, shipped_pair
 from wording import mentions
@@ -24,6 +26,17 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture(scope="module")
 def servers() -> tuple[PairServer, PairServer]:
     return pair_servers(shipped_pair())
+
+
+def test_a_server_of_the_draft_alone_gives_no_verdict(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    """Its texts are those of another model, of which greedy decoding shows it."""
+    engine = LocalEngine(shipped_pair("tiny_draft"), DecodingSettings())
+    urls = addresses(stack, servers[0], PairServer(arm=engine.arms[0]))
+    settings = ["engine=server", "decoding=greedy", "num_prompts=8", "decoding.max_new_tokens=12"]
+    outcome = harness("latency", *settings, *urls, code=3)
+    assert mentions(outcome.complaint, "no verdict", "of 8 prompts", "not the same model")
 
 
 def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(

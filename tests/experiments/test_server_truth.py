@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -61,6 +62,101 @@ def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert list(results()["num_preemptions"]) == [0, 16]
     assert mentions(outcome.stdout, "0 times in the regular arm", "16 times in the speculative arm")
+
+
+def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n, counts_every=2) for n in (None, 4)]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert mentions(
+        outcome.stdout, "32 of 64 tokens", "regular", "32 of 64", "one worker of several"
+    )
+    rows = results()
+    assert list(rows["unseen_tokens"]) == [32, 32]
+    assert rows[["acceptance_rate", "drafted", "num_preemptions"]].isna().all(axis=None)
+
+
+def test_a_page_that_could_not_be_read_once_is_read_again(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
+    # Of each lap's two pages one: the first is that of the warm-up, the next tell who the server is.
+    servers[1].lost_pages = [5, 8]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert list(results()["num_uncounted"]) == [0, 0]
+    assert results()["server_tokens"].iloc[-1] == 64
+    assert "could not be read" not in outcome.stdout
+
+
+def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
+    servers[1].lost_pages = range(8, 20)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    row = results().iloc[-1]
+    assert 0 < row["num_uncounted"] < 8
+    assert row["server_tokens"] == 8 * (8 - row["num_uncounted"])
+    assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
+    assert mentions(outcome.stdout, "could not be read in", "laps of the speculative arm")
+
+
+def test_first_tokens_that_wait_in_this_process_are_said(harness: Harness) -> None:
+    servers = [
+        EchoServer(metrics=True, num_draft_tokens=n, first_token_s=1e-6, delay_s=0.02)
+        for n in (None, 4)
+    ]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert mentions(outcome.stdout, "ms in the regular arm", "0 ms by the server", "bottleneck")
+    assert results()["server_time_to_first_token_ms"].iloc[-1] == pytest.approx(0.001)
+
+
+def test_caches_are_told_by_counters_where_answers_do_not(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_cached=3), EchoServer(metrics=True, num_draft_tokens=4)]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers), code=3)
+    assert results()["cached_tokens"].iloc[0] == 24
+    assert mentions(outcome.complaint, "prompt tokens from a cache", "regular 24", "no salt")
+
+
+_ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("regular", "speculative", "reason"),
+    [
+        # Of vLLM's page, where nothing about drafts is a server without speculation.
+        ({}, {"metrics": True}, "the speculative server drafted nothing"),
+        ({}, {"metrics": True, "dialect": "llama.cpp"}, "the speculative server drafted nothing"),
+        ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33%"),
+        ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after 1.0 tokens"),
+        ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
+        (
+            {},
+            {"metrics": True, "num_draft_tokens": 4, "restart_at": 6},
+            "the speculative server was restarted",
+        ),
+    ],
+)
+def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
+    harness: Harness, regular: dict[str, Any], speculative: dict[str, Any], reason: str
+) -> None:
+    with ExitStack() as stack:
+        urls = addresses(stack, EchoServer(**regular), EchoServer(**speculative))
+        outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
+    assert reason in outcome.complaint
+    assert "Speculative decoding" not in outcome.stdout
+    assert set(results()["status"]) == {"no_verdict"}
+
+
+def test_failures_of_a_restart_name_it(harness: Harness) -> None:
+    servers = (
+        EchoServer(metrics=True),
+        EchoServer(metrics=True, num_draft_tokens=4, fail_every=6, restart_at=7),
+    )
+    with ExitStack() as stack:
+        urls = addresses(stack, *servers)
+        complaint = harness("latency", *QUICK, *urls, code=1).complaint
+    assert mentions(complaint, "1 of 8 speculative requests failed", "told to fail", "restarted")
 
 
 def test_a_server_without_counters_tells_nothing_of_it(harness: Harness) -> None:

@@ -82,6 +82,65 @@ def test_failures_refuse_where_they_could_change_the_verdict(
         assert f"{regular} of 200 regular requests failed" in reason
 
 
+@pytest.mark.parametrize(
+    ("regular", "speculative", "reason"),
+    [
+        ({"drafted": True, "acceptance_rate": 0.534}, {}, "the regular server drafts: 53%"),
+        ({"drafted": True}, {"drafted": True}, "the regular server drafts"),
+        ({"drafted": False}, {"drafted": False}, "the speculative server drafted nothing"),
+        ({"drafted": False}, {"drafted": True}, None),
+        ({}, {}, None),
+        ({"num_restarts": 1}, {}, "the regular server was restarted"),
+    ],
+)
+def test_one_server_must_draft_and_the_other_must_not(
+    regular: dict[str, Any], speculative: dict[str, Any], reason: str | None
+) -> None:
+    refused = refusal(arm("regular", **regular), arm("speculative", **speculative))
+    assert (refused is None) == (reason is None)
+    assert (reason or "") in (refused or "")
+    # Two connections to one server compare it with itself.
+    pair = rows(drafted=True, url="http://a/v1", regular_url="http://a/v1", served_model="m")
+    assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == 2.0
+    pair[1] = replace(pair[1], served_model="m; m-eagle3")
+    assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup is None
+
+
+@pytest.mark.parametrize(
+    ("regular", "speculative", "refused"),
+    [(2000, 2000, False), (2000, 2200, False), (None, 2600, False), (2000, 2600, True)],
+)
+def test_both_servers_read_the_same_prompts(
+    regular: int | None, speculative: int, refused: bool
+) -> None:
+    arms = [
+        arm(name, num_prompt_tokens=2000, read_prompt_tokens=number)
+        for name, number in (("regular", regular), ("speculative", speculative))
+    ]
+    reason = refusal(*arms)
+    assert (reason is not None) == refused
+    assert "another chat template" in (reason or "another chat template")
+
+
+@pytest.mark.parametrize(
+    ("identical", "tokens", "refused"),
+    [
+        (0, 2.0, True),
+        # Ties that rounding breaks: after many tokens, or in few texts.
+        (0, 40.0, False),
+        (110, 2.0, False),
+        (0, None, False),
+    ],
+)
+def test_greedy_texts_of_one_model_agree(
+    identical: int, tokens: float | None, refused: bool
+) -> None:
+    speculative = arm("speculative", identical_prompts=identical, tokens_per_difference=tokens)
+    assert (refusal(arm("regular"), speculative) is not None) == refused
+    few = replace(speculative, num_prompts=identical + 2, num_tokens=1600)
+    assert refusal(arm("regular"), few) is None
+
+
 def test_a_tenth_more_tokens_is_other_work() -> None:
     regular = arm("regular", num_tokens=1000)
     assert refusal(regular, arm("speculative", num_tokens=900)) is None

@@ -104,12 +104,17 @@ def _settings(body: dict[str, Any]) -> tuple[float, int]:
     return body["temperature"], body["max_tokens"]
 
 
-def shipped_pair() -> Pair:
-    """tiny with tiny_draft, loaded."""
-    models = (
-        ModelSettings(name=name, repository=str(SHIPPED / name)) for name in ("tiny", "tiny_draft")
+def shipped_pair(*names: str) -> Pair:
+    """tiny with tiny_draft, or the models of these names, loaded."""
+    models = [
+        ModelSettings(name=name, repository=str(SHIPPED / name))
+        for name in names or ("tiny", "tiny_draft")
+    ]
+    return (
+        plan_pair(models[0], models[1] if len(models) > 1 else None, PlacementSettings())
+        .place(Demand(64, 64, 16, 4, "eager"))
+        .load()
     )
-    return plan_pair(*models, PlacementSettings()).place(Demand(64, 64, 16, 4, "eager")).load()
 
 
 def pair_servers(pair: Pair, fault: str = "none", **changes: Any) -> tuple[PairServer, PairServer]:

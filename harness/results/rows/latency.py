@@ -75,6 +75,9 @@ class LatencyRow(PromptedRow, ComparedRow):
     time_to_first_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
     time_to_first_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
     time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    server_time_to_first_token_ms: MaybeFloat = pooled(
+        "mean", "mean time to the first token by the server's own clock and metrics", "ms"
+    )
     time_per_output_token_p50_ms: MaybeFloat = pooled(
         "mean",
         "median over requests of the mean time per token after the first"
@@ -121,6 +124,21 @@ class LatencyRow(PromptedRow, ComparedRow):
     foreign_tokens: MaybeInt = pooled(
         "largest", "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
     )
+    unseen_tokens: MaybeInt = pooled(
+        "largest",
+        "tokens that arrived and that the server did not count, as one worker of several does; 0 within a token"
+        " a request and 1 %",
+        "tokens",
+    )
+    num_uncounted: MaybeInt = pooled(
+        "largest", "laps without figures from the server's metrics, which could not be read or fell"
+    )
+    num_restarts: MaybeInt = pooled(
+        "largest", "how often the server was restarted meanwhile, by its metrics"
+    )
+    drafted: MaybeBool = pooled(
+        "any", "whether the server drafted tokens, as its answers or its metrics say"
+    )
     num_preemptions: MaybeInt = pooled(
         "largest",
         "how often the server took the cache of a running request for others, by its metrics",
@@ -137,7 +155,12 @@ class LatencyRow(PromptedRow, ComparedRow):
         "largest", "requests sent a second time: the server had closed a kept-alive connection"
     )
     cached_tokens: MaybeInt = pooled(
-        "mean", "tokens of prompts that the server took from a cache, as it says", "tokens"
+        "mean",
+        "tokens of prompts that the server took from a cache, as its answers or its metrics say",
+        "tokens",
+    )
+    read_prompt_tokens: MaybeInt = pooled(
+        "mean", "tokens of all prompts by the server's count", "tokens"
     )
     cached_from_before: MaybeInt = pooled(
         "largest",
@@ -283,6 +306,12 @@ class LatencyRow(PromptedRow, ComparedRow):
     )
     iteration_ms: MaybeFloat = pooled("mean", "a whole iteration in the timed run", "ms")
     identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
+    tokens_per_difference: MaybeFloat = pooled(
+        "mean",
+        "of an engine elsewhere: greedy tokens up to each difference from the regular arm's text that rounding"
+        " does not explain, as far as that is known",
+        "tokens",
+    )
     peak_memory_bytes: MaybeInt = pooled(
         "largest", "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
     )
