@@ -5,6 +5,7 @@ reason.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -275,7 +276,7 @@ class Latency(Experiment):
         if "regular" not in answers:
             return
         if len(answers) > 1:
-            self._compare_texts(session.engine, answers)
+            self._compare_texts(session, answers)
         question_number = len(self.measured["regular"].generations) - 1
         unit = self.figures.units[question_number]
         # The regular answer also completes a speculative one that came before it.
@@ -306,7 +307,7 @@ class Latency(Experiment):
             restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
             raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
 
-    def _compare_texts(self, engine: Engine | None, answers: Answers) -> None:
+    def _compare_texts(self, session: Session, answers: Answers) -> None:
         """Note where greedy texts of the speculative arm part from the regular ones.
 
         A turn before which the arms' answers differ already is not compared.
@@ -314,7 +315,7 @@ class Latency(Experiment):
         decoding = self.settings.decoding
         if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
             return
-        assert engine is not None
+        assert session.engine is not None
         divergences = self.measured["speculative"].divergences
         regular, speculative = (answers[name] for name in self.measured)
         assert regular.question is not None
@@ -322,10 +323,14 @@ class Latency(Experiment):
         prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
         requests = zip(regular.requests, speculative.requests, strict=True)
         for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
-            if request.answered and other.answered and prompt == other_prompt:
-                divergences[request.index] = first_divergence(
-                    engine.reference, prompt, request.token_ids, other.token_ids
-                )
+            if not (request.answered and other.answered and prompt == other_prompt):
+                continue
+            texts = [request.token_ids, other.token_ids]
+            if request.from_text != other.from_text:
+                # The tokens that were drawn need not be those of their text.
+                encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
+                texts = [encode(request.text), encode(other.text)]
+            divergences[request.index] = first_divergence(session.engine.reference, prompt, *texts)
 
     def _prompt_row(
         self, session: Session, generation: Generation, request: RequestRecord, unit: int

@@ -120,9 +120,9 @@ def test_a_server_is_asked_past_its_cache(
     harness: Harness, dialect: str, salted: bool, doubted: bool
 ) -> None:
     Path("three.txt").write_text("one\ntwo\nthree")
-    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
     with ExitStack() as stack:
-        urls = [stack.enter_context(serving(each)) for each in (server, EchoServer(version="1"))]
+        urls = [stack.enter_context(serving(each)) for each in (server, other)]
         asked = ["engine=server", f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
         load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
         shown = " ".join(harness(*QUICK, *asked, *load).stdout.split())

@@ -251,6 +251,21 @@ def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) ->
     assert list(results()["longest_answer"]) == [3, 3]
 
 
+def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serve: Serve) -> None:
+    """The tokens of a text need not be those that were drawn: here they are others."""
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    addresses = serve(*servers)
+
+    def without_ids(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice.pop("token_ids", None)
+        return event
+
+    servers[1].twist = without_ids
+    shown = harness("latency", *QUICK, *addresses, "decoding=greedy").stdout
+    assert mentions(shown, "identical", "9 of 9")
+
+
 def test_answers_without_text_are_measured(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(dialect="sglang"), EchoServer(dialect="sglang", num_draft_tokens=4)
     addresses = serve(*servers)
