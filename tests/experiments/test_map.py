@@ -152,7 +152,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
 
 def test_the_warm_up_reads_prompts_that_are_not_measured(harness: Harness) -> None:
     """A prefix cache would know them: the whole batch of the cell, if there is one alone."""
-    server = EchoServer(num_draft_tokens=4)
+    server = EchoServer()
     Path("five.txt").write_text("\n".join(f"{number} + 1 =" for number in range(5)))
     with serving(server) as url:
         addresses = [f"engine.regular_url={url}", f"engine.url={url}", "engine=server"]
