@@ -1,4 +1,4 @@
-"""How long a run will take, and a word where nothing is answered for long."""
+"""A word where nothing is answered for long, which a progress bar does not say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from harness.config.machine import num_usable_cores
 
-# A silence longer than this is explained, and a run longer than this has its length announced.
+# A silence longer than this is explained.
 SILENT_S = 60.0
 # A question that usually takes longer is only late after this many times its usual time.
 _MANY_TIMES = 5.0
@@ -36,9 +36,6 @@ class Pace:
         now = time.monotonic()
         self._seconds.append(now - self._began)
         self._began = now
-        # The first one comes with the warm-up.
-        if len(self._seconds) == 2:
-            self._announce_length()
         self._timer = self._start_timer()
 
     def close(self) -> None:
@@ -47,13 +44,9 @@ class Pace:
 
     @property
     def _usual_s(self) -> float | None:
+        # The first one comes with the warm-up.
         later = self._seconds[1:]
         return sum(later) / len(later) if later else None
-
-    def _announce_length(self) -> None:
-        left = (self._usual_s or 0.0) * (self._num_questions - len(self._seconds))
-        if left > SILENT_S:
-            self._say(f"measuring takes about {in_words(left)} more")
 
     def _start_timer(self) -> threading.Timer:
         patience = max(SILENT_S, _MANY_TIMES * (self._usual_s or 0.0))

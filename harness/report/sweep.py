@@ -16,7 +16,7 @@ from harness.report.runs import group, merge
 from harness.report.table import Document, Line, grouped, without_empty
 from harness.report.terminal import WIDE, LastingConsole, plain_console, print_document
 from harness.report.words import labels
-from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
+from harness.results.schema import NO_VERDICT, REFUSED
 from harness.results.verdict import CANNOT_TELL
 
 # Rows of any command, as its sweep's file holds them.
@@ -105,4 +105,4 @@ def exit_code(command: str, rows: Rows) -> int:
 
 
 def _any_failed(rows: Rows) -> bool:
-    return any(row.status not in ("ok", LEFT_OUT, NO_VERDICT, REFUSED) for row in rows)
+    return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)

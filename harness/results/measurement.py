@@ -38,7 +38,6 @@ _NOT_MEASURED = (
     "job_timeout_s",
     "gpus_per_job",
     "force",
-    "until_saturated",
 )
 # Without a draft these have no effect: one measurement serves all their values.
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")

@@ -24,9 +24,9 @@ from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
 from harness.results.files import LATENCY_PROMPTS_FILE, read_rows, write_rows
-from harness.results.measurement import identify, measured_rows, measurement_digest
-from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
-from harness.sweep import repeats, saturation
+from harness.results.measurement import identify, measured_rows
+from harness.results.schema import NO_VERDICT, RunRow
+from harness.sweep import repeats
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
 from harness.sweep.ranks import num_ranks
@@ -98,10 +98,6 @@ def run_job(job: Job) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
-    rows = _left_out(job)
-    if rows:
-        _record(job, rows)
-        return rows
     rows = _measured_before(job)
     if rows:
         write_rows(job.file, rows)
@@ -112,25 +108,6 @@ def run_job(job: Job) -> Sequence[RunRow]:
     rows = _measure(job) if COMMANDS[job.command].measures else _run_quietly(job)
     _record(job, rows, _duration(time.monotonic() - started))
     return rows
-
-
-def _left_out(job: Job) -> Sequence[RunRow]:
-    """The row of a job that is not measured, because a smaller load was enough; [] for one that must be."""
-    if not getattr(job.settings, "until_saturated", False):
-        return []
-    reason = saturation.reached_before(job.settings, _sweep_file(job).job_rows())
-    if reason is None:
-        return []
-    kind = row_kind(job.command)
-    row = kind(
-        run=job.run_id,
-        status=LEFT_OUT,
-        error=reason,
-        measurement=measurement_digest(job.settings),
-        directory=str(job.directory),
-        **kind.setting_columns(job.settings),
-    )
-    return [row]
 
 
 def _measured_before(job: Job) -> Sequence[RunRow]:

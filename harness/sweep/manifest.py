@@ -62,7 +62,7 @@ class Manifest:
         return [override for key, override in pairs if key in self.varying]
 
     def has_measured(self, row: RunRow) -> bool:
-        """Whether a row was measured in this sweep, not taken over from an earlier one or left out."""
+        """Whether a row was measured in this sweep, not taken over from an earlier one."""
         if row.timestamp is None:
             return False
         return datetime.fromisoformat(row.timestamp).timestamp() >= self.started

@@ -10,6 +10,7 @@ import pytest
 
 from harness.experiments import interleaving, pace
 from harness.experiments.pace import Pace, in_words
+from harness.experiments.progress import progress
 from in_process import Harness
 from wording import mentions
 
@@ -50,17 +51,16 @@ def test_a_later_one_is_compared_with_its_estimate(monkeypatch: pytest.MonkeyPat
     assert mentions(told[-1], "question 3 of 4", "many times its estimate of")
 
 
-def test_what_is_left_is_estimated_from_the_question_after_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_a_bar_a_line_says_what_is_left_after_the_step_behind_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times = iter([0.0, 500.0, 530.0])
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    told: list[str] = []
-    following = Pace(22, told.append)
-    following.answered()
-    following.answered()
-    following.close()
-    assert told == ["measuring takes about 10 minutes more"]
+    times = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: times[-1])
+    with progress("drawing", 22) as advance:
+        for seconds in (500.0, 530.0, 560.0):
+            times.append(seconds)
+            advance(None)
+    assert capsys.readouterr().err == "drawing: about 10 minutes more\n"
     assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
 from harness.experiments.paired import paired_times, reach_columns
@@ -45,10 +43,9 @@ def test_prompts_and_arms_that_are_missing() -> None:
     assert paired_times(arm([1, 2]), []).regular.size == 0
 
 
-def test_half_of_a_visible_difference_takes_about_four_times_the_prompts() -> None:
+def test_how_small_a_difference_would_show() -> None:
     slow = [2.0 + (number % 3) / 10 for number in range(16)]
     columns = reach_columns(paired_times(arm(slow), arm([1.0] * 16)))
     assert 0.02 < columns["visible_difference"] < 0.06
-    assert columns["units_for_half"] == pytest.approx(64, abs=8)
     few = reach_columns(paired_times(arm([2.0] * 7), arm([1.0] * 7)))
     assert set(few.values()) == {None}

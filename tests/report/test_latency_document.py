@@ -250,20 +250,18 @@ def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
 
 def test_what_would_show_and_what_one_run_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     covered: dict[str, Any] = {"speedup_covers": "15 prompts", "visible_difference": 0.0412}
-    text = printed(capsys, **covered, units_for_half=60)
-    assert mentions(text, "15 prompts", "4.1 %", "80 % of such runs", "60 prompts", "2.1 %")
+    text = printed(capsys, **covered)
+    assert mentions(text, "15 prompts", "4.1 %", "80 % power")
     assert mentions(text, "one run", "repeats=5")
     assert mentions(text, "±", "standard deviation over prompts")
-    # Where runs differ, no number of prompts shows everything.
-    several = covered | {"speedup_covers": "15 prompts and 5 runs"}
-    text = printed(capsys, **several, units_for_half=None)
-    assert mentions(text, "15 prompts and 5 runs", "4.1 %", "more prompts")
+    text = printed(capsys, **covered | {"speedup_covers": "15 prompts and 5 runs"})
+    assert mentions(text, "15 prompts and 5 runs", "4.1 %", "80 % power")
     assert "one run" not in text
 
 
 def test_without_an_interval_nothing_is_said_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup_low=None, speedup_high=None, speedup_covers="5 prompts")
-    assert "of such runs" not in text
+    assert "power" not in text
     assert "one run" not in text
 
 

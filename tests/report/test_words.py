@@ -37,7 +37,6 @@ NOT_MEASURED = {
     "job_timeout_s",
     "gpus_per_job",
     "force",
-    "until_saturated",
 }
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {

@@ -29,8 +29,6 @@ class LatencySettings(PromptedSettings):
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
         num_resamples: samples of the paired bootstrap.
-        until_saturated: a sweep over ascending batch sizes leaves out the rest once tokens per second of no arm grow
-            by 5 % from one to the next.
         test: two short prompts, to see that a pair works at all; marked in the row.
         profile: also write a trace of a few iterations of each arm, after the measurement.
     """
@@ -41,7 +39,6 @@ class LatencySettings(PromptedSettings):
     repeat: int = 1
     laps: int | Literal["auto"] = "auto"
     num_resamples: int = 10_000
-    until_saturated: bool = False
     test: bool = False
     profile: bool = False
 
@@ -52,12 +49,6 @@ class LatencySettings(PromptedSettings):
         super().__post_init__()
         require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
         require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
-        require(
-            not (self.until_saturated and self.repeats > 1),
-            "until_saturated",
-            "needs repeats=1",
-            True,
-        )
         if self.laps != "auto":
             require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
         # All of them are in memory at once.

@@ -178,10 +178,6 @@ class LatencyRow(PromptedRow, ComparedRow):
         "none",
         "a difference between the arms of this share is found four times in five; smaller ones less often",
     )
-    units_for_half: MaybeInt = pooled(
-        "none",
-        "prompts, batches or laps that would show half of it, with as many runs; empty where none would",
-    )
     drift: MaybeFloat = pooled(
         "mean", "speed-up in the second half of the run over that in the first"
     )

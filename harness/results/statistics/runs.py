@@ -10,7 +10,7 @@ of its variance, each with its own degrees of freedom, give one Student interval
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -118,17 +118,6 @@ class RatioEstimate:
         if self.standard_error == 0:
             return float(distance == 0)
         return 2 * t_tail(distance / self.standard_error, self.degrees_of_freedom)
-
-    def with_units(self, num_units: int) -> RatioEstimate:
-        """The same ratio as it would be known from another number of units, in as many runs."""
-        factor = self.num_units / num_units
-        return replace(
-            self,
-            num_units=num_units,
-            unit_variance=self.unit_variance * factor,
-            residual_variance=self.residual_variance * factor,
-            covers="",
-        )
 
 
 def ratio_over_runs(

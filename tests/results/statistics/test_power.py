@@ -1,4 +1,4 @@
-"""The smallest visible difference, and how many units would show half of it."""
+"""The smallest visible difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.results.statistics.power import chance_to_see, units_needed, visible_difference
+from harness.results.statistics.power import chance_to_see, visible_difference
 from harness.results.statistics.runs import RatioEstimate, ratio_over_runs
 
 
@@ -18,23 +18,6 @@ def test_a_visible_difference_is_the_textbooks() -> None:
     assert math.log1p(visible_difference(estimate)) == pytest.approx(0.53, abs=0.01)
     assert chance_to_see(estimate, math.exp(0.53)) == pytest.approx(0.8, abs=0.01)
     assert chance_to_see(estimate, 1.0) == pytest.approx(0.05)
-
-
-def test_half_the_difference_needs_about_four_times_the_units() -> None:
-    rng = np.random.default_rng(0)
-    estimate = ratio_over_runs([np.exp(rng.normal(0, 0.1, 15))], [np.ones(15)])
-    visible = visible_difference(estimate)
-    needed = units_needed(estimate, visible / 2)
-    assert needed is not None
-    assert 50 <= needed <= 62
-    # It is the smallest number that does.
-    assert visible_difference(estimate.with_units(needed)) <= visible / 2
-    assert visible_difference(estimate.with_units(needed - 1)) > visible / 2
-
-
-def test_no_number_of_units_shows_what_runs_hide() -> None:
-    runs_vary = RatioEstimate(0.0, 15, 1e-6, run_variance=1e-3, run_degrees_of_freedom=4)
-    assert units_needed(runs_vary, visible_difference(runs_vary) / 2) is None
 
 
 @pytest.mark.parametrize("ratio", [1.05, 0.95])
@@ -53,9 +36,6 @@ def test_without_an_interval_nothing_is_promised() -> None:
     few = RatioEstimate(0.0, 7, 0.01)
     assert math.isnan(visible_difference(few))
     assert math.isnan(chance_to_see(few, 1.1))
-    assert units_needed(few, 0.1) is None
     exact = RatioEstimate(0.0, 15, 0.0)
     assert visible_difference(exact) == 0
     assert chance_to_see(exact, 1.001) == 1
-    with pytest.raises(ValueError, match="positive"):
-        units_needed(exact, 0.0)
