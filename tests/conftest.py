@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import garbage
+import time_limit
 from harness.config.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # removed at its end.
 _modules = tempfile.TemporaryDirectory(prefix="harness-tests-")
 os.environ["HF_MODULES_CACHE"] = _modules.name
+
+# The stacks of what a test has started when it takes too long, see `time_limit`. New interpreters find it there.
+_ROOT = Path(__file__).parents[1]
+_PATHS = [_ROOT / "tests/support", _ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
+# One directory for all processes of pytest-xdist, which inherit it.
+_shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
+_CRASHED = Path(os.environ.setdefault(time_limit.STACKS, _shared.name)) / "crashed"
 
 # A shell makes what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so everything started
 # from there: tests send both.
@@ -75,9 +85,27 @@ def pytest_collection_finish() -> None:
     garbage.exempt_imports()
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave what earlier tests made to no search of this one."""
+    if _CRASHED.exists() and item.nodeid in _CRASHED.read_text(encoding="utf-8").splitlines():
+        pytest.skip("has ended another process")
     garbage.exempt_what_is_left()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Let `time_limit` end a test that takes too long."""
+    timer = threading.Timer(settings.timeout, time_limit.end, [item, settings])
+    timer.daemon = True
+    timer.start()
+    item.cancel_timeout = timer.cancel  # type: ignore[attr-defined]
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """Note a test that has ended its process. With the rest of its file it is given to another one."""
+    with _CRASHED.open("a", encoding="utf-8") as file:
+        file.write(f"{crashitem}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

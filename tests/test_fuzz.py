@@ -201,7 +201,7 @@ def check(case: Case, directory: Path) -> str | None:
             run.wait(case.delay)
         except subprocess.TimeoutExpired:
             run.send_signal(case.number)
-    stdout, stderr = (text.decode(errors="replace") for text in run.communicate(timeout=900))
+    stdout, stderr = (text.decode(errors="replace") for text in run.communicate())
     code = run.returncode
     if (
         case.number is not None

@@ -118,7 +118,7 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
             "--dump-dom",
         ]
         result = subprocess.run(
-            [browser, *options, probed.as_uri()], capture_output=True, text=True, timeout=900
+            [browser, *options, probed.as_uri()], capture_output=True, text=True
         )
         assert result.returncode == 0, result.stderr
         said = {

@@ -20,7 +20,6 @@ from harness.engines.timing import generate
 from harness.experiments.lossless import require_token_ids
 from harness.menu.engines.server import ServerSettings
 from harness.results.acceptance import Acceptance
-from processes import TIMEOUT_S
 
 
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
@@ -274,9 +273,7 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     records = engine.arms[0].stream(ask(2))
     next(records)
     records.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + TIMEOUT_S
     while server.num_abandoned < 2:
-        assert time.monotonic() < deadline
         time.sleep(0.01)
     cancelled = [one.aiperf() for one in arm_of(engine).last_requests]
     assert all(

@@ -17,7 +17,6 @@ from halting import HALTED, halting
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.new_heads import save_head
-from harness.experiments import distill
 from harness.experiments.distill import Distill
 from harness.experiments.run import record_failure
 from harness.menu.commands.distill import DistillSettings
@@ -177,8 +176,8 @@ def test_training_that_was_killed_goes_on_and_comes_to_the_same_weights(
 
     training = tmp_path / "cut" / "training"
     # In the sixth step, after the state of the fourth was saved.
-    with halting(Course, "rate", after=5):
-        running = start(*arguments, "output=cut", cwd=tmp_path, until=HALTED)
+    halt = halting(f"{Course.__module__}.Course.rate", after=5)
+    running = start(*arguments, "output=cut", cwd=tmp_path, until=HALTED, before=halt)
     end(running, signal.SIGKILL, -signal.SIGKILL)
     assert not (tmp_path / "cut" / "config.json").exists()
     assert len(torch.load(training / "state.pt")["losses"]) == 4
@@ -224,8 +223,8 @@ def test_answers_outlive_a_second_kill(harness: Harness, tmp_path: Path) -> None
     arguments = [*SHORT, "draft=eagle3", "output=cut", "texts_per_step=1"]
     kept = []
     for number in (3, 0):
-        with halting(distill, "generate", after=number):
-            running = start(*arguments, cwd=tmp_path, until=HALTED)
+        halt = halting("harness.experiments.distill.generate", after=number)
+        running = start(*arguments, cwd=tmp_path, until=HALTED, before=halt)
         end(running, signal.SIGKILL, -signal.SIGKILL)
         (tmp_path / HALTED).unlink()
         kept.append((tmp_path / "cut" / "training" / "answers.jsonl").read_text())

@@ -312,8 +312,8 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     pair = f"model={taught[0]}", f"draft={taught[1]}"
     arguments = ["eval", *pair, "num_prompts=20", "batch_size=2", "operands=[1,3]"]
     # Each arm has warmed up and answered two batches.
-    with halting(interleaving, "generate", after=2 + 2 * 2):
-        running = start(*arguments, cwd=tmp_path, until=HALTED)
+    halt = halting("harness.experiments.interleaving.generate", after=2 + 2 * 2)
+    running = start(*arguments, cwd=tmp_path, until=HALTED, before=halt)
     end(running, signal_sent, exit_code)
     (store,) = tmp_path.glob("results/eval_answers/*.csv")
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")

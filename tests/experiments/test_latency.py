@@ -19,7 +19,6 @@ from halting import HALTED, halting
 from harness.config.settings import ModelSettings
 from harness.engines.local import LocalArm
 from harness.engines.stopwatches import Phases
-from harness.experiments import interleaving
 from in_process import Harness, only, results
 from processes import end, wait_for
 from tiny_checkpoints import make_tokenizer
@@ -274,8 +273,8 @@ def test_ctrl_c_keeps_what_was_measured(
     long_run: list[str], harness: Harness, tmp_path: Path
 ) -> None:
     # Each arm has warmed up and answered three prompts.
-    with halting(interleaving, "generate", after=2 + 2 * 3):
-        running = start(*long_run, cwd=tmp_path, until=HALTED)
+    halt = halting("harness.experiments.interleaving.generate", after=2 + 2 * 3)
+    running = start(*long_run, cwd=tmp_path, until=HALTED, before=halt)
     stdout, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
     rows = results()
@@ -290,8 +289,8 @@ def test_ctrl_c_keeps_what_was_measured(
 def test_a_kill_leaves_whole_rows(long_run: list[str], harness: Harness, tmp_path: Path) -> None:
     file = "outputs/*/*/*/latency_prompts.csv"
     # It does not end by itself, however long this process waits for its turn.
-    with halting(interleaving, "generate", after=200):
-        running = start(*long_run, cwd=tmp_path, until=file)
+    halt = halting("harness.experiments.interleaving.generate", after=200)
+    running = start(*long_run, cwd=tmp_path, until=file, before=halt)
     wait_for(running, tmp_path, file, holding="prompt 2")
     end(running, signal.SIGKILL, -signal.SIGKILL)
     prompts = pd.read_csv(only("latency_prompts.csv"))

@@ -101,12 +101,9 @@ def be_rank(rank: int, models: list[ModelSettings], directory: Path) -> None:
     assert (agreed == decoded(rank)) == (rank == 0)
 
 
-def compare_with_one_process(
-    save_model: SaveModel, directory: Path, per_device: int, start_method: str
-) -> None:
+def compare_with_one_process(save_model: SaveModel, directory: Path, per_device: int) -> None:
     models = [save_model(kind, name=f"model{n}", **more) for n, (kind, more) in enumerate(MODELS)]
-    program = partial(be_rank, models=models, directory=directory)
-    run_two_ranks(program, directory, start_method)
+    run_two_ranks(partial(be_rank, models=models, directory=directory), directory)
     ranks = [torch.load(directory / f"{rank}.pt") for rank in range(2)]
     for settings, first, second in zip(models, *ranks, strict=True):
         alone = load_pair(settings, None, PlacementSettings(strategy="single"), "float32").target
@@ -124,7 +121,7 @@ def test_two_processes_give_the_logits_of_one(
     save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    compare_with_one_process(save_model, tmp_path, 2, "fork")
+    compare_with_one_process(save_model, tmp_path, 2)
 
 
 @pytest.mark.gpu
@@ -132,8 +129,7 @@ def test_two_processes_give_the_logits_of_one(
 def test_two_gpus_give_the_logits_of_one(save_model: SaveModel, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    # A fork of a process that uses a GPU cannot use it.
-    compare_with_one_process(save_model, tmp_path, 1, "spawn")
+    compare_with_one_process(save_model, tmp_path, 1)
 
 
 def test_loading_without_the_other_processes_is_refused(save_model: SaveModel) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Page, browser
-from served import ROOT, served
+from served import served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
-PAGE = (ROOT / "harness/serve/page.html").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "harness/serve/page.html").read_text(encoding="utf-8")
 
 
 class Elements(HTMLParser):

@@ -17,7 +17,6 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Step
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.model import ModelDrafter
-from processes import TIMEOUT_S
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
 
@@ -108,7 +107,7 @@ class HeldArm(Arm):
 
     def stream(self, question: Request) -> Records:
         self.has_begun.set()
-        assert self.may_go_on.wait(TIMEOUT_S)
+        assert self.may_go_on.wait()
         return super().stream(question)
 
 
@@ -128,7 +127,7 @@ def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) 
     for answer in answers:
         scheduler.submit([answer])
     for answer in answers:
-        assert answer.ended.wait(timeout=900)
+        assert answer.ended.wait()
     scheduler.close()
     for answer in answers:
         assert answer.reason is None
@@ -143,7 +142,7 @@ def test_an_answer_left_between_two_looks_at_it_fails_no_other() -> None:
     stays: Any = Taken(asked(0), most=1000)
     leaves: Any = LeftWhileLookedAt(asked(1), most=1000)
     scheduler.submit([stays, leaves])
-    assert stays.ended.wait(TIMEOUT_S)
+    assert stays.ended.wait()
     scheduler.close()
     assert stays.reason is None
     assert len(stays.tokens) == 12
@@ -155,14 +154,14 @@ def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
     scheduler = Scheduler(lambda name: arm, max_rows=2, max_waiting=1)
     answers: list[Any] = [Taken(asked(index), most=1000) for index in range(3)]
     scheduler.submit(answers[:2])
-    assert arm.has_begun.wait(TIMEOUT_S)
+    assert arm.has_begun.wait()
     scheduler.submit(answers[2:])
     one_more: Any = Taken(asked(0), most=1000)
     with pytest.raises(HTTPException, match="1 requests are waiting already"):
         scheduler.submit([one_more])
     arm.may_go_on.set()
     for answer in answers:
-        assert answer.ended.wait(TIMEOUT_S)
+        assert answer.ended.wait()
         assert answer.reason is None
     scheduler.close()
 
@@ -180,7 +179,7 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
 
     def step_later(joining: list[Any]) -> None:
         is_taken.set()
-        assert may_go_on.wait(TIMEOUT_S)
+        assert may_go_on.wait()
         step(joining)
 
     def join_after_failing(grace_s: float | None = None) -> None:
@@ -192,6 +191,6 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
     monkeypatch.setattr(scheduler.thread, "join", join_after_failing)
     answer: Any = Taken(asked(0), most=1000)
     scheduler.submit([answer])
-    assert is_taken.wait(TIMEOUT_S)
+    assert is_taken.wait()
     scheduler.close()
     assert answer.reason == "the service is ending"

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes import TIMEOUT_S
-
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -62,9 +60,7 @@ class Page:
 
     def wait_for(self, condition: str) -> str:
         """The page's HTML once an expression of JavaScript is true."""
-        deadline = time.monotonic() + TIMEOUT_S
         while not (html := self.evaluate(f"({condition}) && document.documentElement.outerHTML")):
-            assert time.monotonic() < deadline, self.evaluate("document.body?.innerText")
             time.sleep(0.05)
         return str(html)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pkgutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -15,23 +16,20 @@ import pytest
 HALTED = "halted"
 
 
-@contextmanager
-def halting(owner: Any, name: str, after: int) -> Iterator[None]:
-    """Commands that are forked within the block wait forever in the call of `owner.name` that follows so many."""
-    original = getattr(owner, name)
+def halting(function: str, after: int) -> Callable[[], None]:
+    """What `forked` does before a command that is to wait forever in the call of a function that follows so many."""
+    return partial(_replace, function, after)
+
+
+def _replace(function: str, after: int) -> None:
+    original = pkgutil.resolve_name(function)
     numbers = itertools.count(1)
 
     def call(*arguments: Any, **options: Any) -> Any:
         if next(numbers) > after:
-            _halt()
+            Path(HALTED).touch()
+            while True:
+                time.sleep(3600)
         return original(*arguments, **options)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(owner, name, call)
-        yield
-
-
-def _halt() -> NoReturn:
-    Path(HALTED).touch()
-    while True:
-        time.sleep(3600)
+    pytest.MonkeyPatch().setattr(function, call)

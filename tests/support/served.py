@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from processes import TIMEOUT_S
-
-ROOT = Path(__file__).parents[2]
-
 
 @contextmanager
 def serving(
@@ -29,7 +25,7 @@ def serving(
     with (directory / "stderr").open("w+") as stderr:
         process = subprocess.Popen(
             [sys.executable, *start, "serve", "port=0", *settings],
-            cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            cwd=directory, env=os.environ | environment,
             stdout=subprocess.PIPE, stderr=stderr, text=True,
         )  # fmt: skip
         try:
@@ -39,7 +35,7 @@ def serving(
             assert line.startswith("Serving "), stderr.read()
             yield line.split(" on ")[1].split()[0].rstrip("/"), process
             process.send_signal(signal.SIGINT)
-            assert process.wait(TIMEOUT_S) == 0
+            assert process.wait() == 0
             stderr.seek(0)
             printed = stderr.read()
             assert "Traceback" not in printed, printed

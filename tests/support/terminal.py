@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyte
@@ -27,7 +28,7 @@ class Terminal:
     """A harness command in a terminal of a given size. What scrolls off the top is kept.
 
     Args:
-        forked: whether the command runs in a fork of this process, not in a new interpreter.
+        forked: whether the command runs in a process of `forked`, not in a new interpreter.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ def _fork(
     arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
 ) -> Process:
     return Forked(
-        lambda: command(arguments),
+        partial(command, arguments),
         environment=environment,
         directory=directory,
         terminal=terminal,

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import torch.multiprocessing
-
+from forked import begin_program
 from harness.config.machine import MEETING_FILE
 
 Program = Callable[[int], object]
 
 
-def run_two_ranks(program: Program, directory: Path, start_method: str = "fork") -> None:
+def run_two_ranks(program: Program, directory: Path) -> None:
     """Run `program(rank)` in two processes, which meet at a file in the directory. Both must succeed.
 
-    To be spawned, which takes seconds, a program must be a function of a module, or a `partial` of one.
+    The program is a function of a module, or a `partial` of one.
     """
-    torch.multiprocessing.start_processes(
-        _be_rank, (program, directory / "meeting"), nprocs=2, start_method=start_method
-    )
-
-
-def _be_rank(rank: int, program: Program, meeting: Path) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ[MEETING_FILE] = str(meeting)
-    program(rank)
+    meeting = {MEETING_FILE: str(directory / "meeting"), "WORLD_SIZE": "2"}
+    ranks = [
+        begin_program(
+            partial(program, rank), directory, RANK=str(rank), LOCAL_RANK=str(rank), **meeting
+        )
+        for rank in range(2)
+    ]
+    # After the failure of one the other may wait for it.
+    while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+        time.sleep(0.01)
+    for rank in ranks:
+        rank.kill()
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.communicate() for rank in ranks]

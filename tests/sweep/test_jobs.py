@@ -12,7 +12,6 @@ from harness.config.errors import HarnessError, RunError
 from harness.menu.commands.latency import LatencySettings
 from harness.results.schema import RunRow
 from harness.sweep import jobs
-from processes import TIMEOUT_S
 from report_files import latency_run
 from some_settings import settings_of
 
@@ -87,7 +86,7 @@ def test_a_worker_that_ends_while_idle_is_not_ended_twice(
         if num_closed > 1:
             may_close.set()
         is_closing.set()
-        assert may_close.wait(TIMEOUT_S)
+        assert may_close.wait()
 
     monkeypatch.setattr(SlowLoader, "close", close)
     monkeypatch.setattr(jobs, "_IDLE_S", 0.0)
@@ -101,7 +100,7 @@ def test_a_worker_that_ends_while_idle_is_not_ended_twice(
         join()
 
     monkeypatch.setattr(timer, "join", join_when_closed)
-    assert is_closing.wait(TIMEOUT_S)
+    assert is_closing.wait()
     crew.dismiss()
     join_when_closed()
     assert num_closed == 1

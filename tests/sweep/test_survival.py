@@ -1,6 +1,6 @@
 """A sweep through the command line whose jobs fail in every way and whose own process is killed again and again.
 
-    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest tests/sweep/test_survival.py
+    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest --timeout 0 tests/sweep/test_survival.py
 
 runs it with 200 jobs; without the variables it is a small one.
 """
@@ -14,6 +14,7 @@ import re
 import resource
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -222,12 +223,8 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
         *("latency", "-m", "decoding.num_draft_tokens=2,3", "num_prompts=1", "num_warmup=0"),
         *("decoding.max_new_tokens=4", f"results.file={collected}"),
     ]
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_960, limits[1]))
-    try:
-        done = run(*sweep, cwd=tmp_path, code=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_960, 40_960))
+    done = run(*sweep, cwd=tmp_path, code=1, before=limit)
     assert done.stderr.count(f"failed: {collected} cannot be written: File too large") == 2
     (swept,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(swept)["status"]) == {"failed"}
