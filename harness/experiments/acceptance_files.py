@@ -1,17 +1,15 @@
-"""Writes the acceptance of a run of `latency` as files for other tools, into its directory.
+"""Writes the acceptance of a run of `latency` as a file for other tools, into its directory.
 
-`speculation_profile.json` has NVIDIA's schema, which Dynamo's mocker reads;
-`golden_acceptance_lengths.yaml` is InferenceX's table. `docs/acceptance.md` describes both.
+`speculation_profile.json` has NVIDIA's schema, which Dynamo's mocker reads; `docs/acceptance.md`
+describes it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from harness.config.run import PromptedSettings
 from harness.config.settings import ModelSettings
@@ -21,28 +19,21 @@ from harness.experiments.session import Session
 from harness.results.environment import package_version
 from harness.results.locked_files import replace_file
 from harness.results.speculation_profile import (
-    GOLDEN_FILE,
     PROFILE_FILE,
     MeasuredAcceptance,
-    golden_lengths,
     speculation_profile,
 )
-
-# A model that thinks before it answers writes these around its thoughts.
-_THOUGHTS = ("<think>", "</think>")
 
 
 def write_acceptance(
     session: Session,
     settings: PromptedSettings,
     measured: MeasuredAcceptance,
-    texts: Iterable[str],
     rates_by_rank: Sequence[float] = (),
 ) -> None:
-    """Write both files; neither if nothing was drafted.
+    """Write the file, unless nothing was drafted.
 
     Args:
-        texts: the answers, which show whether the model thinks before it answers.
         rates_by_rank: acceptance of a tree's children by their rank, which `draft.rates` reads;
             none for chains.
     """
@@ -64,15 +55,8 @@ def write_acceptance(
         },
         own=own,
     )
-    thinks = any(thought in text for text in texts for thought in _THOUGHTS)
-    mode = "thinking_on" if thinks else "thinking_off"
-    golden = golden_lengths(settings.model.name, mode, measured)
-    contents = {
-        PROFILE_FILE: json.dumps(profile, indent=2) + "\n",
-        GOLDEN_FILE: OmegaConf.to_yaml(OmegaConf.create(golden)),
-    }
-    for name, content in contents.items():
-        replace_file(session.directory / name, content.encode())
+    content = json.dumps(profile, indent=2) + "\n"
+    replace_file(session.directory / PROFILE_FILE, content.encode())
 
 
 def smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:

@@ -110,7 +110,10 @@ class Latency(Experiment):
             # Afterwards, because a cache that heeds no salts would know the prompts.
             self._compare_identical(session, engine, asking)
         self._suspect(engine)
-        self._write_acceptance(session)
+        if "speculative" in self.measured:
+            rates = self.measured["speculative"].rates_by_rank
+            by_prompt = self.figures.acceptance_by_prompt()
+            write_acceptance(session, settings, by_prompt, rates)
 
         example = asking.questions[0]
         self.figures.experts = experts_read(engine, example)
@@ -139,15 +142,6 @@ class Latency(Experiment):
                 again = "one prompt, which is asked again"
             say(f"num_prompts={settings.num_prompts}: {self.prompt_set.name} has {again}")
         return encoded
-
-    def _write_acceptance(self, session: Session) -> None:
-        """Write what other tools read of the acceptance, where it was told."""
-        if "speculative" in self.measured:
-            of_arm = [row for row in self.prompt_rows if row.arm == "speculative"]
-            texts = [row.completion or "" for row in of_arm]
-            rates = self.measured["speculative"].rates_by_rank
-            by_prompt = self.figures.acceptance_by_prompt()
-            write_acceptance(session, self.settings, by_prompt, texts, rates)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""

@@ -1,8 +1,8 @@
-"""Acceptance of a run as other tools read it: `speculation_profile.json` and golden acceptance lengths.
+"""Acceptance of a run as other tools read it: `speculation_profile.json`.
 
-The profile has the schema 1.0 of NVIDIA's Model-Optimizer (pull requests 2247, 2313 and 2315), which
+It has the schema 1.0 of NVIDIA's Model-Optimizer (pull requests 2247, 2313 and 2315), which
 Dynamo's mocker and vLLM's synthetic acceptance read; under `harness` it has what that schema lacks, the
-intervals among them. Golden acceptance lengths are InferenceX's: a length for each K, of a model and a mode.
+intervals among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
 PROFILE_FILE = "speculation_profile.json"
-GOLDEN_FILE = "golden_acceptance_lengths.yaml"
 
 _SCHEMA_VERSION = "1.0"
 _DECIMALS = 6
@@ -164,22 +163,6 @@ def speculation_profile(
         num_tested = [total.num_tested_at(place) for place in range(measured.num_places)]
         rates[TESTED_SHARES] = _rounded([number / total.num_iterations for number in num_tested])
     return profile | {"harness": {**own, **rates, "intervals_95": intervals}}
-
-
-def golden_lengths(
-    model: str, mode: str, measured: MeasuredAcceptance
-) -> dict[str, dict[str, dict[int, float]]]:
-    """InferenceX's table: the acceptance length of each K, two decimals.
-
-    It has the largest K alone where lengths of smaller K do not follow.
-
-    Args:
-        mode: `thinking_on` or `thinking_off`.
-    """
-    most = measured.num_places
-    numbers = range(1, most + 1) if measured.extrapolates else [most]
-    lengths = {number: round(measured.length_with(number).estimate, 2) for number in numbers}
-    return {model: {mode: lengths}}
 
 
 def _conditional_by_schema(marginal: Sequence[float]) -> list[float]:

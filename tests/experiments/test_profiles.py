@@ -40,7 +40,6 @@ def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) 
     assert profile["method"] == "draft_model"
     assert profile["accept_length_model"] == "chain_analytic"
     assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
-    assert "5: " in only("golden_acceptance_lengths.yaml").read_text()
 
     # Acceptance does not depend on the batch, which takes a twelfth of the passes.
     replayed = harness(
@@ -83,4 +82,3 @@ def test_blocks_and_drafts_of_one_pass_say_nothing_of_smaller_k(
     assert json.loads(only("speculation_profile.json").read_text())["accept_length_model"] == (
         "measured_per_k"
     )
-    assert len(only("golden_acceptance_lengths.yaml").read_text().splitlines()) == 3

@@ -16,7 +16,6 @@ from harness.config.synthetic import rates_of_profile
 from harness.results.acceptance import Acceptance
 from harness.results.speculation_profile import (
     MeasuredAcceptance,
-    golden_lengths,
     length_columns,
     speculation_profile,
 )
@@ -93,7 +92,6 @@ def test_levels_of_trees_are_the_positions() -> None:
     assert found["num_speculative_tokens"] == 2
     assert found["marginal_accept_rates"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
     assert found["validation"]["mean_consistency"]["passed"]
-    assert golden_lengths("m", "thinking_off", tree) == {"m": {"thinking_off": {2: 2.0}}}
     # A tree of one level is not the beginning of this one.
     assert set(length_columns(tree).values()) == {None}
 
@@ -139,10 +137,3 @@ def test_few_prompts_have_no_interval() -> None:
 
 def test_nothing_drafted_has_no_lengths() -> None:
     assert set(length_columns(measured([], [(0, 0)])).values()) == {None}
-
-
-def test_golden_lengths_are_those_of_each_k() -> None:
-    counts = from_histogram({1: 40, 2: 30, 3: 30}, 2)
-    assert golden_lengths("m", "thinking_off", counts) == {"m": {"thinking_off": {1: 1.6, 2: 1.9}}}
-    one_pass = dataclasses.replace(counts, extrapolates=False)
-    assert golden_lengths("m", "thinking_on", one_pass) == {"m": {"thinking_on": {2: 1.9}}}
