@@ -78,17 +78,17 @@ def test_the_death_of_a_rank_explains_the_errors_of_the_others(
     assert "rank 1 was killed by SIGKILL" in str(error)
 
 
+def close_files(rank: str) -> RunError:
+    os.closerange(3, 100)
+    time.sleep(3600)
+    return RunError("never sent")
+
+
 def test_a_process_that_lives_on_without_its_connection_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A library may close file descriptors that are not its own."""
-
-    def failure(rank: str) -> RunError:
-        os.closerange(3, 100)
-        time.sleep(3600)
-        return RunError("never sent")
-
-    start_ranks(monkeypatch, failure)
+    start_ranks(monkeypatch, close_files)
     monkeypatch.setattr(worker, "_RANKS_GRACE_S", 0.1)
     monkeypatch.setattr(worker, "_GRACE_S", 0.1)
     ranks = worker.Worker(2)
