@@ -19,6 +19,7 @@ from harness.engines.runner_choice import resolve
 from harness.menu.engine import Opening
 from harness.menu.records import engine_of, pair_of
 from harness.models.case import Demand
+from harness.models.devices import release_memory
 from harness.runners.graphs import GraphRecorder
 
 
@@ -54,12 +55,26 @@ class PairKeeper:
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Choose devices with room for the demand; a pair that is loaded stays where it is."""
+        """Choose devices with room for the demand.
+
+        A pair that is loaded stays, unless this run on its own would place it elsewhere, or not at
+        all.
+        """
         planned = self.plan(settings)
+        if self._placed is None or not self._placed.suits(demand, force=settings.force):
+            self._let_go()
         if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
         resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
         return self._placed
+
+    def _let_go(self) -> None:
+        """Free the loaded pair's memory, if there is one."""
+        if self._pair is not None:
+            devices = self._pair.devices
+            self._placed = self._pair = None
+            gc.collect()
+            release_memory(devices)
 
     def load(self) -> Pair:
         """Load the pair that was placed last."""

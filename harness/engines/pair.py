@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
@@ -206,8 +206,9 @@ class PlannedPair(SketchedPair):
         Raises:
             RunError: the pair does not fit; the message says what would.
         """
-        placements = fit_or_explain(self.case(free_memory(self.gpus), demand), force=force)
-        return PlacedPair(**vars(self), placements=placements)
+        free = free_memory(self.gpus)
+        placements = fit_or_explain(self.case(free, demand), force=force)
+        return PlacedPair(**vars(self), placements=placements, free=free)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -216,9 +217,20 @@ class PlacedPair(PlannedPair):
 
     Attributes:
         placements: of the sketches, in their order.
+        free: the memory by which they were chosen.
     """
 
     placements: list[Placement]
+    free: Memory
+
+    def suits(self, demand: Demand, *, force: bool = False) -> bool:
+        """Whether every layer would be where it is for another demand, too."""
+        try:
+            placements = fit_or_explain(self.case(self.free, demand), force=force)
+        except RunError:
+            return False
+        maps = [placement.device_map for placement in placements]
+        return maps == [placement.device_map for placement in self.placements]
 
     @property
     def models(self) -> list[PlacedModel]:

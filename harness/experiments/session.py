@@ -220,11 +220,11 @@ class Session:
         return self.placed
 
     def _place_pair(self, demand: Demand) -> None:
-        placed = self._keeper.place(self.settings, demand)
-        if placed is not self.placed:
-            say(placed.describe())
-        self.placed = placed
-        self.devices = placed.device_names()
+        """Place the pair for the first demand of the run, which is the largest."""
+        if self.placed is None:
+            self.placed = self._keeper.place(self.settings, demand)
+            say(self.placed.describe())
+            self.devices = self.placed.device_names()
 
     def open(
         self,

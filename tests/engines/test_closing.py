@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines import local, runner_choice
@@ -166,3 +167,29 @@ def tensor_bytes() -> int:
             storage = value.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def test_a_kept_pair_stays_where_it_fits_and_is_placed_again_where_it_does_not(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a sweep may need more memory than the one before, whose pair is loaded."""
+    free = {"cpu": 10**9}
+    monkeypatch.setattr("harness.engines.pair.free_memory", lambda gpus: dict(free))
+    target = save_model(num_hidden_layers=1, max_position_embeddings=64)
+    settings = settings_of(LatencySettings, model=target, draft=None, resume=False)
+    keeper = PairKeeper()
+
+    def demand(batch_size: int) -> Demand:
+        return Demand(batch_size, 8, 8, 2, "eager")
+
+    placed = keeper.place(settings, demand(1))
+    loaded = keeper.load()
+    # What the weights took is not free any more, and is not needed again.
+    free["cpu"] = 10**6
+    assert keeper.place(settings, demand(8)) is placed
+    assert keeper.load() is loaded
+    free["cpu"] = 10**9
+    with pytest.raises(RunError, match=r"does not fit: .* its KV cache"):
+        keeper.place(settings, demand(10**7))
+    assert keeper.place(settings, demand(1)) is not placed
+    assert keeper.load() is not loaded
