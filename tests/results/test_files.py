@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,7 +37,7 @@ from harness.results.files import (
     read_file,
     read_rows,
 )
-from harness.results.locked_files import replace_file
+from harness.results.locked_files import locked, replace_file
 from harness.results.rows.eval import AnswerRow
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
@@ -104,7 +103,7 @@ def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerConte
     assert all(row["text"] == TEXT for row in rows)
     # Each process's own rows stay in its order.
     assert [number for process, number in found if process == 3] == list(range(25))
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".locks", "latency.csv"]
 
 
 def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
@@ -131,9 +130,8 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
                 acknowledged = receiving.recv()
         except EOFError:
             pass
-        assert {entry.name for entry in tmp_path.iterdir()} <= {
-            f"latency.csv{end}" for end in ("", ".lock", ".appending")
-        }
+        names = {entry.name for entry in tmp_path.iterdir()}
+        assert names <= {".locks", "latency.csv", "latency.csv.appending"}
         # The next writer begins so: it removes what was not appended to the end.
         check_appendable(path)
         rows = read(path)
@@ -145,7 +143,7 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
         assert all(row["text"] == TEXT for row in rows)
     # The dead hold no lock, and the next append takes their leftovers away.
     assert append_rows(path, [{"number": last + 1, "text": "x"}]) == path
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".locks", "latency.csv"]
 
 
 def test_rows_are_appended_in_place(tmp_path: Path) -> None:
@@ -427,7 +425,7 @@ def test_an_unwritable_directory_is_a_wrong_setting(locked_before: bool) -> None
     try:
         append_rows(path, [{"a": 1}])
         if not locked_before:
-            (directory / "latency.csv.lock").unlink()
+            shutil.rmtree(directory / ".locks")
         directory.chmod(0o555)
         with without_privileges():
             for attempt in (lambda: append_rows(path, [{"a": 2}]), lambda: check_appendable(path)):
@@ -468,7 +466,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value) == f"{path} cannot be written: {os.strerror(errno.EFBIG)}"
     assert path.read_bytes() == before
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latency.csv", "latency.csv.lock"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".locks", "latency.csv"]
     assert append_rows(path, [{"text": TEXT}]) == path
 
 
@@ -510,7 +508,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         check=True,
     )
     expected = f"{tmp_path / 'latency.csv'} cannot be written: No space left on device"
-    assert done.stdout.strip() == f"True True ['latency.csv', 'latency.csv.lock'] {expected}"
+    assert done.stdout.strip() == f"True True ['.locks', 'latency.csv'] {expected}"
 
 
 def test_a_lock_that_never_comes_is_an_error_not_a_hang(
@@ -519,8 +517,8 @@ def test_a_lock_that_never_comes_is_an_error_not_a_hang(
     monkeypatch.setattr(locked_files, "_LOCK_TIMEOUT_S", 0.1)
     path = tmp_path / "latency.csv"
     with (
-        filelock.FileLock(f"{path}.lock"),
-        pytest.raises(RunError, match=r"another process has held .*\.lock"),
+        locked(path),
+        pytest.raises(RunError, match=r"another process has held .*\.locks/latency.csv"),
     ):
         append_rows(path, [{"a": 1}])
     assert not path.exists()
