@@ -5,26 +5,18 @@ or harder to draft.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance
-
-
-class _SplitOutcomes(NamedTuple):
-    """(num_proposed, num_accepted) of the iterations that began within the text, and of those that
-    began after its end.
-    """
-
-    within: Sequence[tuple[int, int]]
-    after: Sequence[tuple[int, int]]
 
 
 def end_columns(requests: Iterable[RequestRecord], end_tokens: Collection[int]) -> dict[str, Any]:
     """The columns about the ends of an arm's texts: `share_after_end`, and the acceptance rates
     before and after the end.
 
-    A rate is None without iterations that are known to have begun there.
+    A rate is None without iterations that are known to have begun there. Answers whose iterations
+    have no known place are left out of both, and counted.
 
     Args:
         end_tokens: token ids that end a text; the first of them in an answer is the text's last
@@ -34,17 +26,22 @@ def end_columns(requests: Iterable[RequestRecord], end_tokens: Collection[int]) 
     after: list[tuple[int, int]] = []
     num_tokens = 0
     num_tokens_after = 0
+    num_undivided = 0
     for request in requests:
         text_length = _text_length(request.token_ids, end_tokens)
         num_tokens += len(request.token_ids)
         num_tokens_after += len(request.token_ids) - text_length
-        split = _split_outcomes(request, text_length)
-        within += split.within
-        after += split.after
+        num_within = _num_within(request, text_length)
+        if num_within is None:
+            num_undivided += bool(request.outcomes)
+            continue
+        within += request.outcomes[:num_within]
+        after += request.outcomes[num_within:]
     return {
         "share_after_end": num_tokens_after / num_tokens if num_tokens else None,
         "acceptance_rate_before_end": Acceptance.of(within).acceptance_rate,
         "acceptance_rate_after_end": Acceptance.of(after).acceptance_rate,
+        "num_undivided_answers": num_undivided,
     }
 
 
@@ -56,15 +53,14 @@ def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
     return len(token_ids)
 
 
-def _split_outcomes(request: RequestRecord, text_length: int) -> _SplitOutcomes:
-    """Split iterations at the end of the text, by the position of their first token.
+def _num_within(request: RequestRecord, text_length: int) -> int | None:
+    """The number of iterations that began before the end of the text, by their first token.
 
     Tokens 1 2 3 4 END 5 5 5 with outcomes (2, 2), (2, 0), (2, 2): the pass over the prompt gives
     token 1, and the iterations start at positions 1, 4 and 5. The text has 5 tokens, so the first
     two iterations are within it.
 
-    Both parts are empty where the order of the iterations is unknown, or they do not add up to the
-    answer.
+    None where the order of the iterations is unknown, or they do not add up to the answer.
     """
     starts = []
     end = 1
@@ -74,6 +70,5 @@ def _split_outcomes(request: RequestRecord, text_length: int) -> _SplitOutcomes:
     # The answer may have only a part of the last iteration.
     adds_up = bool(starts) and starts[-1] < len(request.token_ids) <= end
     if not (adds_up and request.outcomes_in_order):
-        return _SplitOutcomes([], [])
-    num_within = sum(start < text_length for start in starts)
-    return _SplitOutcomes(request.outcomes[:num_within], request.outcomes[num_within:])
+        return None
+    return sum(start < text_length for start in starts)

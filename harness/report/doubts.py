@@ -171,6 +171,9 @@ def _after_the_end(row: LatencyRow) -> str | None:
     rates = ""
     if before is not None and after is not None:
         rates = f"; acceptance is {before:.1%} before the end and {after:.1%} after it"
+        if row.num_undivided_answers:
+            left_out = f"{row.num_undivided_answers} of {row.num_prompts}"
+            rates += f", without {left_out} answers, whose iterations have no known place"
     return (
         f"{_percent(share)} of the tokens came after the end of their text, where a reader"
         f" stops{rates}. decoding.ignore_eos=false stops at the end."

@@ -10,7 +10,9 @@ import pytest
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
 from harness.experiments.ends import end_columns
+from harness.report.doubts import doubts
 from in_process import Harness, results
+from report_files import latency_run
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
@@ -48,6 +50,25 @@ def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
     columns = end_columns([answer([1, 2, 3, 4, 5, 6], [(2, 1)])], {END})
     assert columns["acceptance_rate_before_end"] is None
     assert end_columns([], {END})["share_after_end"] is None
+
+
+def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
+    """Their share of the tokens is known, and counts; both rates are without them."""
+    divided = answer([1, 2, 3, 4, END, 5, 5, 5], [(2, 2), (2, 0), (2, 2)])
+    unknown = answer([1, END, 3, 4, 5, 6], [(2, 1)])
+    columns = end_columns([divided, unknown], {END})
+    assert columns["num_undivided_answers"] == 1
+    assert columns["share_after_end"] == (3 + 4) / (8 + 6)
+    assert columns["acceptance_rate_before_end"] == 0.5
+    assert end_columns([divided], {END})["num_undivided_answers"] == 0
+    # Without drafts there is nothing to divide.
+    assert end_columns([answer([1, END, 3], [])], {END})["num_undivided_answers"] == 0
+    row = latency_run(4, 1.5, ignore_eos=True, num_prompts=2, **columns)
+    assert mentions(" ".join(doubts(row)), "after it", "1 of 2 answers")
+    row = latency_run(
+        4, 1.5, ignore_eos=True, num_prompts=2, **{**columns, "num_undivided_answers": 0}
+    )
+    assert "of 2 answers" not in " ".join(doubts(row))
 
 
 @pytest.mark.parametrize("per_step", [True, False])

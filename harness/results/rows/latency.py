@@ -264,6 +264,9 @@ class LatencyRow(PromptedRow, ComparedRow):
         "mean", "`acceptance_rate` of iterations that began before the end of the text"
     )
     acceptance_rate_after_end: MaybeFloat = pooled("mean", "the same after it")
+    num_undivided_answers: MaybeInt = pooled(
+        "sum", "answers that both leave out, because the place of their iterations is not known"
+    )
     mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
         "mean", "the same over all iterations: K of `auto`", "tokens"
