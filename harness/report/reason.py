@@ -72,7 +72,9 @@ def _acceptance(row: LatencyRow) -> str | None:
     if tokens:
         length = f"{tokens:.2f} tokens per iteration{_of_those_that_drafted(row, tokens)}"
         if row.num_draft_tokens == "auto":
-            length += f", K={proposed_per_iteration(row):.2f} on average"
+            proposed = f"{proposed_per_iteration(row):.2f}"
+            is_tree = row.draft_tree not in (None, "chain")
+            length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
         parts.append(length)
     if not parts:
         return _not_reported(row) if is_elsewhere(row.engine) else None

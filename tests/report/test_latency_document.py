@@ -74,6 +74,14 @@ def test_the_prediction_names_the_speedup_that_it_is_compared_with(
     assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99% of it")
 
 
+def test_trees_of_chosen_depth_have_nodes_and_not_k(capsys: pytest.CaptureFixture[str]) -> None:
+    auto = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 10.67}
+    assert "K=10.67 on average" in " ".join(printed(capsys, **auto, draft_tree="chain").split())
+    of_trees = " ".join(printed(capsys, **auto, draft_tree="static").split())
+    assert "10.67 nodes on average" in of_trees
+    assert "K=10.67" not in of_trees
+
+
 def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
     assert "does not pay here: 0.80×" in text
