@@ -26,9 +26,9 @@ from harness.menu.commands.eval import EvalSettings
 from harness.menu.experiment import Experiment
 from harness.report.accuracy import eval_document
 from harness.results.acceptance import Acceptance
-from harness.results.files import append_rows, read_answers
+from harness.results.files import append_rows
 from harness.results.measurement import Measurement, identify
-from harness.results.rows.eval import AnswerRow, EvalRow
+from harness.results.rows.eval import AnswerRow, EvalRow, read_answers
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,

@@ -38,8 +38,7 @@ from harness.menu.records import engine_of
 from harness.report.latency import latency_document
 from harness.report.table import Document, Table
 from harness.results.acceptance import Acceptance
-from harness.results.files import LATENCY_PROMPTS_FILE
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.results.verdict import (
     ArmEvidence,
     judged,
@@ -281,7 +280,7 @@ class Latency(Experiment):
                 for request in answers[name].requests:
                     rows.append(self._prompt_row(session, answers[name], request, unit))
         self.prompt_rows += rows
-        session.append(LATENCY_PROMPTS_FILE, rows)
+        session.append(PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:
         """Raise a RunError if too many requests failed for a verdict from the others."""

@@ -23,7 +23,7 @@ from harness.menu.records import COMMANDS
 from harness.report.costs import tokens_per_iteration
 from harness.report.runs import Run
 from harness.report.table import grouped
-from harness.results.files import read_answers
+from harness.results.rows.eval import read_answers
 from harness.results.rows.latency import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.comparisons import (

@@ -20,11 +20,11 @@ from harness.menu.command import Command
 from harness.menu.records import commands as menu_commands
 from harness.report.others import looks_like_other, read_other
 from harness.report.table import grouped
-from harness.results.files import read_file, read_kind, read_latency_prompts
-from harness.results.kinds import KINDS
+from harness.results.files import read_file, read_kind
+from harness.results.kinds import row_kinds
 from harness.results.row import Row
 from harness.results.rows.compare import CompareRow
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow, read_prompts
 from harness.results.schema import RunRow
 from harness.results.verdict import judged
 
@@ -83,7 +83,7 @@ class Run:
 
     def read_prompts(self) -> list[LatencyPromptRow]:
         """The rows of its prompts, of a run of `latency`; [] where they cannot be found."""
-        return read_latency_prompts(self.directory, self.last.run)
+        return read_prompts(self.directory, self.last.run)
 
     @property
     def has_figures(self) -> bool:
@@ -262,7 +262,7 @@ class _Reader:
             if file.stat().st_size > _LARGE_FILE:
                 megabytes = file.stat().st_size / 1e6
                 print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
-            contents = read_file(file, [*KINDS, *self._kinds])
+            contents = read_file(file, [*row_kinds(), *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True

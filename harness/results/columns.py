@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.results.kinds import KINDS
+from harness.results.kinds import row_kinds
 
 
 def described() -> str:
@@ -15,7 +15,7 @@ def described() -> str:
         "Texts are written exactly as they are, so that pandas reads what was measured: a prompt or completion may "
         "begin with `=`,\n`+`, `-` or `@`. In a spreadsheet import text columns as text, not as formulas."
     )
-    for kind in KINDS:
+    for kind in row_kinds():
         parts.append(f"## {(kind.__doc__ or '').strip()}")
         lines = ["| column | type | unit | |", "|---|---|---|---|"]
         for name, column in kind.columns().items():

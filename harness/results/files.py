@@ -14,17 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from harness.config.errors import RunError
-from harness.results.kinds import KINDS, kind_of
 from harness.results.locked_files import LockedFile, locked, read_whole, replace_file
-from harness.results.row import Row
-from harness.results.rows.eval import AnswerRow
-from harness.results.rows.latency import LatencyPromptRow
+from harness.results.row import Row, kind_of
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-
-# In the directory of a run of `latency`: one row per prompt and arm.
-LATENCY_PROMPTS_FILE = "latency_prompts.csv"
 
 
 class Contents(NamedTuple):
@@ -96,20 +89,12 @@ def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in one CSV file; [] where there is none."""
     if not path.exists():
         return []
-    # The kind of a user's own command is not among KINDS.
-    contents = read_file(path, [*KINDS, kind])
-    return [row for row in contents.rows if isinstance(row, kind)]
+    # Some kinds have all columns of another one, and more.
+    contents = read_file(path, [kind, *kind.__subclasses__()])
+    return [row for row in contents.rows if type(row) is kind]
 
 
-def read_latency_prompts(directory: Path | None, run: str | None) -> list[LatencyPromptRow]:
-    """Return what a run of `latency` wrote about its prompts, from its directory; [] where that is gone."""
-    if directory is None or not (directory / LATENCY_PROMPTS_FILE).is_file():
-        return []
-    rows = read_file(directory / LATENCY_PROMPTS_FILE).rows
-    return [row for row in rows if isinstance(row, LatencyPromptRow) and row.run == run]
-
-
-def read_file(path: Path, kinds: Iterable[type[Row]] = KINDS) -> Contents:
+def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     """One CSV file, as far as its rows are whole.
 
     Args:
@@ -156,27 +141,6 @@ def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
         OSError: when it cannot be read.
     """
     return kind_of(_header(path), kinds) if path.is_file() else None
-
-
-def read_answers(path: Path) -> list[AnswerRow]:
-    """The answers in a store, in the order they were given; none where it does not exist.
-
-    Raises:
-        RunError: the file holds something else.
-    """
-    try:
-        contents = read_file(path)
-    except FileNotFoundError:
-        return []
-    except OSError:
-        contents = Contents(None, [], [])
-    answers = [row for row in contents.rows if isinstance(row, AnswerRow)]
-    needed = [name for name, column in AnswerRow.columns().items() if not column.optional]
-    lacking = any(getattr(answer, name) is None for answer in answers for name in needed)
-    if contents.kind is not AnswerRow or contents.torn or lacking:
-        reason = "cannot be read as answers of earlier runs"
-        raise RunError(f"{path} {reason}; remove it, or set resume=false")
-    return answers
 
 
 def check_appendable(path: str | Path) -> None:

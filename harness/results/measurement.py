@@ -23,7 +23,6 @@ from harness.config.settings import ModelSettings, PromptSettings
 from harness.menu.records import ENGINES, METHODS, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
-from harness.results.rows.eval import AnswerRow
 from harness.results.schema import RunRow
 from harness.results.servers import ServerReport, server_reports
 from harness.results.weights import hub_commit
@@ -88,7 +87,7 @@ class Measurement:
     reusable: bool = True
     any_start: bool = False
 
-    def includes(self, row: RunRow | AnswerRow) -> bool:
+    def includes(self, row: Any) -> bool:
         """Whether figures of a row with the same digest may be taken over."""
         same_start = self.any_start or row.server_started == self.server_started
         return self.reusable and same_start

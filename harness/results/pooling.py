@@ -19,9 +19,8 @@ import numpy as np
 
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
-from harness.results.files import read_latency_prompts
 from harness.results.row import Pooling
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
+from harness.results.rows.latency import LatencyPromptRow, LatencyRow, read_prompts
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
@@ -144,7 +143,7 @@ def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
     """Times of one run, from its prompts file; empty where that is gone."""
     directory = Path(rows[0].directory) if rows[0].directory else None
     arms: dict[str | None, list[LatencyPromptRow]] = {"regular": [], "speculative": []}
-    for row in read_latency_prompts(directory, rows[0].run):
+    for row in read_prompts(directory, rows[0].run):
         if row.unit is not None and row.is_timed:
             arms.setdefault(row.arm, []).append(row)
     regular = arms["regular"]

@@ -14,7 +14,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
@@ -133,6 +133,14 @@ class Row:
         """The columns that repeat what `settings` say."""
         columns = cls.columns().items()
         return {name: _look_up(settings, column.path) for name, column in columns if column.path}
+
+
+def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | None:
+    """The kind of the rows in a file with these columns; None for a file of none of these kinds."""
+    columns = set(header)
+    fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
+    # Some add columns to others.
+    return max(fitting, key=lambda kind: len(kind.columns()), default=None)
 
 
 def _described(column: Field[Any], hint: Any) -> ColumnDescription:

@@ -23,8 +23,9 @@ from harness.config.errors import (
 from harness.config.run import RunSettings
 from harness.menu.records import COMMANDS, pair_of
 from harness.report.sweep import exit_code, job_line, print_sweep
-from harness.results.files import LATENCY_PROMPTS_FILE, read_rows, write_rows
+from harness.results.files import read_rows, write_rows
 from harness.results.measurement import identify, measured_rows
+from harness.results.rows.latency import PROMPTS_FILE
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
@@ -124,7 +125,7 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     if not rows or rows[0].directory is None:
         return rows
     directory = Path(rows[0].directory)
-    has_prompts = (directory / LATENCY_PROMPTS_FILE).is_file()
+    has_prompts = (directory / PROMPTS_FILE).is_file()
     if COMMANDS[job.command].repeats and settings.repeats > 1 and not has_prompts:
         # The interval over several runs needs the times of their prompts.
         return []

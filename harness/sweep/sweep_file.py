@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.results.files import as_csv, read_kind, rows_in
-from harness.results.kinds import KINDS
+from harness.results.kinds import row_kinds
 from harness.results.locked_files import locked
 from harness.results.schema import RunRow
 
@@ -33,7 +33,7 @@ class SweepFile:
         """Whether something else than rows of this kind is in its place, which must not be lost."""
         if not self.path.is_file() or not self.path.stat().st_size:
             return False
-        return read_kind(self.path, [*KINDS, self._kind]) is not self._kind
+        return read_kind(self.path, [*row_kinds(), self._kind]) is not self._kind
 
     def job_rows(self) -> list[RunRow]:
         """The rows of the jobs that have ended."""

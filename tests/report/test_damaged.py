@@ -12,7 +12,7 @@ import pytest
 from harness.report.command import build, write
 from harness.report.table import Line
 from harness.results.files import read_kind
-from harness.results.kinds import KINDS
+from harness.results.kinds import row_kinds
 from harness.results.row import ColumnDescription
 from report_files import eval_run, latency_run
 from report_files import write as write_runs
@@ -59,7 +59,7 @@ def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> N
     header, *lines = list(csv.reader(whole.read_text().splitlines()))
     place_of_run = header.index("run")
     runs = [list(rows) for _, rows in itertools.groupby(lines, lambda row: row[place_of_run])]
-    kind = read_kind(whole, KINDS)
+    kind = read_kind(whole, row_kinds())
     assert kind is not None
     columns = kind.columns()
     rows = []

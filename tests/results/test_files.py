@@ -33,12 +33,12 @@ from harness.results import files, locked_files
 from harness.results.columns import described
 from harness.results.files import (
     check_appendable,
-    read_answers,
     read_file,
     read_rows,
 )
+from harness.results.kinds import row_kinds
 from harness.results.locked_files import locked, replace_file
-from harness.results.rows.eval import AnswerRow
+from harness.results.rows.eval import AnswerRow, read_answers
 from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
@@ -182,7 +182,7 @@ def test_rows_that_were_appended_in_part_are_there_for_nobody(
     # As if it had died earlier.
     os.truncate(path, path.stat().st_size - num_lost)
     num_kept = 1 if num_lost else 3
-    whole = read_file(path)
+    whole = read_file(path, row_kinds())
     assert (len(whole.rows), whole.torn) == (num_kept, [])
     files.append_rows(path, [PROMPT])
     assert len(read(path)) == len(read_rows(path, LatencyPromptRow)) == num_kept + 1
@@ -208,11 +208,11 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
     worker = processes.Process(target=append_pairs, args=(path, 200))
     worker.start()
     while worker.is_alive():
-        found = read_file(path)
+        found = read_file(path, row_kinds())
         assert found.torn == []
         assert len(found.rows) % 2 == 0
     worker.join()
-    assert len(read_file(path).rows) == 402
+    assert len(read_file(path, row_kinds()).rows) == 402
 
 
 def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
@@ -571,11 +571,11 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     files.append_rows(path, [LatencyRow(run="1"), LatencyRow(run="2", error="x" * 200_000)])
     path.write_bytes(path.read_bytes()[:-20] + b"\n")
-    found = read_file(path)
+    found = read_file(path, row_kinds())
     assert [row.run for row in found.rows] == ["1"]
     assert found.torn[0].startswith(f"{path}, line 3: ")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    assert read_file(tmp_path / "other.csv").kind is None
+    assert read_file(tmp_path / "other.csv", row_kinds()).kind is None
 
 
 ANSWER = AnswerRow(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from harness.config.errors import RunError
+from harness.results.files import Contents, read_file
 from harness.results.row import Row, circumstance, figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
@@ -88,3 +91,24 @@ class AnswerRow(Row):
     def key(self) -> tuple[str, int, int]:
         """Arm, seed and index of the question: once in every run."""
         return self.arm, self.seed, self.prompt_index
+
+
+def read_answers(path: Path) -> list[AnswerRow]:
+    """The answers in a store, in the order they were given; none where it does not exist.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        contents = read_file(path, [AnswerRow])
+    except FileNotFoundError:
+        return []
+    except OSError:
+        contents = Contents(None, [], [])
+    answers = [row for row in contents.rows if isinstance(row, AnswerRow)]
+    needed = [name for name, column in AnswerRow.columns().items() if not column.optional]
+    lacking = any(getattr(answer, name) is None for answer in answers for name in needed)
+    if contents.kind is not AnswerRow or contents.torn or lacking:
+        reason = "cannot be read as answers of earlier runs"
+        raise RunError(f"{path} {reason}; remove it, or set resume=false")
+    return answers

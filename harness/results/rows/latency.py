@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from harness.results.files import rows_in
 from harness.results.row import Row, figure, pooled, setting
 from harness.results.schema import (
     ComparedRow,
@@ -15,6 +17,8 @@ from harness.results.schema import (
     PromptedRow,
 )
 
+# In the directory of a run: one row per prompt and arm.
+PROMPTS_FILE = "latency_prompts.csv"
 # A machine counts as quiet if the process got at least this share of the processor time it asked for.
 QUIET = 0.9
 # About a month.
@@ -423,3 +427,11 @@ class LatencyPromptRow(Row):
     @property
     def ms_per_token(self) -> float:
         return (self.time_ms or 0.0) / (self.num_tokens or 1)
+
+
+def read_prompts(directory: Path | None, run: str | None) -> list[LatencyPromptRow]:
+    """What a run wrote about its prompts, from its directory; [] where that is gone."""
+    if directory is None:
+        return []
+    rows = rows_in(directory / PROMPTS_FILE, LatencyPromptRow)
+    return [row for row in rows if row.run == run]
