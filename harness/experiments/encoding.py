@@ -139,7 +139,7 @@ def encode_set(
         SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
             say what to do, or no prompt would be left.
     """
-    template = settings.chat_template
+    template = template_here(settings, planned.tokenizer)
     token_ids = encode(planned, prompts, template)
     whole = list(token_ids)
     for place, prompt in enumerate(prompts):
@@ -154,7 +154,7 @@ def encode_set(
     if described:
         say(described)
     num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
-    if template == "never" and num_chats:
+    if template == "never" and num_chats and not asks_chats(settings):
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
     return encoded
 
@@ -239,12 +239,25 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
     return token_ids[-count:]
 
 
+def asks_chats(settings: RunSettings) -> bool:
+    """Whether the engine is asked with messages, to which it applies its own chat template."""
+    return bool(getattr(settings.engine, "chat", False))
+
+
+def template_here(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """The use of a chat template by which prompts are encoded here."""
+    if asks_chats(settings) and not tokenizer.chat_template:
+        # The messages are sent; token ids only say about how long they are.
+        return "never"
+    return settings.chat_template
+
+
 def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase) -> AnySettings:
     """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
     chats.
     """
     if settings.decoding.ignore_eos != "auto":
         return settings
-    is_chat = uses_template(tokenizer, settings.chat_template)
+    is_chat = asks_chats(settings) or uses_template(tokenizer, settings.chat_template)
     decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
     return dataclasses.replace(settings, decoding=decoding)

@@ -328,6 +328,8 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
         turns = _human_texts(value)
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
+        if row.get("tools") not in (None, [], "", "[]"):
+            raise BadFile("has tools, which are not sent to any engine")
         chat = _messages(value)
         return Prompt(chat[-1]["content"], messages=chat)
     text = _text(value, key)
@@ -357,9 +359,13 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
     ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
     if not ends:
         raise BadFile("has no user message among its messages")
+    chat = value[: ends[-1]]
+    for message in chat:
+        for name in ("tool_calls", "tool_call_id"):
+            if message.get(name):
+                raise BadFile(f"has {name}, which is not sent to any engine")
     return tuple(
-        {"role": m["role"], "content": _text(m.get("content"), "every content")}
-        for m in value[: ends[-1]]
+        {"role": m["role"], "content": _text(m.get("content"), "every content")} for m in chat
     )
 
 

@@ -19,7 +19,7 @@ from harness.config.settings import DecodingSettings, Fault
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
-from harness.experiments.encoding import Chat, Encoded, encode, encode_set, origin
+from harness.experiments.encoding import Chat, Encoded, encode, encode_set, origin, template_here
 from harness.experiments.progress import say
 from harness.experiments.prompts import Prompt, PromptSet
 from harness.experiments.weight_columns import identity_columns, placed_columns
@@ -152,7 +152,8 @@ class Session:
 
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids as `encode` has them, also of prompts that are too long for the models."""
-        return encode(self.planned, prompts, self.settings.chat_template)
+        template = template_here(self.settings, self.tokenizer)
+        return encode(self.planned, prompts, template)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int

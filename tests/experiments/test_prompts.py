@@ -218,6 +218,15 @@ REFUSED = {
         "line 1 must have a list of objects with role and content",
     ),
     "no content": (b'{"messages": [{"role": "user"}]}', "line 1 must have text as every content"),
+    "tools": (
+        b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
+        "line 1 has tools, which are not sent",
+    ),
+    "an answer of a tool": (
+        b'{"messages": [{"role": "tool", "content": "12", "tool_call_id": "x"},'
+        b' {"role": "user", "content": "a"}]}',
+        "line 1 has tool_call_id, which is not sent",
+    ),
     "nobody asks": (
         json.dumps({"messages": CHAT_OF_NOBODY}).encode(),
         "line 1 has no user message",

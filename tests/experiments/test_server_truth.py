@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -261,6 +262,24 @@ def test_the_server_alone_makes_chats_of_prompts(
     texts = asked_texts(server)[1:]
     assert texts
     assert not any("user:" in text for text in texts)
+
+
+def test_chats_need_no_template_here(
+    harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    """The server has one, and ends its answers as chats do."""
+    roles = ["system", "user", "assistant", "user"]
+    chat = [{"role": role, "content": f"{role} says"} for role in roles]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    server = EchoServer(models={"plain": None})
+    settings = [f"model={save_model('llama', 'plain').repository}", "engine=server"]
+    settings += ["engine.chat=true", "prompts=./chats.jsonl", "num_prompts=1"]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        outcome = harness("latency", *settings, "decoding.max_new_tokens=4", f"engine.url={url}")
+    assert server.bodies[-1]["messages"] == chat
+    assert "read as text" not in outcome.stderr
+    assert not results()["ignore_eos"].any()
 
 
 def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
