@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import math
 import random
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.connection import api_key, client_library, new_client
@@ -53,10 +54,11 @@ class ServerEngine(Engine):
         batch_size: requests in flight; a question may have more prompts. Without effect at a set
             `rate`.
         say: called with a line when nothing arrives for long.
+        longest_prompt, max_new_tokens: for which the servers must have room, in tokens.
 
     Raises:
         SettingError: the API key is not in the environment, the client is not installed, or a
-            server does not serve the model.
+            server does not serve the model or has too short a context.
         RunError: a server does not answer.
     """
 
@@ -69,6 +71,8 @@ class ServerEngine(Engine):
         model: ModelSettings,
         batch_size: int = 1,
         say: Callable[[str], None] = lambda message: None,
+        longest_prompt: int = 0,
+        max_new_tokens: int = 0,
     ) -> None:
         openai = client_library()
         key = api_key("engine.api_key_variable", settings.api_key_variable)
@@ -84,6 +88,12 @@ class ServerEngine(Engine):
         }
         if settings.model is None and settings.regular_model is None:
             check_same_weights(list(models.values()))
+        for setting, served in models.items():
+            if longest_prompt + max_new_tokens > (served.context or math.inf):
+                url, _ = servers[setting]
+                context = f"{setting}={url} has a context of {served.context} tokens"
+                rule = f"leaves too little room: {context}, and a prompt has {longest_prompt}"
+                raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         # A loop in a thread, because a notebook runs one in the caller's.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)

@@ -207,7 +207,8 @@ def _about_prompts(
         if row.num_failed:
             errors = [prompt.error for prompt in prompts if prompt.arm == row.arm and prompt.error]
             first = f": {errors[0]}" if errors else ""
-            yield f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{first}."
+            sentence = f"{row.arm}: {row.num_failed} of {row.num_prompts} requests failed{first}"
+            yield sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def _about_fewer_or_shorter(rows: Sequence[LatencyRow]) -> Iterator[str]:

@@ -94,6 +94,15 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     assert set(results()["served_model"]) == {"tiny; other (/x/tiny_draft)"}
 
 
+def test_a_context_that_is_too_short_is_refused(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(context=60)
+    addresses = serve(*servers)
+    refused = harness.refused("latency", *QUICK, *addresses, "decoding.max_new_tokens=30")
+    assert mentions(refused, "decoding.max_new_tokens=30", "engine.url", "60 tokens")
+    assert not any(server.bodies for server in servers)
+    harness("latency", *QUICK, *addresses)
+
+
 def test_an_adapter_is_asked_by_its_name(
     harness: Harness, serve: Serve, save_model: Callable[..., ModelSettings]
 ) -> None:
@@ -158,6 +167,7 @@ def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
     outcome = harness("latency", *QUICK, *serve(*servers), "num_warmup=0", code=1)
     reason = "0 of 9 regular requests failed and 4 of 9 speculative requests failed"
     assert f"no verdict: {reason}, the first with http://" in outcome.complaint
+    assert ".." not in outcome.stdout
     assert "Speculative decoding" not in outcome.stdout
     rows = results()
     assert list(rows["num_failed"]) == [0, 4]

@@ -32,6 +32,7 @@ class EchoServer:
         models: that it lists, with the place of their weights, or None.
         dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
+        context: that it tells, in tokens.
         fail_every: this request and every so many after it get status 500.
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
@@ -66,6 +67,7 @@ class EchoServer:
     )
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
     num_draft_tokens: int | None = None
+    context: int | None = None
     fail_every: int = 0
     break_every: int = 0
     die_after: int = 0
@@ -185,7 +187,7 @@ class EchoServer:
             return (200, told) if told else (404, {})
         owned = {} if self.version is None else {"owned_by": owner}
         models = [
-            {"id": name, "object": "model", "root": root, **owned}
+            {"id": name, "root": root, "max_model_len": self.context, **owned}
             for name, root in self.models.items()
         ]
         return 200, {"object": "list", "data": models}

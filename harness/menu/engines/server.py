@@ -144,6 +144,8 @@ class Server(EngineRecord):
             opening.settings.model,
             opening.batch_size,
             opening.say,
+            opening.longest_prompt,
+            opening.decoding.max_new_tokens,
         )
 
 
