@@ -42,20 +42,25 @@ _NOT_MEASURED = (
 _OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Rooms, parts of rooms and files that compute figures. The rest of the package shows or stores them.
-_MEASURING = (
-    "menu",
-    "decoding",
-    "drafting",
-    "runners",
-    "models",
-    "engines",
-    "experiments",
-    "training",
-    "results/statistics",
-    "results/acceptance.py",
-    "results/pooling.py",
-    "results/verdict.py",
+# Folders and modules, wherever they are in the package, that show or store what was measured, or say
+# which runs there are. Everything else may change a figure.
+ONLY_SHOWING = frozenset(
+    {
+        "__main__",
+        "cli",
+        "columns",
+        "documentation",
+        "files",
+        "help",
+        "locked_files",
+        "published",
+        "report",
+        "row",
+        "rows",
+        "schema",
+        "serve",
+        "sweep",
+    }
 )
 _SOURCES = (".py", ".csv")
 # Versions that matter to every measurement. Engines may have further ones.
@@ -256,15 +261,20 @@ def _own_source(kind: type) -> str | None:
     return None if file.is_relative_to(_PACKAGE) else _contents(file)
 
 
+def counted_files() -> list[Path]:
+    """The source files of this package on which figures may depend, in order."""
+    files = []
+    for file in sorted(_PACKAGE.rglob("*")):
+        names = {*file.relative_to(_PACKAGE).parts[:-1], file.stem}
+        if file.suffix in _SOURCES and not ONLY_SHOWING & names:
+            files.append(file)
+    return files
+
+
 @functools.cache
 def _source() -> str:
     """A digest of our code that computes figures."""
-    files: list[Path] = []
-    for part in _MEASURING:
-        path = _PACKAGE / part
-        files += [path] if path.is_file() else path.rglob("*")
     digest = hashlib.sha256()
-    for file in sorted(files):
-        if file.suffix in _SOURCES:
-            digest.update(file.read_bytes())
+    for file in counted_files():
+        digest.update(file.read_bytes())
     return digest.hexdigest()

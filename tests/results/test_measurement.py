@@ -103,24 +103,39 @@ def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -
     assert measurement_digest(alone) == measurement_digest(other) != measurement_digest(settings)
 
 
-def test_only_source_that_decodes_or_measures_counts(
+def test_all_source_counts_but_what_only_shows(
     settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("decoding", "training", "results/statistics", "report", "cli"):
-        (tmp_path / "package" / room).mkdir(parents=True)
-    monkeypatch.setattr(measurement, "_PACKAGE", tmp_path / "package")
+    package = tmp_path / "package"
+    monkeypatch.setattr(measurement, "_PACKAGE", package)
 
     def digest(file: str) -> str:
-        (tmp_path / "package" / file).write_text("changed = True\n")
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text("changed = True\n")
         measurement._source.cache_clear()
         return measurement_digest(settings)
 
     before = digest("report/nothing.py")
-    assert digest("report/plots.py") == digest("cli/main.py") == before
-    files = ("decoding/loops.py", "training/loop.py", "results/statistics/runs.py")
-    others = [digest(file) for file in (*files, "results/acceptance.py")]
-    assert len({before, *others}) == 5
+    shown = ("report/plots.py", "cli.py", "results/rows/latency.py", "commands/latency/report.py")
+    assert {digest(file) for file in shown} == {before}
+    counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
+    assert len({before, *map(digest, counted)}) == 1 + len(counted)
     measurement._source.cache_clear()
+
+
+def test_every_file_of_the_package_counts_or_only_shows() -> None:
+    package = measurement._PACKAGE
+    files = {file for file in package.rglob("*") if file.suffix in (".py", ".csv")}
+    counted = set(measurement.counted_files())
+    shown = {file.relative_to(package) for file in files - counted}
+    assert counted < files
+    for file in shown:
+        assert measurement.ONLY_SHOWING & {*file.parts[:-1], file.stem}, file
+    # Each name says something, and none hides a room that computes.
+    named = {part for file in shown for part in (*file.parts[:-1], file.stem)}
+    assert named >= measurement.ONLY_SHOWING
+    computing = {"config", "decoding", "drafting", "runners", "models", "statistics", "training"}
+    assert not {part for file in shown for part in file.parts[:-1]} & computing
 
 
 def row(run: str, digest: str, status: str, value: int) -> LatencyRow:
