@@ -43,23 +43,14 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "llama_68m": (68_030_208, 2048),
     "tinyllama": (1_100_048_384, 2048),
     "gpt2": (124_439_808, 1024),
-    "gpt2-medium": (354_823_168, 1024),
-    "gpt2-large": (774_030_080, 1024),
     "gpt2-xl": (1_557_611_200, 1024),
-    "opt-125m": (125_239_296, 2048),
-    "opt-350m": (331_196_416, 2048),
     "opt-1.3b": (1_315_758_080, 2048),
-    "opt-2.7b": (2_651_596_800, 2048),
     "opt-6.7b": (6_658_473_984, 2048),
     "opt-13b": (12_853_473_280, 2048),
-    "opt-30b": (29_974_540_288, 2048),
-    "opt-66b": (66_000_000_000, 2048),
-    "pythia-70m": (70_426_624, 2048),
     "pythia-160m": (162_322_944, 2048),
     "pythia-410m": (405_334_016, 2048),
     "pythia-1b": (1_011_781_632, 2048),
     "pythia-1.4b": (1_414_647_808, 2048),
-    "pythia-2.8b": (2_775_208_960, 2048),
     "pythia-6.9b": (6_857_302_016, 2048),
     "pythia-12b": (11_846_072_320, 2048),
     "bloom-560m": (559_214_592, None),
@@ -70,18 +61,9 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "smollm2-135m": (134_515_008, 8192),
     "smollm2-360m": (361_821_120, 8192),
     "smollm2-1.7b": (1_711_376_384, 8192),
-    "qwen2.5-0.5b": (494_032_768, 32_768),
-    "qwen2.5-1.5b": (1_543_714_304, 131_072),
-    "qwen2.5-3b": (3_085_938_688, 32_768),
-    "qwen2.5-7b": (7_615_616_512, 131_072),
-    "qwen2.5-14b": (14_770_033_664, 131_072),
-    "qwen2.5-32b": (32_763_876_352, 131_072),
     "qwen3-4b": (4_022_468_096, 40_960),
     "qwen3-8b": (8_190_735_360, 40_960),
-    "qwen3-14b": (14_768_307_200, 40_960),
-    "qwen3-32b": (32_762_123_264, 40_960),
     "gpt-oss-20b": (20_914_757_184, 131_072),
-    "gpt-oss-120b": (116_829_156_672, 131_072),
     "llama3.1_8B-instruct": (8_030_261_248, 131_072),
     "llama3.3_70B": (70_553_706_496, 131_072),
     "baichuan-7b": (7_000_559_616, 4096),
@@ -94,23 +76,12 @@ HEADS: dict[str, tuple[str, str, int | None]] = {
     "llama3.1_8B-eagle3": ("llama3.1_8B-instruct", "eagle3", 1),
     "llama3.3_70B-eagle3": ("llama3.3_70B", "eagle3", 2),
     "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
-    "qwen3-14b-eagle3": ("qwen3-14b", "eagle3", 2_775_244_776),
-    "qwen3-32b-eagle3": ("qwen3-32b", "eagle3", 3_121_274_856),
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
     "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
     "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),
     "qwen3-4b-deepspec-dspark": ("qwen3-4b", "dspark", 1),
-    "qwen3-8b-deepspec-eagle3": ("qwen3-8b", "eagle3", None),
-    "qwen3-8b-deepspec-dflash": ("qwen3-8b", "dflash", None),
-    "qwen3-8b-deepspec-dspark": ("qwen3-8b", "dspark", 2),
-    "qwen3-14b-deepspec-eagle3": ("qwen3-14b", "eagle3", 2),
-    "qwen3-14b-deepspec-dflash": ("qwen3-14b", "dflash", 3),
-    "qwen3-14b-deepspec-dspark": ("qwen3-14b", "dspark", None),
 }
-
-# Known from its name alone, so held to half a percent; every other count is exact.
-ROUNDED = {"opt-66b"}
 
 
 @functools.cache
@@ -186,7 +157,7 @@ def test_model_has_the_published_size_and_context(name: str) -> None:
         model = AutoModelForCausalLM.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     published, context = PUBLISHED[name]
-    assert parameters == (pytest.approx(published, rel=5e-3) if name in ROUNDED else published)
+    assert parameters == published
     assert model.dtype == config.dtype
     assert getattr(config, "max_position_embeddings", None) == context
 
