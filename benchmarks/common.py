@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
-from harness.decoding.kernels import without_cudnn
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
@@ -33,6 +32,7 @@ from harness.report.terminal import plain_console, print_document
 from harness.results.environment import environment_columns
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
+from harness.runners.attention import without_cudnn
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

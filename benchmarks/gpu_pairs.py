@@ -22,7 +22,6 @@ from chain import link
 
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.engines.local import LocalEngine
@@ -35,6 +34,7 @@ from harness.menu.commands.latency import LatencySettings
 from harness.report.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.statistics.interval import Interval
+from harness.runners.attention import without_cudnn
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64

@@ -1,8 +1,9 @@
-"""Other rules of verification, with the argument of `verify`: one lossless, one lossy."""
+"""Other rules of verification, with the argument of `verify`: one lossless, one lossy, and a coin."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -89,3 +90,26 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     uniforms = offer.next_uniforms[rows, num_accepted]
     next_token = inverse_cdf(target[rows, num_accepted], uniforms)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
+
+
+@dataclass(frozen=True)
+class AcceptByCoin:
+    """Accepts the draft token at each position with the probability that `rates` have for it: how
+    fast would a pair be if its draft agreed this often?
+
+    Takes the place of `verify` where `decoding.synthetic_acceptance` is set. The output follows no
+    model. The rates, in [0, 1], become the conditional acceptance rates by position; the last one holds
+    for all later positions. Lenience is ignored. It does as much work as `verify`, so that times
+    can be measured with it.
+    """
+
+    rates: tuple[float, ...]
+
+    def __call__(self, offer: Offer) -> Verdict:
+        uniforms = offer.accept_uniforms
+        accepted = uniforms < self.rates[-1]
+        num_draft_tokens = uniforms.shape[1]
+        for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
+            accepted[:, place] = uniforms[:, place] < rate
+        num_accepted, next_token = accepted_prefix(accepted, offer)
+        return Verdict(num_accepted, next_token, offer.target_probability, offer.draft_probability)

@@ -113,22 +113,16 @@ def speculative_trees(
         else:
             target.keep(num_kept)
         if rows.going_on():
-            _observe(drafter, turn, num_accepted, next_tokens)
+            step = turn.step
+            if isinstance(turn, TreeTurn):
+                # The drafter treats its trees as chains from here on, of the nodes in order.
+                drafter.follow(turn.nodes_in_order[:, 1:])
+                step = turn.step_in_order
+            drafter.observe(num_accepted, next_tokens, step)
         draft_length.observe(turn.limits, num_accepted)
 
     turns = Turns(rows, queue=draft_and_verify, settle=roll_back, num_tokens_ahead=None)
     yield from decode_batch(request, rows, turns, target, drafter)
-
-
-def _observe(
-    drafter: TreeDrafter, turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]
-) -> None:
-    """Tell the drafter what was kept. It treats its trees as chains then, of the nodes in order."""
-    step = turn.step
-    if isinstance(turn, TreeTurn):
-        drafter.follow(turn.nodes_in_order[:, 1:])
-        step = turn.step_in_order
-    drafter.observe(num_accepted, next_tokens, step)
 
 
 def _verify(

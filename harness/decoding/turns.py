@@ -92,10 +92,15 @@ class Turn:
             figures = self.figures[place]
             accepted = figures.draft_tokens[: figures.num_accepted]
             tokens = row.take([*accepted, figures.next_token])
+            last_origin = Origin.BONUS
+            if not self.lengths[place]:
+                last_origin = Origin.TARGET
+            elif self._is_rejection(place):
+                last_origin = Origin.RECOVERED
             from_draft = [Origin.DRAFT] * len(accepted)
             numbers.append(row.number)
             taken.append(tokens)
-            origins.append([*from_draft, self._last_origin(place)][: len(tokens)])
+            origins.append([*from_draft, last_origin][: len(tokens)])
             proposed.append(figures.draft_tokens[: self.lengths[place]])
         return Iteration(
             rows=numbers,
@@ -106,12 +111,6 @@ class Turn:
             verdict=self._verdict_of(places),
             branches=self._branches(places),
         )
-
-    def _last_origin(self, place: int) -> Origin:
-        """Return where the token that follows the accepted ones of a row comes from."""
-        if not self.lengths[place]:
-            return Origin.TARGET
-        return Origin.RECOVERED if self._is_rejection(place) else Origin.BONUS
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
         """Return the verdict over the rows at these places of the batch, one at least: a turn for

@@ -78,10 +78,11 @@ def block_fields(stored: StoredHead, shapes: Shapes | None, left_out: LeftOut) -
     if not isinstance(size, int) or size < 2:
         raise stored.refused(f"names no block_size above 1 ({size})")
     mask = raw.get("mask_token_id", nested.get("mask_token_id"))
+    usually_from_anchor = left_out.from_anchor if is_speculators(raw) else not nested
     block = {
         "block_size": size,
         "mask_token_id": stored.token("mask_token_id", mask),
-        "from_anchor": _predicts_from_anchor(raw, left_out),
+        "from_anchor": bool(raw.get("sample_from_anchor", usually_from_anchor)),
     }
     return layers | block | _attention(raw, left_out)
 
@@ -90,13 +91,6 @@ def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a configuration in z-lab's format nests about the head; {} in other formats."""
     nested = raw.get("dflash_config")
     return nested if isinstance(nested, Mapping) else {}
-
-
-def _predicts_from_anchor(raw: Mapping[str, Any], left_out: LeftOut) -> bool:
-    usual = not _nested(raw)
-    if is_speculators(raw):
-        usual = left_out.from_anchor
-    return bool(raw.get("sample_from_anchor", usual))
 
 
 def _attention(raw: Mapping[str, Any], left_out: LeftOut) -> dict[str, bool]:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
 from harness.decoding.warp import AnyWarp, current_warp
 from harness.drafting.slot_cache import SlotCache
 from harness.drafting.unread import Unread, UnreadFeatures
+from harness.runners.attention import without_cudnn
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
 # bound memory.

@@ -106,7 +106,7 @@ def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str
 def read_tensors(
     settings: ModelSettings, files: Sequence[Path], device: Literal["cpu", "meta"]
 ) -> dict[str, Tensor]:
-    """Return all tensors of a head, under the names that the modules have.
+    """Return the tensors that a head's modules need, under the modules' names.
 
     On the meta device they have shapes, and tell whether they hold floating-point numbers, but no
     memory.
@@ -123,10 +123,18 @@ def read_tensors(
             raise RunError(f"{where} is damaged or holds more than tensors") from error
         except Exception as exception:
             raise explained(exception, "draft", settings) from exception
-        if not _is_state(loaded):
+        are_tensors_by_name = isinstance(loaded, dict) and all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
+        )
+        if not are_tensors_by_name:
             raise RunError(f"{where} holds no tensors by name")
         state |= loaded
-    return _under_module_names(state)
+    used: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if not any(unused in name for unused in _UNUSED):
+            # SafeAILab's EAGLE-3 calls its only layer `midlayer`.
+            used[name.replace("midlayer.", "layers.0.")] = tensor
+    return used
 
 
 def _read_safetensors(file: Path, device: str) -> dict[str, Tensor]:
@@ -143,20 +151,3 @@ def _on_meta(part: Any) -> Tensor:
     is_floating_point = part.get_dtype().startswith(("F", "BF"))
     dtype = torch.float32 if is_floating_point else torch.long
     return torch.empty(part.get_shape(), dtype=dtype, device="meta")
-
-
-def _is_state(loaded: object) -> bool:
-    """Return whether the contents of a file are tensors by name."""
-    return isinstance(loaded, dict) and all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
-    )
-
-
-def _under_module_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that the modules need, under the modules' names."""
-    used: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if not any(unused in name for unused in _UNUSED):
-            # SafeAILab's EAGLE-3 calls its only layer `midlayer`.
-            used[name.replace("midlayer.", "layers.0.")] = tensor
-    return used

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import ModelSettings
+from harness.config.settings import DraftSettings, ModelSettings
 from harness.drafting.blocks import Head, HeadConfig, LayeredHead
 from harness.drafting.head_files import (
     find_weights,
@@ -131,7 +131,12 @@ class HeadCheckpoint:
             }
         if module.d2t is not None:
             state["d2t"] = state["d2t"].long()
-            self._check_d2t(state["d2t"])
+            tokens = state["d2t"] + torch.arange(len(state["d2t"]))
+            is_injective = len(tokens.unique()) == len(tokens)
+            exist = 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
+            if not is_injective or not exist:
+                place = self.settings.repository
+                raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
         placed = {}
         for name in module.state_dict():
             tensor = state[name]
@@ -147,14 +152,6 @@ class HeadCheckpoint:
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
         seeded = f"{self.settings.repository} {self.kind.name} {name}"
         return RandomTensor(seeded, tensor.shape, torch.float32, "cpu")[...]
-
-    def _check_d2t(self, d2t: Tensor) -> None:
-        """Raise a RunError if d2t names a token of the target twice, or one that does not exist."""
-        tokens = d2t + torch.arange(len(d2t))
-        is_injective = len(tokens.unique()) == len(tokens)
-        if not is_injective or not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size:
-            place = self.settings.repository
-            raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
 
 
 def read_head(
@@ -228,3 +225,25 @@ def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, tuple[int, ...]]) 
                 break
     if rule is not None:
         raise SettingError("draft", rule, head.settings.name)
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A draft before any weights load: which checkpoint or head it is, and what it shares with its
+    target. `Method.plan` makes it; placing and loading read it. One that needs no weights, as
+    `lookup`, has settings alone.
+
+    Attributes:
+        settings: the draft's, in which the plan has filled in what the user left open.
+        checkpoint: the draft model, where it has weights of its own.
+        head: the draft head, which reads the target's hidden states.
+        shares_target: whether the draft is the target itself.
+        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
+            one pass (`parallel`).
+    """
+
+    settings: DraftSettings
+    checkpoint: Checkpoint | None = None
+    head: HeadCheckpoint | None = None
+    shares_target: bool = False
+    mask_token: int | None = None

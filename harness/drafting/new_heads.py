@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,10 @@ def save_head(checkpoint: HeadCheckpoint, head: Head, directory: Path, dtype: to
         known = torch.zeros(head.config.vocabulary_size, dtype=torch.bool)
         known[offsets + torch.arange(len(offsets))] = True
         state["t2d"] = known
-    if _is_safeailab(raw):
+    is_eagle = "eagle" in str(raw.get("architectures")).lower()
+    if is_eagle and "speculators_model_type" not in raw:
+        # In the format of SafeAILab, the authors of EAGLE.
         state = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in state.items()}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     save_file(state, directory / checkpoint.kind.saved_as, metadata={"format": "pt"})
-
-
-def _is_safeailab(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is in the format of SafeAILab, the authors of EAGLE."""
-    is_eagle = "eagle" in str(raw.get("architectures")).lower()
-    return is_eagle and "speculators_model_type" not in raw

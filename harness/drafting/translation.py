@@ -98,7 +98,9 @@ def translation(
                 continue
             translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
-        if _ends_within_character(target, unknown):
+        # A character has at most four bytes, and each may be a token of its own.
+        may_be_incomplete = 0 < len(unknown) < 4
+        if may_be_incomplete and _text(target, unknown).endswith(BROKEN):
             # The caller asks again with all these tokens and the next.
             return []
         return translated + _reread(draft, target, unknown)
@@ -120,13 +122,6 @@ def translation(
         target_vocabulary_size=target_vocabulary_size,
         method=method,
     )
-
-
-def _ends_within_character(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> bool:
-    """Return whether the text of a few tokens ends within a character of several bytes."""
-    # A character has at most four bytes, and each may be a token of its own.
-    may_be_incomplete = 0 < len(tokens) < 4
-    return may_be_incomplete and _text(tokenizer, tokens).endswith(BROKEN)
 
 
 def _reread(

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from harness.config.settings import DecodingSettings, Fault
 from harness.decoding.decisions import Decision, Draw, Judge
-from harness.decoding.rules import verify_block, verify_typical
-from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.rules import AcceptByCoin, verify_block, verify_typical
 from harness.decoding.tree_rules import TreeRule, verify_eagle, verify_rounds, verify_traversal
 from harness.decoding.verify import verify
 from harness.decoding.warp import Warp

@@ -20,7 +20,6 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.settings import DecodingSettings, require
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
@@ -30,6 +29,7 @@ from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
+from harness.runners.attention import without_cudnn
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:

@@ -22,8 +22,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.drafting.blocks import Head
-from harness.drafting.heads import HeadCheckpoint
-from harness.drafting.plan import DraftPlan
+from harness.drafting.heads import DraftPlan, HeadCheckpoint
 from harness.drafting.translated import Translation
 from harness.drafting.translation import how_to_translate
 from harness.menu.methods.model import ModelDraftSettings

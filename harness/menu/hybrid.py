@@ -17,7 +17,7 @@ from harness.menu.method import LoadedPair, MakeDrafter, Method, TextMethod
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 SUMMARY = (

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from harness.decoding.protocols import Drafter, Runner
     from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.blocks import Head
-    from harness.drafting.heads import HeadCheckpoint
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan, HeadCheckpoint
     from harness.drafting.text import Text
     from harness.drafting.translated import Translation
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
@@ -158,7 +157,7 @@ class Method(Record):
         Raises:
             SettingError: a draft that does not go with the target.
         """
-        from harness.drafting.plan import DraftPlan
+        from harness.drafting.heads import DraftPlan
 
         return DraftPlan(settings)
 

@@ -164,7 +164,12 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
             raise SettingError(role, rule, repository)
         is_path = directory.is_absolute() or repository.startswith(".")
         if is_path or directory.exists() or repository.count("/") > 1:
-            raise SettingError(role, _instead_of(directory, role), repository)
+            rule = "no such directory"
+            if directory.is_file():
+                rule = (
+                    f"is a file; the model is named by its directory, {_as_typed(directory.parent)}"
+                )
+            raise SettingError(role, rule, repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():
@@ -178,13 +183,6 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     if weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, repository)
-
-
-def _instead_of(path: Path, role: str) -> str:
-    """What is wrong with a path that is no directory."""
-    if path.is_file():
-        return f"is a file; the model is named by its directory, {_as_typed(path.parent)}"
-    return "no such directory"
 
 
 def _hint_at_contents(directory: Path) -> str:

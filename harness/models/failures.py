@@ -86,7 +86,9 @@ def as_run_error(exception: BaseException) -> RunError | None:
     if isinstance(exception, RunError):
         return exception
     text = str(exception)
-    if _waited_for_rank(exception):
+    ended = "gloo|Connection closed by peer"
+    waited_for_rank = _matches(exception, torch.distributed.DistBackendError, ended)
+    if torch.distributed.is_initialized() and waited_for_rank:
         # Without the place in gloo's source before it, and the advice after it.
         what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
         return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
@@ -146,19 +148,15 @@ def explain(
     if meaning is None:
         return None
     page = f"datasets/{name}" if kind == "dataset" else name
-    nor_here = _nor_here(settings) if kind == "model" else ""
+    nor_here = ""
+    # What was typed may be meant as a directory, but not the name of a preset.
+    may_be_directory = kind == "model" and settings.name.startswith(name)
+    if may_be_directory and not Path(name).is_dir():
+        nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
     line = first_line(exception)
     explained = meaning.format(name=name, page=page, line=line, nor_here=nor_here)
     error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
     return error_class(f"{role}: {explained}")
-
-
-def _nor_here(settings: ModelSettings) -> str:
-    """Where else a name was looked up that may be meant as a directory; empty for a preset's name."""
-    is_typed = settings.name.startswith(settings.repository)
-    if not is_typed or Path(settings.repository).is_dir():
-        return ""
-    return f"; nor is there a directory {settings.repository} in {Path.cwd()}"
 
 
 def is_unreachable(exception: BaseException) -> bool:
@@ -204,13 +202,6 @@ def first_line(exception: BaseException) -> str:
     """The first line of the message that is not empty; without one, the exception's type."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
-
-
-def _waited_for_rank(exception: BaseException) -> bool:
-    """Whether this rank waited for another that is gone."""
-    kind = torch.distributed.DistBackendError
-    pattern = "gloo|Connection closed by peer"
-    return torch.distributed.is_initialized() and _matches(exception, kind, pattern)
 
 
 def _allocation(text: str) -> str:

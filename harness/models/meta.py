@@ -75,7 +75,12 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     caches = measured or configured_caches(checkpoint.config)
     quantizable: set[str] = set()
     if stored is not None:
-        _replace_quantized_modules(model, dtype)
+        # As loading does for weights that are stored quantized.
+        quantizer: Any = AutoHfQuantizer.from_config(
+            model.config.quantization_config, pre_quantized=True
+        )
+        with init_empty_weights(include_buffers=True):
+            quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
         quantizable = _quantizable_modules(model)
     return Sketch(
@@ -116,15 +121,6 @@ def _splits_cache(model: PreTrainedModel) -> bool:
 
 
 # Quantization -------------------------------------------------------------------------------------
-
-
-def _replace_quantized_modules(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Replace modules as loading does for weights that are stored quantized."""
-    quantizer: Any = AutoHfQuantizer.from_config(
-        model.config.quantization_config, pre_quantized=True
-    )
-    with init_empty_weights(include_buffers=True):
-        quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
 
 
 def _quantizable_modules(model: PreTrainedModel) -> set[str]:

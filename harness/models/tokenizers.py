@@ -61,13 +61,10 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         # A directory may hold weights without a tokenizer: naming one elsewhere helps.
         rule = "must name a directory or a repository with a tokenizer"
         cause = f"{place.repository} holds none"
-        if _has_tokenizer_files(Path(place.repository)):
+        directory = Path(place.repository)
+        if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
             cause += f" that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
-
-
-def _has_tokenizer_files(directory: Path) -> bool:
-    return any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern))
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:

@@ -3,14 +3,17 @@ of one head.
 
 transformers copies keys and values for each such head wherever there are a mask and several
 queries. Over a long context that takes longer than the attention itself, and every kernel computes
-the same without.
+the same without. `without_cudnn` chooses among torch's kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -84,3 +87,18 @@ def packed_attention(
         0, 3, 1, 2, 4
     )
     return output.reshape(num_rows, num_queries, num_heads, -1), None
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Compute attention with other kernels than cuDNN's within this block.
+
+    On Hopper and Blackwell torch 2.11 prefers cuDNN, which makes a plan for every size that it has
+    not seen. That takes long where sizes change from pass to pass.
+    """
+    enabled = cudnn_sdp_enabled()
+    enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        enable_cudnn_sdp(enabled)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner
 from harness.runners.agreement import agreeing
+from harness.runners.attention import without_cudnn
 from harness.runners.base import Options, captured, capturing
 from harness.runners.slots import UnsupportedModelError
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import Arriving, added
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, current_warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
+from harness.runners.attention import without_cudnn
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain
 from harness.runners.graphs import GraphRecorder, TensorCall

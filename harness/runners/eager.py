@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import TreeShape
+from harness.runners.attention import without_cudnn
 from harness.runners.base import CacheRunner, left_padded, run_model, stacked
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import TreePart, attention_windows, tree_masks

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import TreeShape
+from harness.runners.attention import without_cudnn
 from harness.runners.base import (
     Options,
     RollbackError,

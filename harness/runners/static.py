@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from harness.decoding.kernels import without_cudnn
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, padded, to_device
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
+from harness.runners.attention import without_cudnn
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import SlotForward, Slots, TreePart, UnsupportedModelError

@@ -203,8 +203,10 @@ class Service:
     def _open(self) -> Engine:
         """Open the engine, warm up its arms, and choose the number of threads on a CPU."""
         settings = self.settings
-        thread_choice = self._thread_choice()
-        if thread_choice is not None:
+        thread_choice: ThreadChoice | None = None
+        is_on_cpu = all(device.type == "cpu" for device in self._pair.devices)
+        if is_on_cpu and not threads_are_set():
+            thread_choice = ThreadChoice(self._say, torch.get_num_threads())
             # First, because on a busy machine even checks and warm-up would take minutes.
             time.sleep(_FIRST_SAMPLE_S)
             thread_choice.choose()
@@ -222,9 +224,3 @@ class Service:
             generate(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
             self._arms[arm.name] = arm
         return engine
-
-    def _thread_choice(self) -> ThreadChoice | None:
-        """The choice of threads; None on a GPU, and where the user has set their number."""
-        if any(device.type != "cpu" for device in self._pair.devices) or threads_are_set():
-            return None
-        return ThreadChoice(self._say, torch.get_num_threads())

@@ -96,10 +96,6 @@ class Course:
         cosine = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
         return self.learning_rate * min((step + 1) / warm_up, cosine)
 
-    def step_seed(self, step: int) -> int:
-        """Return the seed for the random numbers of a step."""
-        return self.seed * _SEED_DISTANCE + step
-
     def _order(self, size: int, stream: int) -> list[int]:
         generator = torch.Generator().manual_seed(self.seed * _SEED_DISTANCE + stream)
         return torch.randperm(size, generator=generator).tolist()
@@ -172,7 +168,7 @@ def train(
     batches = _Batches(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
     num_steps = course.num_steps(len(texts))
     for step in range(len(losses), num_steps):
-        torch.manual_seed(course.step_seed(step))
+        torch.manual_seed(course.seed * _SEED_DISTANCE + step)
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
         with torch.autocast(device.type, dtype=torch.bfloat16):

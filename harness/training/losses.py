@@ -51,25 +51,20 @@ def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
         num_steps: how many tokens ahead a head or a parallel draft model is trained to draft.
     """
     if isinstance(module, Head):
-        return _head_loss(module, target, num_steps)
+        # A head borrows the target's embedding if it has none.
+        embedding: Any = module.embed_tokens or target.get_input_embeddings()
+        output: Any = module.lm_head or target.get_output_embeddings()
+        return lambda batch: module.loss(batch, embedding, output, num_steps)
     draft: Any = module
     mask = mask_token(draft.config)
     if mask is not None and num_steps > 1:
         return lambda batch: parallel_loss(module, batch, mask, num_steps - 1)
-    return lambda batch: next_token_loss(module, batch)
 
+    def next_token_loss(batch: TrainingBatch) -> Tensor:
+        logits = draft(input_ids=batch.tokens, use_cache=False).logits
+        return batch.loss(logits, ahead=0)
 
-def _head_loss(head: Head, target: PreTrainedModel, num_steps: int) -> Loss:
-    """Return the loss of a head, which borrows the target's embedding if it has none."""
-    embedding: Any = head.embed_tokens or target.get_input_embeddings()
-    output: Any = head.lm_head or target.get_output_embeddings()
-    return lambda batch: head.loss(batch, embedding, output, num_steps)
-
-
-def next_token_loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
-    """Return the loss of a draft model that drafts token by token."""
-    logits = module(input_ids=batch.tokens, use_cache=False).logits
-    return batch.loss(logits, ahead=0)
+    return next_token_loss
 
 
 def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks: int) -> Tensor:
@@ -83,7 +78,9 @@ def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks:
     num_rows, length = batch.tokens.shape
     device = batch.tokens.device
     num_masks = min(num_masks, length - 1)
-    anchors = _draw_anchors(batch, num_masks)
+    # A row without a token that counts draws from all, as a distribution needs some mass.
+    weights_of_anchors = batch.is_learned[:, : length - num_masks].float() + 1e-9
+    anchors = torch.multinomial(weights_of_anchors, ANCHORS, replacement=True)
 
     ahead = torch.arange(1, num_masks + 1, device=device)
     mask_positions = (anchors.unsqueeze(2) + ahead).flatten(1)
@@ -91,10 +88,12 @@ def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks:
     text_positions = torch.arange(length, device=device).expand(num_rows, -1)
     seen = _seen(text_positions, anchors, num_masks)
     dtype = next(module.parameters()).dtype
+    added_to_scores = torch.zeros(seen.shape, dtype=dtype, device=device)
+    added_to_scores = added_to_scores.masked_fill(~seen, torch.finfo(dtype).min)
     logits = module(
         input_ids=torch.cat([batch.tokens, masks], dim=1),
         position_ids=torch.cat([text_positions, mask_positions], dim=1),
-        attention_mask=_additive(seen, dtype),
+        attention_mask=added_to_scores.unsqueeze(1),
         use_cache=False,
     ).logits
 
@@ -104,14 +103,6 @@ def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks:
     weights = batch.is_learned[rows, mask_positions] * DECAY ** ahead.repeat(ANCHORS)
     mask_loss = soft_loss(logits[:, length:], probabilities, weights)
     return text_loss + mask_loss
-
-
-def _draw_anchors(batch: TrainingBatch, num_masks: int) -> Tensor:
-    """Draw the tokens [B, ANCHORS] that masks follow, from those with enough tokens behind them."""
-    num_possible = batch.tokens.shape[1] - num_masks
-    # A row without a token that counts draws from all, as a distribution needs some mass.
-    weights = batch.is_learned[:, :num_possible].float() + 1e-9
-    return torch.multinomial(weights, ANCHORS, replacement=True)
 
 
 def _seen(text_positions: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
@@ -134,10 +125,3 @@ def _seen(text_positions: Tensor, anchors: Tensor, num_masks: int) -> Tensor:
     sees_masks = nn.functional.pad(same_group & not_ahead, (0, 0, length, 0))
     sees_masks = sees_masks.expand(num_rows, -1, -1)
     return torch.cat([sees_text, sees_masks], dim=2)
-
-
-def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an attention mask [B, 1, n, n] that is added to scores."""
-    unseen = torch.finfo(dtype).min
-    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return zeros.masked_fill(~seen, unseen).unsqueeze(1)

@@ -20,8 +20,7 @@ from harness.decoding.decisions import Draw, Figures, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Runner
 from harness.decoding.randomness import uniforms
-from harness.decoding.rules import verify_block
-from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.rules import AcceptByCoin, verify_block
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.hybrid import HybridDrafter

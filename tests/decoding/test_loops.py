@@ -13,8 +13,7 @@ from fakes import MarkovRunner, TableDrafter
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Proposal, Step
-from harness.decoding.rules import verify_block, verify_typical
-from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.rules import AcceptByCoin, verify_block, verify_typical
 from harness.decoding.trees import TreeShape
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp

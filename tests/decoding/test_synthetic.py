@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from harness.decoding.randomness import uniforms
-from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.rules import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9

@@ -15,8 +15,7 @@ from chains import fields, request
 from harness.decoding.batch import Change, Records
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner
-from harness.decoding.rules import verify_typical
-from harness.decoding.synthetic import AcceptByCoin
+from harness.decoding.rules import AcceptByCoin, verify_typical
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.early_exit import truncated
 from harness.drafting.model import ModelDrafter

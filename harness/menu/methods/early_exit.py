@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from harness.decoding.protocols import Runner
     from harness.decoding.warp import AnyWarp, Warp
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.models.loading import LoadedModel
     from harness.models.sketch import Sketch
@@ -70,7 +70,7 @@ class EarlyExit(Method):
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
         from harness.drafting.early_exit import chosen_num_layers
-        from harness.drafting.plan import DraftPlan
+        from harness.drafting.heads import DraftPlan
 
         layers = (chosen_num_layers(settings.layers, target.config),)
         return DraftPlan(dataclasses.replace(settings, layers=layers))

@@ -25,7 +25,7 @@ from harness.menu.trees import check_tree_models, plan_of
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner, TreeRunner
     from harness.decoding.warp import AnyWarp, Warp
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.models.loading import LoadedModel
 
@@ -133,9 +133,8 @@ class ModelDraft(Method):
         needs_weights: bool,
     ) -> DraftPlan:
         """Return a plan with the target itself, a head or a draft model, by its configuration."""
-        from harness.drafting.heads import read_head
+        from harness.drafting.heads import DraftPlan, read_head
         from harness.drafting.parallel import checked_mask
-        from harness.drafting.plan import DraftPlan
         from harness.menu.records import HEADS
 
         if shares_weights(target.settings, settings):

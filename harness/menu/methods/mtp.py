@@ -9,7 +9,7 @@ from harness.menu.methods.model import SampledDraftSettings, drafters_of_head, v
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
@@ -29,8 +29,8 @@ class Mtp(Method):
         needs_weights: bool,
     ) -> DraftPlan:
         """Return a plan with the head that the target's checkpoint holds."""
+        from harness.drafting.heads import DraftPlan
         from harness.drafting.mtp_checkpoint import read_mtp
-        from harness.drafting.plan import DraftPlan
 
         return DraftPlan(settings, head=read_mtp(settings, target, weights=needs_weights))
 

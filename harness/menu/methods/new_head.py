@@ -11,7 +11,7 @@ from harness.menu.methods.model import SampledDraftSettings, drafters_of_head
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
-    from harness.drafting.plan import DraftPlan
+    from harness.drafting.heads import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
@@ -43,8 +43,8 @@ class NewHead(Method):
         needs_weights: bool,
     ) -> DraftPlan:
         """Return a plan with an untrained head of the named kind, shaped for the target."""
+        from harness.drafting.heads import DraftPlan
         from harness.drafting.new_heads import new_head
-        from harness.drafting.plan import DraftPlan
         from harness.menu.records import HEADS
 
         head = new_head(settings, target, HEADS[settings.name])
