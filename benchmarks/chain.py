@@ -9,6 +9,7 @@ ours or a peer's, then sees the same acceptance by its own rule, and runs the sa
 from __future__ import annotations
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 # The successor's logit above all others, enough to decide at any temperature in use.
@@ -19,7 +20,8 @@ _LOGIT = 60.0
 def link(
     target: PreTrainedModel, draft: PreTrainedModel | None, agreement: float, seed: int = 0
 ) -> None:
-    """Set the weights of both, in place; they must have untied embeddings and Llama's names.
+    """Set the weights of both, in place; they must have Llama's names. Tied embeddings are untied: the
+    output matrix leads to the successor of what the embedding reads.
 
     Args:
         agreement: share of tokens for which both have the same successor.
@@ -45,6 +47,10 @@ def _set_successors(
         elif name.endswith("model.norm.weight"):
             parameter.fill_(1.0)
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if output is embedding:
+        output = nn.Parameter(embedding.clone(), requires_grad=False)
+        model.get_output_embeddings().weight = output
+        model.config.tie_word_embeddings = False
     states = torch.randn(successors.numel(), embedding.shape[1], generator=generator)
     states /= states.square().mean(-1, keepdim=True).sqrt()  # as the last norm leaves them
     embedding[: successors.numel()] = states.to(embedding)

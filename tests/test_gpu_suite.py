@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from forked import begin_program
 
@@ -29,6 +31,23 @@ ABOUT: dict[str, Any] = {
     "peak_memory_bytes": 2**34,
     "devices": "H200",
 }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_linked_models_agree_as_often_as_asked(tied: bool, suite: ModuleType) -> None:
+    """A draft with tied embeddings would propose what it read."""
+    from chain import link
+
+    sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    target = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False))
+    draft = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
+    link(target, draft, agreement=0.8)
+    tokens = torch.arange(500).unsqueeze(1)
+    with torch.inference_mode():
+        first, second = (model(tokens).logits.argmax(-1) for model in (target, draft))
+    assert (first == second).float().mean() == pytest.approx(0.8)
+    assert (second == tokens).float().mean() < 0.1
 
 
 @pytest.fixture
