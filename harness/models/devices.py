@@ -12,6 +12,7 @@ from harness.config.settings import PlacementSettings
 from harness.models.failures import as_run_error, first_line
 from harness.models.ranks import sum_over_ranks, world
 from harness.models.sketch import Device
+from harness.runners.graphs import GraphRecorder
 
 # `segment_pool_id` of the memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
@@ -67,8 +68,11 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 
 def release_memory(devices: Sequence[torch.device]) -> None:
-    """Give memory that is no longer used back to the GPUs among `devices`, pools of graphs too."""
-    if _gpus(devices):
+    """Give memory that is no longer used back to the GPUs among `devices`, pools of graphs too.
+
+    Not after a failed capture, which torch's allocator takes for one that goes on: it would fail.
+    """
+    if _gpus(devices) and not GraphRecorder.has_failed:
         torch.cuda.empty_cache()
 
 
