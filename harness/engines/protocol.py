@@ -79,6 +79,7 @@ class Arm:
         tells_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
+        drafts: whether it is known to speculate before it is asked.
         penalises_prompts: whether presence and frequency penalties count the tokens of prompts,
             too.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
@@ -88,6 +89,7 @@ class Arm:
     name: str
     tells_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
+    drafts: bool = False
     penalises_prompts: bool = False
     last_requests: Sequence[RequestRecord] = ()
 

@@ -39,6 +39,9 @@ from harness.results.servers import ServedModel, ServerReport, server_report
 _FORMS = ((True, True), (False, True), (False, False))
 Message = TypeVar("Message")
 
+# New tokens of the request that finds out how a server is asked.
+_PROBE_TOKENS = 8
+
 # Seconds without a token from any request after which a line says so.
 QUIET_S = 20.0
 
@@ -338,7 +341,8 @@ class ServerArm(Arm):
         """
         chat = self._settings.chat
         ids = self._tokenizer("a")["input_ids"]
-        decoding = DecodingSettings(max_new_tokens=1, temperature=0)
+        # Enough that a server that speculates drafts something.
+        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
         question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
         for takes_ids, takes_extensions in _FORMS:
             self._form = RequestForm(
@@ -358,6 +362,12 @@ class ServerArm(Arm):
                 reads_as_known = takes_ids or chat
                 self.reports_token_ids = reads_as_known and not request.from_text
                 self.never_drawn = request.never_drawn
+                counted = self._page.read()
+                sums = request.sums
+                self.drafts = bool(
+                    (sums and sums.num_drafted)
+                    or (counted and (counted.drafts or counted.proposed))
+                )
                 return
             # Of another status the form is not the reason.
             if error.code not in (400, 404, 422):

@@ -105,7 +105,7 @@ class LatencyFigures:
             columns["step_bytes"] = target.step_bytes
             columns["floor_ms"] = target.floor_ms
             columns["copy_bandwidth_bytes_per_s"] = target.bandwidth
-        if arm.name == "speculative":
+        if arm.name == "speculative" and "regular" in self.arms:
             columns |= self._against_regular(arm)
         if asks_again(self.settings, self.prompt_set):
             asked = [self.prompt_set.occurrence(request.index) for request in arm.requests]

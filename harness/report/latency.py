@@ -86,6 +86,8 @@ def _verdict(rows: Sequence[LatencyRow]) -> Document:
         return [Line(f"No verdict: {last.error}.", "warning"), reason(regular, last)]
     # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
     has_drafted = last.mean_acceptance_length is not None or last.was_served
+    if last.arm == "speculative" and len(rows) == 1:
+        return [reason(regular, last)]
     if last.speedup is None or not has_drafted:
         table = costs_of_a_step(regular, last)
         return [table] if table.rows else []

@@ -103,6 +103,19 @@ def test_a_context_that_is_too_short_is_refused(harness: Harness, serve: Serve) 
     harness("latency", *QUICK, *addresses)
 
 
+def test_a_server_alone_that_speculates_is_a_speculative_arm(
+    harness: Harness, serve: Serve
+) -> None:
+    server = EchoServer(num_draft_tokens=4)
+    shown = harness("latency", *QUICK, *serve(server)).stdout
+    assert mentions(shown, "acceptance", "33.3% of the draft tokens", "2.33 tokens")
+    row = results().iloc[-1]
+    assert (row["arm"], row["num_prompts"]) == ("speculative", 9)
+    assert set(pd.read_csv(next(Path("outputs").rglob("*prompts.csv")))["arm"]) == {"speculative"}
+    assert only("profile_export_speculative.jsonl").exists()
+    assert "33" in harness("report").stdout
+
+
 def test_an_adapter_is_asked_by_its_name(
     harness: Harness, serve: Serve, save_model: Callable[..., ModelSettings]
 ) -> None:
