@@ -20,7 +20,7 @@ from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.engines.local import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
-from harness.experiments.contexts import choose_contexts
+from harness.experiments.draw_plan import choose_contexts
 from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
 from harness.experiments.prefix_distribution import exact_distribution
 

@@ -1,16 +1,17 @@
 """`recovery`: is this pair, with these settings, on this machine, lossless?
 
 First the greedy texts of both arms are compared. Then, above temperature 0, the speculative arm
-continues a few contexts, beginnings that are cut from the prompts (`contexts`), many times each:
-its draws. A test looks at the draws at one K, 1 or the run's own (`draw_plan`). A check is its
-result after one context, or after all of them together (`lossless`), and becomes a row.
+continues a few contexts, beginnings that are cut from the prompts, many times each: its draws. A
+test looks at the draws at one K, 1 or the run's own (`draw_plan`). A check is its result after one
+context, or after all of them together (`lossless`), and becomes a row.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.config.errors import RunError, VerdictError
 from harness.engines.batches import in_batches
@@ -18,13 +19,13 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_garbage_collections
-from harness.experiments.contexts import CONTEXT_TOKENS
 from harness.experiments.draw_plan import (
+    CONTEXT_TOKENS,
     DrawPlan,
     PlannedTest,
+    draws_needed,
     num_counted_tokens,
     plan_draws,
-    total_draws_needed,
 )
 from harness.experiments.encoding import Encoded
 from harness.experiments.interleaving import Answers, ask_all
@@ -48,18 +49,6 @@ from harness.report.recovery import recovery_document, summarise
 from harness.results.rows.recovery import RecoveryRow
 
 
-class _Need(NamedTuple):
-    """What an engine must have room for: the arguments of `Session.place`."""
-
-    num_rows: int
-    prompt_tokens: int
-    new_tokens: int
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_rows * (self.prompt_tokens + self.new_tokens)
-
-
 class Recovery(Experiment):
     """A greedy comparison, then draws compared with the target's exact distribution."""
 
@@ -72,42 +61,32 @@ class Recovery(Experiment):
         self.checks: list[dict[str, Any]] = []
 
     def measure(self, session: Session) -> None:
-        if self.settings.load is not None:
-            self._measure_under_load(session)
-        else:
-            self._measure_one_by_one(session)
-
-    def _measure_under_load(self, session: Session) -> None:
-        # A second turn reads a first answer, and has another.
-        new_tokens = 2 * self.settings.decoding.max_new_tokens + FOLLOW_UP + 1
-        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
-        self.prompts = encoded.prompts
-        for check in checks_under_load(session, self.settings, encoded.token_ids):
-            self.checks.append(check)
-
-    def _measure_one_by_one(self, session: Session) -> None:
         settings = self.settings
-        decoding = self.settings.decoding
+        decoding = settings.decoding
         num_counted = num_counted_tokens(decoding.num_draft_tokens)
         new_tokens = max(decoding.max_new_tokens, num_counted)
+        if settings.load is not None:
+            # A second turn reads a first answer, and has another.
+            new_tokens = 2 * decoding.max_new_tokens + FOLLOW_UP + 1
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
-        greedy = _Need(
-            min(settings.batch_size, len(encoded.prompts)),
-            encoded.longest,
-            decoding.max_new_tokens,
-        )
-        needs = [greedy]
-        if decoding.temperature > 0:
-            needs.append(_Need(settings.batch_size, CONTEXT_TOKENS, num_counted))
-        references = References(session)
-        session.place(*max(needs, key=lambda need: need.num_slots))
+        if settings.load is not None:
+            for check in checks_under_load(session, settings, encoded.token_ids):
+                self.checks.append(check)
+            return
 
+        # Rows, tokens of a prompt and new tokens: of the greedy texts, and of the draws.
+        num_rows = min(settings.batch_size, len(encoded.prompts))
+        needs = [(num_rows, encoded.longest, decoding.max_new_tokens)]
+        if decoding.temperature > 0:
+            needs.append((settings.batch_size, CONTEXT_TOKENS, num_counted))
+        references = References(session)
+        session.place(*max(needs, key=lambda need: need[0] * (need[1] + need[2])))
         if settings.draft is None:
             # No texts to compare, but `references` asks the open engine.
-            session.open(greedy.num_rows, greedy.prompt_tokens)
+            session.open(num_rows, encoded.longest)
         else:
-            self._compare_greedy_texts(session, references, encoded, greedy)
+            self._compare_greedy_texts(session, references, encoded)
         if decoding.temperature > 0:
             self._compare_draws(session, references, encoded.token_ids)
 
@@ -128,26 +107,25 @@ class Recovery(Experiment):
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
 
     def _compare_greedy_texts(
-        self, session: Session, references: References, encoded: Encoded, need: _Need
+        self, session: Session, references: References, encoded: Encoded
     ) -> None:
         """Compare both arms at temperature 0, on every prompt, in batches of unequal lengths."""
-        arms = self.settings.arms
-        decoding = dataclasses.replace(self.settings.decoding, temperature=0.0, ignore_eos=True)
-        engine = session.open(
-            need.num_rows, need.prompt_tokens, decoding, fault=self.settings.fault
-        )
+        settings = self.settings
+        decoding = dataclasses.replace(settings.decoding, temperature=0.0, ignore_eos=True)
+        num_rows = min(settings.batch_size, len(encoded.prompts))
+        engine = session.open(num_rows, encoded.longest, decoding, fault=settings.fault)
         texts = GreedyTexts(session.end_tokens())
 
         def after_question(question: Question, generations: Answers) -> None:
+            answers = [generations[name].requests for name in settings.arms]
             if engine.reports_token_ids:
-                require_token_ids([each for name in arms for each in generations[name].requests])
-            answers = [generations[name].requests for name in arms]
+                require_token_ids([*itertools.chain(*answers)])
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
                 divergence = self._divergence(references, prompt, *pair)
                 texts.add(divergence, decoding.max_new_tokens, *pair)
 
         questions = []
-        for places in in_batches(range(len(encoded.prompts)), self.settings.batch_size):
+        for places in in_batches(range(len(encoded.prompts)), settings.batch_size):
             part = encoded.part(places)
             questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
         ask_all(session, questions, after_question)
@@ -200,8 +178,13 @@ class Recovery(Experiment):
         for planned, of_contexts in zip(plan.tests, checks, strict=True):
             check = together(of_contexts)
             num_needed = None
-            if check.verdict == "undecided":
-                num_needed = total_draws_needed(references.for_tokens(), plan, planned.test)
+            reference = references.for_tokens()
+            if check.verdict == "undecided" and reference is not None:
+                say("working out how many draws would be enough")
+                each = draws_needed(
+                    reference, plan.contexts, plan.decoding, planned.test, plan.num_draws
+                )
+                num_needed = None if each is None else each * plan.num_parts
             self._add_sampled(
                 planned, check, num_prompts=len(of_contexts), num_draws_needed=num_needed
             )
@@ -231,8 +214,8 @@ class Recovery(Experiment):
             self.settings.batch_size, CONTEXT_TOKENS, decoding, fault=self.settings.fault
         )
         checks = []
-        for number, streams in enumerate(plan.streams_of(test_number)):
-            context = plan.contexts[number]
+        for number, context in enumerate(plan.contexts):
+            streams = plan.streams(number, test_number)
             questions = []
             for batch in in_batches(streams, self.settings.batch_size):
                 prompts = [context.token_ids] * len(batch)
@@ -280,15 +263,13 @@ def _answers(
         # Otherwise ids are those of the text, which may be others, and more or fewer, than were drawn.
         if engine.reports_token_ids:
             require_token_ids(generation.requests)
-            require_lengths(generation, question.decoding.max_new_tokens)
+            # Missing tokens would look like a loss.
+            asked = question.decoding.max_new_tokens
+            shortest = min(map(len, generation.tokens))
+            if shortest < asked:
+                raise RunError(
+                    f"{generation.arm}: an answer ended after {shortest} of {asked} tokens, and draws"
+                    " of different lengths cannot be compared: the engine must know ignore_eos"
+                )
         yield generation
         advance(None)
-
-
-def require_lengths(generation: Generation, num_tokens: int) -> None:
-    """Raises RunError where an answer ended early: its missing tokens would look like a loss."""
-    shortest = min(map(len, generation.tokens))
-    if shortest < num_tokens:
-        reason = "draws of different lengths cannot be compared: the engine must know ignore_eos"
-        ended = f"an answer ended after {shortest} of {num_tokens} tokens"
-        raise RunError(f"{generation.arm}: {ended}, and {reason}")

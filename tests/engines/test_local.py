@@ -17,7 +17,7 @@ from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.reference import not_finite
 from harness.engines.runner_choice import resolve
-from harness.experiments.contexts import choose_contexts
+from harness.experiments.draw_plan import choose_contexts
 from harness.experiments.prefix_distribution import exact_distribution
 from harness.menu.methods.suffix import SuffixSettings
 from harness.models.case import Demand

@@ -23,8 +23,7 @@ from harness.engines.protocol import Question
 from harness.engines.reference import ModelReference, open_reference
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
-from harness.experiments.contexts import Context
-from harness.experiments.draw_plan import draws_needed
+from harness.experiments.draw_plan import Context, draws_needed
 from harness.experiments.lossless import (
     MIN_EXPECTED,
     REQUIRED_POWER,

@@ -81,15 +81,19 @@ class OwnService(EchoServer):
 
     def _about(self, path: str) -> tuple[int, Any]:
         status, content = super()._about(path)
-        for model in content.get("data", ()):
-            model["owned_by"] = "harness"
+        if path.endswith("/models"):
+            for model in content["data"]:
+                model["owned_by"] = "harness"
         return status, content
 
 
 def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
     harness: Harness, stack: ExitStack
 ) -> None:
-    regular, speculative = OwnService("sglang"), OwnService("sglang", num_draft_tokens=1)
+    regular, speculative = (
+        OwnService(dialect="sglang"),
+        OwnService(dialect="sglang", num_draft_tokens=1),
+    )
     asked = ["model=tiny", "num_draws=1000", *addresses(stack, regular, speculative)]
     harness("recovery", *QUICK, *asked, "engine.chat=true", code=3)
     seeds = []

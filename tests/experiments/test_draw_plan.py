@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.config.settings import DecodingSettings
-from harness.experiments.contexts import (
+from harness.experiments.draw_plan import (
     CONTEXT_TOKENS,
     NUM_CONTEXTS,
     Context,
@@ -66,10 +66,10 @@ def test_ranks_choose_what_rank_0_finds_most_open(monkeypatch: pytest.MonkeyPatc
     other = TableEngine(TARGET, TARGET)
     assert choose_contexts(other, prompts, DECODING) != choose_contexts(ENGINE, prompts, DECODING)
     monkeypatch.setattr(
-        "harness.experiments.contexts.of_rank_0", lambda numbers: found.append(numbers) or numbers
+        "harness.experiments.draw_plan.of_rank_0", lambda numbers: found.append(numbers) or numbers
     )
     chosen = choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr("harness.experiments.contexts.of_rank_0", lambda numbers: found.pop(0))
+    monkeypatch.setattr("harness.experiments.draw_plan.of_rank_0", lambda numbers: found.pop(0))
     assert choose_contexts(other, prompts, DECODING) == chosen
 
 
