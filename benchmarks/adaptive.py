@@ -27,7 +27,7 @@ from torch import nn
 
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.decoding.adaptive import Adaptive
-from harness.engines import local
+from harness.engines.local import engine as local
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import without_garbage_collection

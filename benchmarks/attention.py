@@ -34,8 +34,8 @@ from torch.utils.benchmark import Timer
 
 from harness.engines.roofline import copy_bandwidth
 from harness.models.devices import synchronize
-from harness.report.table import Table
 from harness.runners.attention import packed_attention
+from harness.tables.table import Table
 
 # Query heads, key heads, width.
 HEADS = ((32, 32, 128), (32, 8, 128), (64, 8, 128))

@@ -24,20 +24,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from harness.commands.compare.display import Lane, live, plain_console
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
     PlacementSettings,
     PromptSettings,
 )
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, run_lap
-from harness.experiments.compare_display import Lane, live, plain_console
-from harness.experiments.prompts import load_prompts
 from harness.menu.names import PACKAGE
 from harness.models.case import Demand
+from harness.prompts.sets import load_prompts
 from harness.results.environment import environment_columns
 from harness.results.statistics.ratios import ratio_of_totals
 
@@ -91,7 +91,7 @@ def measure(
     )
     engine = LocalEngine(planned.place(demand).load(), decoding, longest_prompt=64)
     prompt_set = load_prompts(
-        PromptSettings(name="tiny", file=str(PACKAGE / "experiments/prompt_sets/tiny.jsonl"))
+        PromptSettings(name="tiny", file=str(PACKAGE / "prompts/prompt_sets/tiny.jsonl"))
     )
     seconds: dict[tuple[str, str], list[float]] = {
         (arm.name, view): [] for arm in engine.arms for view in ("on", "off")

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate, without_garbage_collection
 

@@ -16,11 +16,11 @@ import common
 import torch
 from transformers import PreTrainedModel
 
-from harness.engines.local import LocalEngine
+from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
+from harness.commands.eval.tasks import tokens_with
+from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
-from harness.experiments.drawn_tasks import OPERATIONS, DrawnTask
-from harness.experiments.tasks import tokens_with
 
 # Seconds, and each prompt's tokens.
 Answers = tuple[float, list[list[int]]]

@@ -20,21 +20,21 @@ import common
 import torch
 from chain import link
 
+from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
+from harness.engines.local.stopwatches import Phases
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.roofline import roofs
-from harness.engines.stopwatches import Phases
 from harness.engines.timing import Generation, generate
-from harness.menu.commands.latency import LatencySettings
-from harness.report.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.statistics.interval import Interval
 from harness.runners.attention import without_cudnn
+from harness.tables.table import Table
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64

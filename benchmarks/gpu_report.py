@@ -13,8 +13,8 @@ import common
 import growth
 from gpu_pairs import table as pair_table
 
-from harness.report.pages import markdown
-from harness.report.table import Line, Table
+from harness.commands.report.pages import markdown
+from harness.tables.table import Line, Table
 
 
 def _tests_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:

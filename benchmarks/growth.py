@@ -41,13 +41,13 @@ from harness.decoding.protocols import Proposal, Step
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
-from harness.report.table import Table
 from harness.results.statistics.interval import Interval
 from harness.runners.base import CacheRunner
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
+from harness.tables.table import Table
 
 WARP = Warp(0.5, 0, 1.0)
 PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iteration")

@@ -22,11 +22,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.decoding.randomness import uniforms
-from harness.drafting.prepared_trees import PreparedTrees
-from harness.engines.acceptance import warp_of
+from harness.drafting.registry import method_of
+from harness.drafting.trees.prepared_trees import PreparedTrees
+from harness.engines.local.rules import warp_of
 from harness.engines.pair import Pair
 from harness.engines.timing import quick_garbage_collections
-from harness.menu.records import method_of
 from harness.runners.static import StaticRunner
 
 LONGEST = 512

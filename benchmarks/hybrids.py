@@ -18,7 +18,7 @@ from typing import NamedTuple
 import common
 
 from harness.decoding.adaptive import Adaptive
-from harness.engines import local
+from harness.engines.local import engine as local
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import without_garbage_collection
 

@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from harness.decoding.protocols import Drafter, Step
+from harness.drafting.methods.lookup import LookupText
+from harness.drafting.methods.suffix import SuffixSettings, SuffixTexts
 from harness.drafting.text import TextDrafter
-from harness.menu.methods.lookup import LookupText
-from harness.menu.methods.suffix import SuffixSettings, SuffixTexts
 from harness.menu.names import PACKAGE
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 

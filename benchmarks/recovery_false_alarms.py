@@ -16,13 +16,13 @@ from collections.abc import Iterator
 
 import common
 
+from harness.commands.recovery.draw_plan import choose_contexts
+from harness.commands.recovery.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
+from harness.commands.recovery.prefix_distribution import exact_distribution
 from harness.config.settings import FAULTS_UNDER_LOAD, Fault
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
-from harness.experiments.draw_plan import choose_contexts
-from harness.experiments.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
-from harness.experiments.prefix_distribution import exact_distribution
 
 # As the command's: one false alarm in a thousand million runs.
 FALSE_ALARM_RATE = 1e-9

@@ -20,10 +20,10 @@ from pathlib import Path
 import common
 
 import harness
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.tables import summarise
 from harness.config.settings import FAULTS_UNDER_LOAD
-from harness.report.recovery import summarise
 from harness.results.files import read_rows
-from harness.results.rows.recovery import RecoveryRow
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 

@@ -17,9 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.report.regression import compared_runs
-from harness.report.runs import Run, every_run
-from harness.results.rows.latency import LatencyPromptRow
+from harness.commands.latency.rows import LatencyPromptRow
+from harness.commands.read_runs import Run, every_run
+from harness.commands.regress.comparisons import compared_runs
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
-from harness.engines.server import ServerEngine
+from harness.engines.records.server import ServerSettings
+from harness.engines.server.engine import ServerEngine
 from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
-from harness.menu.engines.server import ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
 

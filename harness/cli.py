@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
-from harness.menu.records import COMMANDS, commands, settings_of, with_settings
-from harness.report import terminal
-from harness.report.table import visible
+from harness.records.registry import COMMANDS, commands, settings_of, with_settings
 from harness.sweep import ranks, signals
+from harness.tables import terminal
+from harness.tables.table import visible
 
 if TYPE_CHECKING:
     import pandas as pd

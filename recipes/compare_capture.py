@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import cli
-from harness.experiments import compare
+from harness.commands.compare import measure as compare
 from harness.menu.names import CONF
 
 PROMPT = "Once upon a time there was a"

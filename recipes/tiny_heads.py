@@ -29,7 +29,7 @@ SETTINGS = [
 def held_out() -> list[str]:
     """What the prompt set `tiny` asks: each beginning of a story, and the sum after each prompt's solved examples."""
     lines = (
-        (PACKAGE / "experiments" / "prompt_sets" / "tiny.jsonl")
+        (PACKAGE / "prompts" / "prompt_sets" / "tiny.jsonl")
         .read_text(encoding="utf-8")
         .splitlines()
     )

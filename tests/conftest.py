@@ -139,8 +139,8 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods in files of the test's directory: they and their modules are forgotten after it."""
+    from harness.drafting.registry import METHODS
     from harness.menu.names import PACKAGE
-    from harness.menu.records import METHODS
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))

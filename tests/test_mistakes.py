@@ -106,7 +106,7 @@ MISTAKES = {
     "latency model=[tiny]": "model=[tiny]: must be a preset",
     "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too: ./mine.py:Mine",
     "latency draft=./absent.py": "draft=./absent.py: must name a class of the file too: ./absent.py:NAME",
-    "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.menu.method.Method or TextMethod",
+    "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     "latency draft=./trained/config.json": "draft=./trained/config.json: is a file; the model is named by",
     "latency model=.": "model=.: the directory holds no config.json (did you mean ./trained?)",
@@ -344,7 +344,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(PlacedPair, "load", None)
-    monkeypatch.setattr("harness.menu.engines.vllm.Vllm.may_crash", False)
+    monkeypatch.setattr("harness.engines.records.vllm.Vllm.may_crash", False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for name in ("llama", "adapter", "trained"):
         (tmp_path / name).mkdir()

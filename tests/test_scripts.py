@@ -506,7 +506,7 @@ def test_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) -> N
     for shipped in (
         "conf/latency.yaml",
         "models/shipped/tiny/model.safetensors",
-        "experiments/prompt_sets/tiny.jsonl",
+        "prompts/prompt_sets/tiny.jsonl",
     ):
         assert f"harness/{shipped}" in inside
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, FollowingDrafter, Proposal, Step
 from harness.decoding.transfer import to_device
-from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.sizes import filled_up
 

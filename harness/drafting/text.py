@@ -1,6 +1,6 @@
 """Drafting without a model: what a row's own text, prompt and answer, says that may follow.
 
-`lookup` and `suffix` (`menu/methods/`) are two kinds of `Text`. All of it happens on the host.
+`lookup` and `suffix` (`drafting/methods/`) are two kinds of `Text`. All of it happens on the host.
 """
 
 from __future__ import annotations

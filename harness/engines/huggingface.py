@@ -21,11 +21,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration, Origin
+from harness.drafting.method import FOR_HUGGINGFACE
+from harness.drafting.registry import method_of
+from harness.engines.checks.reference import ModelReference, not_finite, open_reference
 from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.reference import ModelReference, not_finite, open_reference
-from harness.menu.method import FOR_HUGGINGFACE
-from harness.menu.records import method_of
 from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size

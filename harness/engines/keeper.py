@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings, Fault
+from harness.engines.local.runner_choice import resolve
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
-from harness.engines.runner_choice import resolve
-from harness.menu.engine import Opening
-from harness.menu.records import engine_of, pair_of
+from harness.engines.record import Opening
+from harness.engines.registry import engine_of, pair_of
 from harness.models.case import Demand
 from harness.models.devices import release_memory
 from harness.runners.graphs import GraphRecorder

@@ -21,12 +21,12 @@ from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.drafting.blocks import Head
-from harness.drafting.heads import DraftPlan, HeadCheckpoint
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
+from harness.drafting.methods.model import ModelDraftSettings
+from harness.drafting.registry import method_of
 from harness.drafting.translated import Translation
 from harness.drafting.translation import how_to_translate
-from harness.menu.methods.model import ModelDraftSettings
-from harness.menu.records import method_of
 from harness.models.case import Case, Demand, Memory, Placement, effective_placement
 from harness.models.checkpoints import Checkpoint, ReadCheckpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.counters import Counted
 from harness.engines.energy import gpus_of
+from harness.engines.local.stopwatches import Phases
 from harness.engines.requests import RequestRecord
-from harness.engines.stopwatches import Phases
+from harness.engines.server.counters import Counted
 
 
 @dataclass(frozen=True)

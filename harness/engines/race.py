@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.engines.divergence import first_divergence
+from harness.engines.checks.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.requests import acceptance_columns
 from harness.engines.timing import Generation

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.trees import Branch
-from harness.engines.chunks import Chunk, Drafts, DraftSums, read_drafts
+from harness.engines.server.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
 

@@ -17,10 +17,10 @@ import torch
 
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
-from harness.engines.counters import Counted
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
+from harness.engines.server.counters import Counted
 from harness.models import devices
 from harness.models.ranks import check_agreement
 from harness.results.acceptance import Acceptance

@@ -1,1 +1,1 @@
-"""Everything that a user can name: ways to draft, engines and commands, each a record in a file of its own."""
+"""From what a user types to typed settings: the door where OmegaConf ends."""

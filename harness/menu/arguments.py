@@ -11,9 +11,9 @@ from typing import Any
 
 from harness.config.errors import SettingError, as_typed, nearest
 from harness.config.settings import require
+from harness.engines.registry import ENGINES
 from harness.menu import names
 from harness.menu.overrides import in_quotes, meant, with_full_name
-from harness.menu.records import ENGINES
 
 # Hydra's own options, and those of them that are followed by a value.
 _SWITCHES = "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from harness.config.machine import gpu_names
 from harness.config.model_names import without_suffixes
+from harness.engines.registry import ENGINES, default_draft
 from harness.menu import names
 from harness.menu.help import template
 from harness.menu.names import PACKAGE
-from harness.menu.records import ENGINES, default_draft
 
 
 class NameSource(ConfigSource):
@@ -102,7 +102,7 @@ def _shipped(name: str) -> str:
 
 
 def _prompt_set(name: str) -> str:
-    return str(PACKAGE / "experiments" / "prompt_sets" / f"{name}.jsonl")
+    return str(PACKAGE / "prompts" / "prompt_sets" / f"{name}.jsonl")
 
 
 def _command_help(*, _root_: Any) -> str:

@@ -17,14 +17,15 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
-from harness.menu import records
-from harness.menu.records import ENGINES, METHODS
+from harness.drafting.registry import METHODS, Methods
+from harness.engines.registry import ENGINES, Engines
+from harness.records.registry import checked
 
 SettingsType = TypeVar("SettingsType")
 
 # Groups whose class depends on the record that they name: `draft` is one of `LookupSettings` where
 # its method is `lookup`.
-_CHOSEN: Mapping[object, records.Methods | records.Engines] = {
+_CHOSEN: Mapping[object, Methods | Engines] = {
     DraftSettings: METHODS,
     EngineSettings: ENGINES,
 }
@@ -55,7 +56,7 @@ def from_config(
     except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
     if isinstance(settings, RunSettings):
-        return typing.cast(SettingsType, records.checked(settings))
+        return typing.cast(SettingsType, checked(settings))
     return settings
 
 

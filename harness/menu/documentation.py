@@ -20,11 +20,13 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
+from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
+from harness.drafting.hybrid_method import HybridSettings
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES
 from harness.menu import names
 from harness.menu.conversion import plain_settings
-from harness.menu.hybrid import SUMMARY as HYBRID_SUMMARY
-from harness.menu.hybrid import HybridSettings
-from harness.menu.records import COMMANDS, ENGINES, METHODS, commands
+from harness.records.registry import COMMANDS, commands
 
 # The groups of settings that every command has, apart from drafts and engines.
 GROUPS: dict[str, type] = {

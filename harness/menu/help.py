@@ -12,11 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.errors import as_typed
 from harness.config.run import RunSettings
+from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES
 from harness.menu import documentation
-from harness.menu.command import Command
 from harness.menu.documentation import Setting
-from harness.menu.hybrid import SUMMARY as HYBRID_SUMMARY
-from harness.menu.records import COMMANDS, ENGINES, METHODS
+from harness.records.command import Command
+from harness.records.registry import COMMANDS
 
 _WIDTH = 80
 _NAME_WIDTH = 26

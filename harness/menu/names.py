@@ -44,11 +44,13 @@ from harness.config.settings import (
     PromptSettings,
     require,
 )
-from harness.menu.command import Command
+from harness.drafting.hybrid_method import HybridSettings
+from harness.drafting.method import TextMethod
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES
 from harness.menu.conversion import plain_settings
-from harness.menu.hybrid import HybridSettings
-from harness.menu.method import TextMethod
-from harness.menu.records import COMMANDS, ENGINES, METHODS
+from harness.records.command import Command
+from harness.records.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.

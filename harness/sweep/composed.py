@@ -16,8 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.errors import SettingError
 from harness.config.machine import share_cores
 from harness.config.run import RunSettings
-from harness.menu import conversion, records
-from harness.menu.records import COMMANDS
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES, engine_of
+from harness.menu import conversion
+from harness.records.registry import COMMANDS, settings_of
 from harness.sweep import ranks, signals
 from harness.sweep.manifest import Manifest, collects_in
 from harness.sweep.sweep_file import SweepFile
@@ -45,7 +47,7 @@ def run(config: Any) -> Sequence[Any]:
     _check_directory(name, OmegaConf.select(config, "results.file"), hydra, sweep)
     settings = _settings(name, plain, sweep)
     if COMMANDS[name].measures:
-        records.engine_of(settings).check_installed()
+        engine_of(settings).check_installed()
     if sweep is None:
         _announce(settings)
     # Slow to import: only for settings that are right.
@@ -66,7 +68,7 @@ def _announce(settings: RunSettings) -> None:
     """Say what is to run, before libraries are imported that take seconds."""
     if "torch" in sys.modules:
         return
-    from harness.experiments.progress import say
+    from harness.measuring.progress import say
 
     draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
     say(f"{settings.model.name}{draft}: importing torch and transformers")
@@ -116,16 +118,14 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
     manifest = None if sweep is None else Manifest.read(sweep)
     if manifest is not None:
         # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
-        plain["draft"] = records.METHODS.without_others(plain["draft"], manifest.methods)
-        plain["engine"] = records.ENGINES.without_others(plain["engine"], manifest.engines)
-    settings = ranks.with_ranks(
-        conversion.from_config(records.settings_of(COMMANDS[command]), plain)
-    )
+        plain["draft"] = METHODS.without_others(plain["draft"], manifest.methods)
+        plain["engine"] = ENGINES.without_others(plain["engine"], manifest.engines)
+    settings = ranks.with_ranks(conversion.from_config(settings_of(COMMANDS[command]), plain))
     if manifest is None:
         limit = settings.job_timeout_s
         if limit is not None:
             raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    elif not records.engine_of(settings).computes_here:
+    elif not engine_of(settings).computes_here:
         _refuse_labels(manifest.varying, settings.engine.name)
     # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
     repeats = getattr(settings, "repeats", 1)
@@ -155,7 +155,7 @@ def _run_alone(job: Job) -> Sequence[Any]:
     if command.row is None:
         signals.load(command.module).run(job.settings, signals.leaving)
         return []
-    may_crash = records.engine_of(job.settings).may_crash and command.sweeps and command.measures
+    may_crash = engine_of(job.settings).may_crash and command.sweeps and command.measures
     if num_ranks > 1 or may_crash:
         return run_on_ranks(job, num_ranks)
     return job.run()

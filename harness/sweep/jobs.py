@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.commands.latency.rows import PROMPTS_FILE
 from harness.config.errors import (
     HarnessError,
     RunError,
@@ -21,17 +22,17 @@ from harness.config.errors import (
     VerdictError,
 )
 from harness.config.run import RunSettings
-from harness.menu.records import COMMANDS, pair_of
-from harness.report.sweep import exit_code, job_line, print_sweep
+from harness.engines.registry import pair_of
+from harness.measuring.measurement import identify, measured_rows
+from harness.records.registry import COMMANDS
 from harness.results.files import read_rows, write_rows
-from harness.results.measurement import identify, measured_rows
-from harness.results.rows.latency import PROMPTS_FILE
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest
 from harness.sweep.ranks import num_ranks
 from harness.sweep.sweep_file import SweepFile
+from harness.sweep.tables import exit_code, job_line, print_sweep
 from harness.sweep.worker import Job, Worker, row_kind
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.

@@ -80,7 +80,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
         # Hydra imports this module for every command: slow imports wait until there is a sweep.
-        from harness.menu.records import COMMANDS
+        from harness.records.registry import COMMANDS
         from harness.results.locked_files import replace_file
         from harness.sweep.sweep_file import SweepFile
 

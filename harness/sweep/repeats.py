@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
-from harness.menu.records import COMMANDS
-from harness.report.table import grouped
+from harness.records.registry import COMMANDS
 from harness.results.files import append_rows
-from harness.results.rows.latency import LatencyRow
 from harness.results.schema import RunRow
 from harness.sweep.manifest import Manifest
 from harness.sweep.sweep_file import SweepFile
+from harness.tables.table import grouped
 
 # A larger number is not made into a sweep: the settings refuse it.
 MOST = 1000
@@ -68,7 +68,7 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
     runs = grouped(latency_rows, lambda row: int(row.job or 0))
     runs_of_job = grouped(runs, lambda number: number % jobs_per_round)
     # Statistics take a second to load, which --help and a mistake would wait for.
-    from harness.results.pooling import pooled_rows
+    from harness.commands.latency.pooling import pooled_rows
 
     pooled = []
     for numbers in runs_of_job.values():

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.records.kinds import row_kinds
 from harness.results.files import as_csv, read_kind, rows_in
-from harness.results.kinds import row_kinds
 from harness.results.locked_files import locked
 from harness.results.schema import RunRow
 

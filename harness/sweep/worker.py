@@ -41,7 +41,8 @@ import psutil
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
-from harness.menu.records import COMMANDS, engine_of
+from harness.engines.registry import engine_of
+from harness.records.registry import COMMANDS
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.locked_files import write_nothing
@@ -374,7 +375,7 @@ def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
 
 def _runner() -> Any:
     """The module that runs experiments, which imports torch."""
-    return signals.load("harness.experiments.run", must_go_on=True)
+    return signals.load("harness.commands.run", must_go_on=True)
 
 
 class _MeetingPoint:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from harness.drafting.blocks import Head
-from harness.drafting.training_batch import TrainingBatch
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.training_batch import TrainingBatch
 from harness.training.losses import loss_of, training_batch
 
 

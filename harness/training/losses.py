@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from harness.drafting.blocks import Head
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.parallel import mask_token
-from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.runners.base import run_model
 
 Loss = Callable[[TrainingBatch], Tensor]

@@ -19,9 +19,10 @@ from omegaconf import OmegaConf
 
 from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
+from harness.drafting.registry import METHODS
 from harness.menu import config_source, conversion, documentation, names, overrides
 from harness.menu.names import CONF
-from harness.menu.records import COMMANDS, METHODS, commands, settings_of, with_settings
+from harness.records.registry import COMMANDS, commands, settings_of, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
 from remembered_configs import remember
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from harness.commands.latency.record import LatencySettings
 from harness.menu.arguments import from_keywords
-from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import setting_names
 
 KNOWN = setting_names(LatencySettings)

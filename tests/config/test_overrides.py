@@ -9,9 +9,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from harness.commands.compare.record import CompareSettings
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.menu.commands.compare import CompareSettings
 from harness.menu.overrides import changed, quote_text, with_full_name
 from some_settings import settings_of
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.commands.eval.drawn_tasks import OPERATIONS
+from harness.commands.eval.record import Task
+from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -13,9 +16,6 @@ from harness.config.settings import (
     PlacementSettings,
     PromptSettings,
 )
-from harness.experiments.drawn_tasks import OPERATIONS
-from harness.menu.commands.eval import Task
-from harness.menu.commands.latency import LatencySettings
 from harness.menu.conversion import from_config, setting_names
 
 MODEL = {"name": "m", "repository": "a/b"}

@@ -25,9 +25,9 @@ from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
-from harness.engines.acceptance import decisions_of
-from harness.engines.faults import faulty_verification
-from harness.menu.records import METHODS
+from harness.drafting.registry import METHODS
+from harness.engines.local.faults import faulty_verification
+from harness.engines.local.rules import decisions_of
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall

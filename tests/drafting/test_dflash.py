@@ -51,7 +51,7 @@ def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> N
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.heads.drafter.MOST_UNREAD", 8)
     target, head = target_model(), block_head()
     check_against(
         target,

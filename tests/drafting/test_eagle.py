@@ -61,7 +61,7 @@ def test_greedy_output_is_that_of_generate(model_type: str, mask: dict[str, int]
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     mask: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.heads.drafter.MOST_UNREAD", 8)
     target, head = target_model(), eagle_head(layer_config("llama"), **mask)
     expected = eagle_expected(head, head.embed_tokens, head.lm_head)
     check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))

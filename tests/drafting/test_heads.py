@@ -18,17 +18,17 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.drafting.heads import HeadCheckpoint
+from harness.drafting.heads.find import HeadCheckpoint
 from harness.drafting.kinds.dflash import BlockConfig
 from harness.drafting.kinds.dflash2 import SelectorConfig
 from harness.drafting.kinds.dspark import SparkConfig
 from harness.drafting.kinds.eagle3 import EagleConfig
 from harness.drafting.kinds.medusa import MedusaConfig
 from harness.drafting.kinds.peagle import MaskConfig
-from harness.engines.local import LocalEngine
+from harness.drafting.methods.model import ModelDraftSettings
+from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import PlannedPair, plan_pair
 from harness.engines.protocol import Question
-from harness.menu.methods.model import ModelDraftSettings
 from harness.models.checkpoints import Checkpoint
 from harness.models.sketch import Sketch
 from known_heads import read_head

@@ -19,8 +19,8 @@ from harness.decoding.verify import Verdict, verify
 from harness.decoding.warp import Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
+from harness.drafting.registry import METHODS
 from harness.drafting.text import TextDrafter
-from harness.menu.records import METHODS
 from harness.runners.eager import EagerRunner
 from head_references import PROMPTS, Checked, check_greedy
 from small_heads import eagle_head, layer_config, target_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.menu.methods.lookup import LookupText
+from harness.drafting.methods.lookup import LookupText
 
 
 def text(tokens: list[int], max_ngram: int = 3, min_ngram: int = 1) -> LookupText:

@@ -70,7 +70,7 @@ def test_distributions_are_those_of_transformers(family: str, number: int) -> No
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.heads.drafter.MOST_UNREAD", 8)
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
     drafter = mtp_head(layers).drafter(target, Warp())
     check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))

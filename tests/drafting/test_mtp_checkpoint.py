@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.drafting.mtp import MtpHead
-from harness.drafting.mtp_checkpoint import read_mtp
+from harness.drafting.heads.mtp import MtpHead
+from harness.drafting.heads.mtp_checkpoint import read_mtp
+from harness.drafting.methods.model import SampledDraftSettings
 from harness.engines.pair import plan_pair
-from harness.menu.methods.model import SampledDraftSettings
 from harness.models.checkpoints import Checkpoint, read_checkpoint
 from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_tokenizer

@@ -11,11 +11,11 @@ from chains import request
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
+from harness.drafting.methods.model import ModelDraftSettings
 from harness.drafting.translated import TranslatedDrafter, Translation
+from harness.engines.local.pair_runners import open_runners
+from harness.engines.local.runner_choice import Demanded
 from harness.engines.pair import plan_pair
-from harness.engines.pair_runners import open_runners
-from harness.engines.runner_choice import Demanded
-from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes

@@ -16,9 +16,9 @@ from harness.decoding.adaptive import DraftLength
 from harness.decoding.batch import Request
 from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
-from harness.drafting.head_drafter import HeadDrafter
+from harness.drafting.heads.drafter import HeadDrafter
+from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import HybridDrafter
-from harness.drafting.prepared_head import PreparedHead
 from harness.drafting.text import TextDrafter
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
@@ -139,7 +139,7 @@ def test_every_kind_drafts_what_it_drafts_eagerly(
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_draft_tokens_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with turns that draft nothing, and more features than a prepared proposal reads."""
-    monkeypatch.setattr("harness.drafting.head_drafter.MOST_UNREAD", 8)
+    monkeypatch.setattr("harness.drafting.heads.drafter.MOST_UNREAD", 8)
     counting = Counting(monkeypatch)
     target, head = target_and_head(kind)
     prepared = prepare(head, target, GREEDY, (1, 2, 4))

@@ -19,10 +19,10 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.tree_rules import verify_rounds
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import Head
-from harness.drafting.head_drafter import HeadDrafter
-from harness.drafting.prepared_trees import PreparedTrees
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.drafter import HeadDrafter
+from harness.drafting.trees.plan import TreePlan
+from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.runners import regions
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner

@@ -13,9 +13,9 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.tree_rules import verify_rounds
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import RowWarp, Warp
-from harness.drafting.score_temperatures import CANDIDATES, ScoreTemperatures
-from harness.drafting.tree_growth import Grown
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.trees.growth import Grown
+from harness.drafting.trees.plan import TreePlan
+from harness.drafting.trees.score_temperatures import CANDIDATES, ScoreTemperatures
 from verifiers import FALSE_ALARM_RATE
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from chains import RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Step
-from harness.menu.methods.suffix import SuffixText
+from harness.drafting.methods.suffix import SuffixText
 from text_drafters import suffix_drafter
 
 NOTHING = Step(torch.empty(0))

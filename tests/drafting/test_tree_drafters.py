@@ -22,15 +22,15 @@ from harness.decoding.tree_rules import verify_rounds, verify_traversal
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of
 from harness.decoding.warp import Warp
-from harness.drafting.blocks import Head
-from harness.drafting.head_trees import MarginalPredictor
+from harness.drafting.heads.blocks import Head
 from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
-from harness.drafting.model_trees import ModelTreeDrafter, _ReadTree
-from harness.drafting.score_temperatures import ScoreTemperatures
-from harness.drafting.tree_growth import DynamicGrowth, Growth, Predictor, StaticGrowth
-from harness.drafting.tree_plan import TreePlan, best_shape
+from harness.drafting.trees.growth import DynamicGrowth, Growth, Predictor, StaticGrowth
+from harness.drafting.trees.head_trees import MarginalPredictor
+from harness.drafting.trees.model_trees import ModelTreeDrafter, _ReadTree
+from harness.drafting.trees.plan import TreePlan, best_shape
+from harness.drafting.trees.score_temperatures import ScoreTemperatures
 from harness.runners.eager import EagerRunner
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS, Expected

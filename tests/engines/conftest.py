@@ -7,8 +7,8 @@ import pytest
 
 from echo_questions import TINY, TOKENIZER, Open
 from echo_server import EchoServer, serving
-from harness.engines.server import ServerEngine
-from harness.menu.engines.server import ServerSettings
+from harness.engines.records.server import ServerSettings
+from harness.engines.server.engine import ServerEngine
 
 
 @pytest.fixture

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from harness.commands.latency.record import LatencySettings
+from harness.commands.run import run_command
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.engines import local, runner_choice
+from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.keeper import PairKeeper
-from harness.engines.local import LocalArm, LocalEngine
+from harness.engines.local import engine as local
+from harness.engines.local import runner_choice
+from harness.engines.local.engine import LocalArm, LocalEngine
+from harness.engines.local.pair_runners import PairRunners
 from harness.engines.pair import Pair, plan_pair
-from harness.engines.pair_runners import PairRunners
 from harness.engines.protocol import Engine, Question
-from harness.experiments.run import run_command
-from harness.menu.commands.latency import LatencySettings
-from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
 from in_process import Harness
 from some_settings import settings_of

@@ -11,7 +11,7 @@ from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
-from harness.engines.faults import Verification, faulty_verification
+from harness.engines.local.faults import Verification, faulty_verification
 from verifiers import arguments
 
 

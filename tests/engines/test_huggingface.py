@@ -18,13 +18,13 @@ from harness.config.settings import (
 )
 from harness.decoding.protocols import Iteration, Origin
 from harness.drafting.early_exit import truncated
+from harness.drafting.methods.early_exit import EarlyExitSettings
+from harness.drafting.methods.lookup import LookupSettings
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import generate
-from harness.menu.methods.early_exit import EarlyExitSettings
-from harness.menu.methods.lookup import LookupSettings
 from harness.models.case import Demand
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)

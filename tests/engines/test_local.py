@@ -8,18 +8,18 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from harness.commands.recovery.draw_plan import choose_contexts
+from harness.commands.recovery.prefix_distribution import exact_distribution
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.local import LocalEngine
+from harness.drafting.methods.suffix import SuffixSettings
+from harness.engines.checks.reference import not_finite
+from harness.engines.local.engine import LocalEngine
+from harness.engines.local.runner_choice import resolve
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
-from harness.engines.reference import not_finite
-from harness.engines.runner_choice import resolve
-from harness.experiments.draw_plan import choose_contexts
-from harness.experiments.prefix_distribution import exact_distribution
-from harness.menu.methods.suffix import SuffixSettings
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -158,7 +158,9 @@ def test_what_cannot_be_compiled_is_still_captured(
     norm = pair.draft.model.transformer.ln_f
     original = norm.forward
     norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
-    monkeypatch.setattr("harness.engines.runner_choice.resolve", lambda runner, devices: runner)
+    monkeypatch.setattr(
+        "harness.engines.local.runner_choice.resolve", lambda runner, devices: runner
+    )
     engine = open_engine(pair, "graphs")
     assert engine.runner == "graphs+graphs_only"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]

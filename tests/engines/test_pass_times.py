@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.engines import pass_times
-from harness.engines.pass_times import pass_ms, pass_widths
+from harness.engines.local import pass_times
+from harness.engines.local.pass_times import pass_ms, pass_widths
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from harness.config.settings import (
 )
 from harness.decoding.batch import itself
 from harness.decoding.protocols import Iteration, Runner
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
 from harness.models.case import Demand

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.engines.rounding import NUM_POSITIONS, largest_rounding, recompute
+from harness.engines.checks.rounding import NUM_POSITIONS, largest_rounding, recompute
 from harness.runners.eager import EagerRunner
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.engines.stopwatches import Phases
+from harness.engines.local.stopwatches import Phases
 
 
 class Runner:
@@ -49,7 +49,9 @@ class Layers:
 def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     phases, layers = Phases(), Layers("cpu")
     ticks = iter(range(100))
-    monkeypatch.setattr("harness.engines.stopwatches.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(
+        "harness.engines.local.stopwatches.time.perf_counter", lambda: float(next(ticks))
+    )
     phases.watch("plain", layers, "run").run()
     phases.watch("forward", layers, "run", [layers.watched]).run()
     assert phases.share_in_layers("plain") is None

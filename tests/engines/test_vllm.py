@@ -15,11 +15,11 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.engines import vllm as vllm_engine
+from harness.drafting.registry import HEADS, METHODS
 from harness.engines.protocol import LoadRequest, Question
-from harness.engines.vllm_arguments import speculative_config
-from harness.menu.engines.vllm import Vllm
-from harness.menu.records import HEADS, METHODS
+from harness.engines.records.vllm import Vllm
+from harness.engines.vllm import engine as vllm_engine
+from harness.engines.vllm.arguments import speculative_config
 from in_process import Harness, results
 from tiny_checkpoints import spaced_tokenizer
 from wording import mentions

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from harness.config.settings import DecodingSettings
-from harness.experiments.draw_plan import (
+from harness.commands.recovery.draw_plan import (
     CONTEXT_TOKENS,
     NUM_CONTEXTS,
     Context,
     choose_contexts,
     recovered_entropy,
 )
+from harness.config.settings import DecodingSettings
 from table_engine import TableEngine
 
 # A context that ends with 0 most likely goes on with 1, behind which the draft is sure of what the target is not. All
@@ -66,10 +66,13 @@ def test_ranks_choose_what_rank_0_finds_most_open(monkeypatch: pytest.MonkeyPatc
     other = TableEngine(TARGET, TARGET)
     assert choose_contexts(other, prompts, DECODING) != choose_contexts(ENGINE, prompts, DECODING)
     monkeypatch.setattr(
-        "harness.experiments.draw_plan.of_rank_0", lambda numbers: found.append(numbers) or numbers
+        "harness.commands.recovery.draw_plan.of_rank_0",
+        lambda numbers: found.append(numbers) or numbers,
     )
     chosen = choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr("harness.experiments.draw_plan.of_rank_0", lambda numbers: found.pop(0))
+    monkeypatch.setattr(
+        "harness.commands.recovery.draw_plan.of_rank_0", lambda numbers: found.pop(0)
+    )
     assert choose_contexts(other, prompts, DECODING) == chosen
 
 

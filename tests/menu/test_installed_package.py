@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.drafting.registry import HEADS, METHODS
+from harness.engines.registry import ENGINES
 from harness.menu import documentation
 from harness.menu.names import PACKAGE
-from harness.menu.records import COMMANDS, ENGINES, HEADS, METHODS
+from harness.records.registry import COMMANDS
 from in_process import Harness, results
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -26,9 +28,9 @@ lengths = own_command:Lengths
 [harness.heads]
 hydra = foreign_head:Hydra
 [harness.methods]
-foreign_method = harness.menu.methods.lookup:Lookup
+foreign_method = harness.drafting.methods.lookup:Lookup
 [harness.engines]
-foreign_engine = harness.menu.engines.huggingface:HuggingFace
+foreign_engine = harness.engines.records.huggingface:HuggingFace
 """
 # Medusa heads, in a format that no kind of ours recognises.
 HEAD = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.menu.records import COMMANDS
+from harness.records.registry import COMMANDS
 from in_process import QUICKEST_PAIR, Harness, results
 
 SOURCE = Path(__file__).parents[1] / "support" / "own_command.py"

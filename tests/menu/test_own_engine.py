@@ -21,7 +21,7 @@ PARROT = textwrap.dedent(
 
     from harness.config.engines import EngineSettings
     from harness.config.settings import require
-    from harness.menu.engine import EngineRecord, Opening
+    from harness.engines.record import EngineRecord, Opening
 
 
     @dataclass(frozen=True, kw_only=True)
@@ -143,6 +143,6 @@ def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> N
     assert refused("runner=static") == "runner=static: needs engine=local"
     assert refused("engine.url=http://h/v1") == "engine.url: needs engine=server"
     assert "there is no file" in harness.refused("latency", "engine=./nothing.py:Parrot")
-    assert "must inherit from harness.menu.engine.EngineRecord" in harness.refused(
+    assert "must inherit from harness.engines.record.EngineRecord" in harness.refused(
         "latency", f"engine={parrot.replace('Parrot', 'ParrotSettings')}"
     )

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from harness.commands.report.command import main as report
 from harness.decoding.protocols import Drafter
 from harness.drafting.checked import CheckedDrafter
+from harness.drafting.registry import METHODS
 from harness.drafting.text import TextDrafter
 from harness.menu.names import PACKAGE
-from harness.menu.records import METHODS
-from harness.report.command import main as report
 from in_process import Harness, results
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
@@ -104,7 +104,7 @@ def test_an_installed_package_offers_one_by_name(
 WRONG = """
 import torch
 from harness.decoding.protocols import Drafter, Proposal
-from harness.menu.method import Method
+from harness.drafting.method import Method
 
 class Wrong(Drafter):
     layers = ()
@@ -160,7 +160,7 @@ def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -
 
 
 TEXT = """
-from harness.menu.methods.lookup import Lookup, LookupText
+from harness.drafting.methods.lookup import Lookup, LookupText
 
 class Text(LookupText):
     num_made = 0
@@ -235,7 +235,7 @@ def test_a_mistake_in_a_later_question_names_the_method_too(answer: str, harness
         ("./missing.py:Method", "there is no file missing.py"),
         (
             "./corpus_ngrams.py:CorpusText",
-            "must inherit from harness.menu.method.Method or TextMethod",
+            "must inherit from harness.drafting.method.Method or TextMethod",
         ),
         ("./corpus_ngrams.py:CorpusNgrams", "draft.file: must be set"),
         ("suffix+./linear_head.py:LinearHead", "must be TEXT+DRAFT"),

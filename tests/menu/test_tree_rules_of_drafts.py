@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
-from harness.menu.head_kind import HeadKind
-from harness.menu.methods.model import ModelDraftSettings
-from harness.menu.trees import check_tree_models
+from harness.drafting.head_kind import HeadKind
+from harness.drafting.methods.model import ModelDraftSettings
+from harness.drafting.tree_settings import check_tree_models
 
 
 class Chained(HeadKind):

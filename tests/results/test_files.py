@@ -28,18 +28,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.commands.eval.rows import AnswerRow, read_answers
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.errors import RunError, SettingError
+from harness.records.columns import described
+from harness.records.kinds import row_kinds
 from harness.results import files, locked_files
-from harness.results.columns import described
 from harness.results.files import (
     check_appendable,
     read_file,
     read_rows,
 )
-from harness.results.kinds import row_kinds
 from harness.results.locked_files import locked, replace_file
-from harness.results.rows.eval import AnswerRow, read_answers
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
@@ -482,7 +482,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         from pathlib import Path
         from harness.config.errors import RunError
         from harness.results.files import append_rows
-        from harness.results.rows.latency import LatencyPromptRow
+        from harness.commands.latency.rows import LatencyPromptRow
         path = Path({str(tmp_path)!r}) / "latency.csv"
         for number in range(1000):
             before = path.read_bytes() if path.exists() else b""

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.plan.record import PlanSettings
+from harness.commands.plan.rows import PlanRow
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.rows import RecoveryRow
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.menu.commands.eval import EvalSettings
-from harness.menu.commands.latency import LatencySettings
-from harness.menu.commands.plan import PlanSettings
-from harness.menu.commands.recovery import RecoverySettings
-from harness.results.columns import described
-from harness.results.kinds import row_kinds
+from harness.records.columns import described
+from harness.records.kinds import row_kinds
 from harness.results.row import Row, kind_of
-from harness.results.rows.eval import EvalRow
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
-from harness.results.rows.plan import PlanRow
-from harness.results.rows.recovery import RecoveryRow
 from harness.results.schema import RunRow
 from some_settings import settings_of
 
@@ -38,7 +38,7 @@ def value_of(hint: Any) -> Any:
 
 
 def test_the_description_of_the_columns_is_current() -> None:
-    """`python -m harness.results.columns > docs/columns.md` renews it."""
+    """`python -m harness.records.columns > docs/columns.md` renews it."""
     assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == described()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.map.rows import MapRow
 from harness.config.errors import VerdictError
-from harness.results.rows.latency import LatencyRow
-from harness.results.rows.map import MapRow
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import (
     ArmEvidence,

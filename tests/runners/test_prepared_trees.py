@@ -18,8 +18,8 @@ from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversa
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import Warp
-from harness.drafting.model_trees import ModelTreeDrafter
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.trees.model_trees import ModelTreeDrafter
+from harness.drafting.trees.plan import TreePlan
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner

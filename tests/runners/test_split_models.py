@@ -22,9 +22,9 @@ from harness.config.settings import ModelSettings, PlacementSettings
 from harness.decoding.decisions import Draw, Judge
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.verify import verify
-from harness.drafting.head_drafter import HeadDrafter
-from harness.drafting.prepared_head import PreparedHead
-from harness.engines.runner_choice import build_runner, first_possible
+from harness.drafting.heads.drafter import HeadDrafter
+from harness.drafting.heads.prepared import PreparedHead
+from harness.engines.local.runner_choice import build_runner, first_possible
 from harness.models.loading import LoadedModel
 from harness.models.ranks import (
     check_agreement,

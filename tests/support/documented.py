@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from harness.menu.records import commands
+from harness.records.registry import commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,7 @@ import pytest
 from echo_server import continuation
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
-from harness.engines.server import ServerArm, ServerEngine
+from harness.engines.server.engine import ServerArm, ServerEngine
 from tiny_checkpoints import make_tokenizer
 
 DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
@@ -58,5 +58,5 @@ def time_is_up_when(
         return limit
 
     planted = SimpleNamespace(**vars(asyncio) | {"timeout": timeout})
-    monkeypatch.setattr("harness.engines.sending.asyncio", planted)
+    monkeypatch.setattr("harness.engines.server.sending.asyncio", planted)
     return asked

@@ -12,9 +12,9 @@ from harness.decoding.adaptive import DraftLength
 from harness.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
 from harness.decoding.warp import Warp
-from harness.drafting.score_temperatures import ScoreTemperatures
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.tree_plan import TreePlan
+from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.plan import TreePlan
+from harness.drafting.trees.score_temperatures import ScoreTemperatures
 
 
 class MarkovRunner(TreeRunner):

@@ -10,15 +10,15 @@ from typing import Any
 
 import uvicorn
 
+from harness.commands.serve.app import make_app
+from harness.commands.serve.command import listen
+from harness.commands.serve.record import ServeSettings
+from harness.commands.serve.service import Service
 from harness.config.settings import Fault, ModelSettings
+from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine
-from harness.menu.commands.serve import ServeSettings
-from harness.menu.methods.model import ModelDraftSettings
 from harness.models.case import Demand
-from harness.serve.app import make_app
-from harness.serve.command import listen
-from harness.serve.service import Service
 from some_settings import settings_of
 
 BATCH_SIZE = 6

@@ -31,10 +31,10 @@ from time_limit import print_stacks_when_asked
 
 _IMPORTED = (
     "harness.cli",
-    "harness.experiments.run",
-    "harness.experiments.latency",
+    "harness.commands.run",
+    "harness.commands.latency.measure",
     "harness.sweep.jobs",
-    "harness.engines.local",
+    "harness.engines.local.engine",
     "hydra.main",
     "kept_pairs",
     "pytest",

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from harness.config.run import RunSettings
+from harness.drafting.registry import METHODS
 from harness.engines import keeper
 from harness.engines.pair import PlannedPair
+from harness.engines.registry import engine_of, pair_of
 from harness.menu.names import PACKAGE
-from harness.menu.records import METHODS, engine_of, pair_of
 from harness.models.loading import LoadedModel, PlacedModel
 
 _SHIPPED = PACKAGE / "models" / "shipped"

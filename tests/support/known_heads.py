@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.config.settings import ModelSettings
-from harness.drafting import heads, new_heads
-from harness.drafting.heads import HeadCheckpoint
-from harness.menu.records import HEADS
+from harness.drafting.heads import find as heads
+from harness.drafting.heads import new_heads
+from harness.drafting.heads.find import HeadCheckpoint
+from harness.drafting.registry import HEADS
 from harness.models.checkpoints import Checkpoint
 
 

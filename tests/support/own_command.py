@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.config.run import PromptedSettings
 from harness.config.settings import require_at_least
-from harness.menu.command import Command
-from harness.menu.experiment import Experiment
+from harness.records.command import Command
+from harness.records.experiment import Experiment
 from harness.results.row import figure, setting
 from harness.results.schema import DecodedRow
 
@@ -52,8 +52,8 @@ class AnswerLengths(Experiment):
 
     def measure(self, session: Any) -> None:
         """See `Experiment.measure`."""
-        from harness.experiments.interleaving import ask_all
-        from harness.experiments.prompts import load_prompts
+        from harness.measuring.interleaving import ask_all
+        from harness.prompts.sets import load_prompts
 
         prompts = load_prompts(self.settings.prompts).take(self.settings.num_prompts)
         token_ids = session.encode(prompts)

@@ -14,7 +14,7 @@ from typing import Any
 
 from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.engines.local import LocalEngine
+from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.results.files import append_rows
 from harness.results.row import Row
-from harness.results.rows.eval import EvalRow
-from harness.results.rows.latency import LatencyPromptRow, LatencyRow
 
 _SHARED: dict[str, Any] = {
     "model": "13B", "draft": "7B", "batch_size": 1, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "rule": "deepmind",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError
-from harness.menu.commands.latency import LatencySettings
 from harness.results.schema import RunRow
 from harness.sweep import jobs
 from report_files import latency_run

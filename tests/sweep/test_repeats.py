@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
-from harness.results.rows.latency import LatencyRow
 from harness.sweep.manifest import Manifest
 from harness.sweep.repeats import pool, rounds
 from in_process import QUICKEST_PAIR, Harness, results

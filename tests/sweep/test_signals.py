@@ -18,7 +18,7 @@ import pytest
 
 import forked
 from harness import run
-from harness.experiments.session import Session
+from harness.measuring.session import Session
 from harness.results.schema import RunRow
 from harness.sweep import signals
 from in_process import QUICKEST_PAIR, Harness, results
@@ -119,11 +119,11 @@ def test_what_a_program_made_that_calls_a_command_is_still_collected(
 ) -> None:
     """A model that a notebook deletes later must not keep its memory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "harness.experiments.plan", raising=False)
+    monkeypatch.delitem(sys.modules, "harness.commands.plan.measure", raising=False)
     model = HoldsItself()
     is_alive = weakref.ref(model)
     run("plan", *QUICKEST_PAIR)
-    assert "harness.experiments.plan" in sys.modules
+    assert "harness.commands.plan.measure" in sys.modules
     del model
     gc.collect()
     assert is_alive() is None

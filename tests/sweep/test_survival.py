@@ -21,8 +21,8 @@ import pandas as pd
 import pytest
 
 from forked import run, start
+from harness.commands.latency.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
-from harness.results.rows.latency import LatencyRow
 from in_process import Harness
 from processes import end
 from sweep_pairs import FATAL_WIDTH, save_wicked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.commands.latency.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
-from harness.results.rows.latency import LatencyRow
 from harness.sweep.sweep_file import SweepFile
 
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.menu.commands.latency import LatencySettings
 from harness.sweep.ranks import num_ranks, take_over_from_torchrun, with_ranks
 from some_settings import settings_of
 

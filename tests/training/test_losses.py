@@ -11,15 +11,15 @@ from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
 from harness.config.settings import ModelSettings
-from harness.drafting.blocks import Head
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.new_heads import initialise
+from harness.drafting.heads.slot_cache import SlotCache
+from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.kinds import dflash
 from harness.drafting.kinds.dflash import BlockHead
 from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
-from harness.drafting.new_heads import initialise
-from harness.drafting.slot_cache import SlotCache
-from harness.drafting.training_batch import DECAY, TrainingBatch
 from harness.models.checkpoints import Checkpoint
 from harness.training import losses
 from harness.training.losses import loss_of, training_batch

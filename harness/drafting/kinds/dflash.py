@@ -32,7 +32,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.drafting.block_formats import (
+from harness.drafting.head_kind import HeadKind
+from harness.drafting.heads.block_formats import (
     LeftOut,
     block_fields,
     has_causal_head,
@@ -41,16 +42,15 @@ from harness.drafting.block_formats import (
     is_spark,
     is_speculators,
 )
-from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
-from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
-from harness.drafting.new_layers import NUM_TOKENS, speculators_configuration
-from harness.drafting.slot_cache import SlotCache
-from harness.drafting.training_batch import DECAY, TrainingBatch, soft_loss
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
-from harness.menu.head_kind import HeadKind
+from harness.drafting.heads.blocks import HeadConfig, LayeredHead
+from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
+from harness.drafting.heads.formats import Shapes, StoredHead
+from harness.drafting.heads.new_layers import NUM_TOKENS, speculators_configuration
+from harness.drafting.heads.slot_cache import SlotCache
+from harness.drafting.heads.training_batch import DECAY, TrainingBatch, soft_loss
+from harness.drafting.heads.unread import Unread
+from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
 
 # Blocks of one row that a head is trained on at a time.
 BLOCKS = 8

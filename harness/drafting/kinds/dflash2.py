@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.block_formats import LeftOut, block_fields, has_selector, is_speculators
-from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.heads.block_formats import LeftOut, block_fields, has_selector, is_speculators
+from harness.drafting.heads.formats import Shapes, StoredHead
+from harness.drafting.heads.training_batch import TrainingBatch, soft_loss
 from harness.drafting.kinds.dflash import (
     BlockConfig,
     BlockHead,
@@ -25,7 +26,6 @@ from harness.drafting.kinds.dflash import (
     SequentialDrafter,
     SequentialTrees,
 )
-from harness.drafting.training_batch import TrainingBatch, soft_loss
 
 # The settings of a new head: those of published heads.
 _NUM_TAPS = 2

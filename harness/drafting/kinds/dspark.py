@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.block_formats import (
+from harness.drafting.heads.block_formats import (
     LeftOut,
     block_fields,
     is_deepspec,
     is_spark,
     is_speculators,
 )
-from harness.drafting.head_drafter import Draft
-from harness.drafting.head_formats import Shapes, StoredHead
+from harness.drafting.heads.drafter import Draft
+from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.kinds.dflash import (
     BlockConfig,
     BlockHead,

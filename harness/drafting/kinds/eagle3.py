@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from harness.drafting.blocks import HeadConfig, LayeredHead
-from harness.drafting.head_drafter import Draft, HeadDrafter, stacked
-from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees
-from harness.drafting.new_layers import speculators_configuration
-from harness.drafting.slot_cache import SlotCache
-from harness.drafting.training_batch import DECAY, TrainingBatch
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
-from harness.menu.head_kind import HeadKind
+from harness.drafting.head_kind import HeadKind
+from harness.drafting.heads.blocks import HeadConfig, LayeredHead
+from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
+from harness.drafting.heads.formats import Shapes, StoredHead
+from harness.drafting.heads.new_layers import speculators_configuration
+from harness.drafting.heads.slot_cache import SlotCache
+from harness.drafting.heads.training_batch import DECAY, TrainingBatch
+from harness.drafting.heads.unread import Unread
+from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.head_trees import HeadTrees
 from harness.runners.regions import end_part
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.drafting.block_formats import has_causal_head, is_speculators
-from harness.drafting.head_formats import Shapes
+from harness.drafting.heads.block_formats import has_causal_head, is_speculators
+from harness.drafting.heads.formats import Shapes
 from harness.drafting.kinds.dflash import DFlash
 
 

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.blocks import Head, HeadConfig
-from harness.drafting.head_drafter import Draft, HeadDrafter
-from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor
-from harness.drafting.new_layers import NUM_TOKENS
-from harness.drafting.training_batch import DECAY, TrainingBatch
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
-from harness.menu.head_kind import HeadKind
+from harness.drafting.head_kind import HeadKind
+from harness.drafting.heads.blocks import Head, HeadConfig
+from harness.drafting.heads.drafter import Draft, HeadDrafter
+from harness.drafting.heads.formats import Shapes, StoredHead
+from harness.drafting.heads.new_layers import NUM_TOKENS
+from harness.drafting.heads.training_batch import DECAY, TrainingBatch
+from harness.drafting.heads.unread import Unread
+from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.head_drafter import Draft
-from harness.drafting.head_formats import Shapes, StoredHead
-from harness.drafting.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.heads.drafter import Draft
+from harness.drafting.heads.formats import Shapes, StoredHead
+from harness.drafting.heads.unread import Unread
 from harness.drafting.kinds.eagle3 import Eagle3, EagleConfig, EagleDrafter, EagleHead
-from harness.drafting.tree_growth import Predictor
-from harness.drafting.unread import Unread
+from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The commands: a folder for each, with its record, rows, measurement, figures, tables and plots."""

@@ -1,0 +1,310 @@
+"""`compare`: type a prompt and watch both decoders race.
+
+`compare_lines` reads the prompts, `compare_display` draws the texts while they grow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.commands.compare.display import Lane, live, plain_console, show_race
+from harness.commands.compare.lines import piped_lines, typed_lines
+from harness.commands.compare.record import CompareSettings
+from harness.commands.compare.rows import CompareRow
+from harness.commands.compare.tables import rejections, verdict
+from harness.commands.words import pair_name, settings_line
+from harness.config.errors import HarnessError, RunError, SettingError, nearest
+from harness.config.settings import DecodingSettings
+from harness.decoding.protocols import Origin
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.race import figures, find_rejections, outcome, token_text
+from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
+from harness.measuring.measurement import measurement_digest
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.menu.conversion import setting_names
+from harness.menu.overrides import changed
+from harness.prompts.sets import Prompt, load_prompts
+from harness.records.experiment import Experiment
+from harness.results.acceptance import Rejection
+from harness.tables.table import visible
+from harness.tables.terminal import PLAIN_WIDTH, print_document
+
+# New tokens of each arm before the first race, so that what a process does only once is not timed.
+_WARMUP_TOKENS = 8
+# A prepared runner decodes longer prompts as well, but more slowly.
+_LONGEST_FAST_PROMPT = 512
+_WELCOME = (
+    "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
+)
+# Settings that can change while the models stay loaded.
+_CHANGEABLE = [name for name in setting_names(CompareSettings) if name.startswith("decoding.")]
+_CHANGEABLE += ["view", "seed", "chat_template"]
+_COMMANDS = (":set", ":help", ":quit")
+_HELP = """\
+:set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=race; alone it shows them
+:help  this
+:quit  end, as Ctrl-D does
+Anything else is a prompt; put a space before one that begins with a colon.
+Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
+
+
+class Compare(Experiment):
+    """Both decoders on one prompt after the other; a row is written after each race.
+
+    Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a
+    colon are commands, such as `:set temperature=0.8`.
+    """
+
+    def __init__(self, settings: CompareSettings) -> None:
+        self.settings = settings
+        # The first is the warm-up, and all of them are examples.
+        self._examples = load_prompts(settings.prompts).prompts
+        self._interactive = settings.prompt is None and sys.stdin.isatty()
+        # With json=true stdout is for records alone.
+        self._console = plain_console(
+            stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH
+        )
+        self._num_races = 0
+        # The settings that the open engine was opened for.
+        self._opened_for: DecodingSettings | None = None
+        # The line that says where rows are.
+        self._written: str | None = None
+
+    def measure(self, session: Session) -> None:
+        """Race the prompt of the settings, or those that are typed or come from a pipe."""
+        prompt = self.settings.prompt
+        if prompt is not None:
+            session.encode([Prompt(prompt)], "prompt")
+        session.place(1, _LONGEST_FAST_PROMPT)
+        try:
+            with quick_garbage_collections():
+                self._warm_up(session)
+                if prompt is not None:
+                    self._race(session, prompt)
+                elif self._interactive:
+                    self._say(_describe(session), "bold")
+                    self._say(_WELCOME)
+                    history = session.kept_in / ".compare_history"
+                    examples = [example.text for example in self._examples]
+                    self._take_lines(session, typed_lines(history, examples))
+                else:
+                    self._take_lines(session, piped_lines())
+        finally:
+            if self._written:
+                say(self._written)
+
+    def rows(self, session: Session) -> list[CompareRow]:
+        """Races write their rows themselves; a prompt that never came to its race gets one here."""
+        if session.status == "ok" or self._num_races or self.settings.prompt is None:
+            return []
+        return [session.row(CompareRow, prompt=self.settings.prompt)]
+
+    def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
+        """Race prompts and obey commands, until the lines end or `:quit`."""
+        num_lines = num_failed = 0
+        for line in lines:
+            if not line.strip():
+                continue
+            num_lines += 1
+            try:
+                if self._take(session, line):
+                    break
+            except KeyboardInterrupt as interrupt:
+                # One that carries a message is not the user's Ctrl-C but a signal to end
+                # (`sweep.signals`).
+                if interrupt.args or not self._interactive:
+                    raise
+                self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")
+            except HarnessError as error:
+                num_failed += 1
+                screen = plain_console(stderr=True)
+                screen.print(visible(f"harness: {error}"), soft_wrap=not screen.is_terminal)
+                if self.settings.json and not line.startswith(":"):
+                    _print_json({"prompt": line, "status": "failed", "error": str(error)})
+        if num_lines == 0 and not self._interactive:
+            rule = "must be given without a terminal: prompt=..., or one per line on stdin"
+            raise SettingError("prompt", rule)
+        if num_failed and not self._interactive:
+            raise RunError(f"{num_failed} of {num_lines} lines failed")
+
+    def _take(self, session: Session, line: str) -> bool:
+        """Race a prompt or obey a command. Returns whether no more lines are to be taken."""
+        if line.startswith(":"):
+            if line.split()[0] in (":quit", ":q", ":exit"):
+                return True
+            self._say(_obey(line, session), "dim")
+            return False
+        self._race(session, line)
+        # A closed stdout means that nobody reads further races.
+        return self._console.reader_has_left and not self.settings.json
+
+    def _race(self, session: Session, prompt: str) -> None:
+        """Run one prompt through every arm, show the race, and write its row, however it ends."""
+        typed = Prompt(prompt)
+        [token_ids] = session.encode([typed], "prompt")
+        settings: Any = session.settings
+        if not settings.json and not self._interactive:
+            # A terminal shows what was typed; elsewhere the prompt stands before its answers.
+            self._say(f"> {prompt}", "bold")
+        laps: dict[str, Generation] = {}
+        rejected: list[Rejection] | None = None
+        columns: dict[str, Any] = {
+            "prompt_index": self._num_races,
+            "prompt": prompt,
+            "num_prompt_tokens": len(token_ids),
+        }
+        session.status = "ok"
+        session.error = None
+        try:
+            with session.watch():
+                engine = self._engine(session)
+                # The warm-up's random numbers were those of index 0.
+                index = self._num_races + 1
+                question = session.ask(
+                    [token_ids], [index], chats=[typed.chat()], salts=[str(index)]
+                )
+                for arm in engine.arms:
+                    laps[arm.name] = self._lap(session, engine, arm, question)
+                    columns |= figures(arm.name, laps[arm.name], session.tokenizer)
+                if "speculative" in laps:
+                    columns |= outcome(engine, question, *laps.values())
+                    if engine.arms[-1].tells_drafts:
+                        rejected = find_rejections(laps["speculative"], session.tokenizer)
+                        columns["num_rejections"] = len(rejected)
+        finally:
+            self._num_races += 1
+            row = session.row(CompareRow, measurement=measurement_digest(settings), **columns)
+            if row.why_no_verdict is not None:
+                row = dataclasses.replace(row, speedup=None)
+            self._written = session.write_rows([row])
+        self._show(row, engine, list(laps.values()), rejected, session, token_ids)
+
+    def _show(
+        self,
+        row: CompareRow,
+        engine: Engine,
+        laps: Sequence[Generation],
+        rejected: Sequence[Rejection] | None,
+        session: Session,
+        token_ids: Sequence[int],
+    ) -> None:
+        """Show a race that has ended, as the settings ask."""
+        settings: Any = session.settings
+        tells_drafts = engine.arms[-1].tells_drafts
+        if settings.json:
+            speculative = laps[1] if len(laps) > 1 else None
+            _print_json(_record(row, speculative, tells_drafts, rejected, session.tokenizer))
+            return
+        if settings.view == "race":
+            show_race(self._console, laps, session.tokenizer, token_ids, tells_drafts)
+        log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
+        print_document([*log, *verdict(row)], self._console)
+
+    def _lap(self, session: Session, engine: Engine, arm: Arm, question: Question) -> Generation:
+        settings: Any = session.settings
+        if settings.json or settings.view == "race":
+            return run_lap(engine, arm, question)
+        lane = Lane(
+            self._console,
+            arm=arm.name,
+            tokenizer=session.tokenizer,
+            prompt=question.prompts[0],
+            legend=arm.tells_drafts,
+        )
+        with live(lane) as draw:
+            lap = run_lap(engine, arm, question, draw)
+            lane.show(lap)
+        return lap
+
+    def _engine(self, session: Session) -> Engine:
+        """The engine for the present settings. Some runners take long to prepare, so it stays open
+        while the settings stay.
+        """
+        decoding = session.settings.decoding
+        if session.engine is not None and self._opened_for == decoding:
+            return session.engine
+        # Opening may be interrupted while the engine before is still there.
+        self._opened_for = None
+        engine = session.open(1, _LONGEST_FAST_PROMPT)
+        self._opened_for = decoding
+        return engine
+
+    def _warm_up(self, session: Session) -> None:
+        """Run every arm for a few tokens and discard them."""
+        decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
+        example = self._examples[0]
+        token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
+        engine = self._engine(session)
+        question = session.ask(token_ids, [0], decoding, chats=[example.chat()])
+        for arm in engine.arms:
+            generate(engine, arm, question)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
+
+
+def _obey(line: str, session: Session) -> str:
+    """Carry out a command; returns the text to show."""
+    word, *rest = line.split(maxsplit=1)
+    if word == ":help":
+        return _HELP
+    if word != ":set":
+        rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
+        raise SettingError(word, rule)
+    if rest:
+        session.settings = changed(session.settings, rest[0], _CHANGEABLE)
+        return _describe(session)
+    return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
+
+
+def _describe(session: Session) -> str:
+    """The pair and the settings of the next race, in one line."""
+    row = session.row(CompareRow)
+    return f"{pair_name(row, ' with draft ')} · {settings_line([row])} · view={row.view}"
+
+
+def _record(
+    row: CompareRow,
+    speculative: Generation | None,
+    reports_origins: bool,
+    rejected: Sequence[Rejection] | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """The row as JSON, with the origin of each token, and every rejection; null where the engine
+    does not report them.
+    """
+    record = {name: getattr(row, name) for name in row.columns()}
+    if speculative is None:
+        return record
+    counts = dict.fromkeys(Origin, 0)
+    tokens = []
+    for iteration in speculative.iterations:
+        for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+            counts[origin] += 1
+            text = token_text(tokenizer, token)
+            tokens.append(
+                {"token": token, "text": text, "origin": origin if reports_origins else None}
+            )
+    record["speculative_tokens"] = tokens
+    record["origins"] = counts if reports_origins else None
+    record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
+    return record
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    # A StringIO, as `harness.run` has in place of stdout, has no encoding and takes every letter.
+    encoding = sys.stdout.encoding or "utf-8"
+    is_utf = encoding.lower().startswith("utf")
+    # A program that reads the pipe may wait for this line.
+    print(json.dumps(record, ensure_ascii=not is_utf), flush=True)
+
+
+EXPERIMENT = Compare

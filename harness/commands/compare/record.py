@@ -1,0 +1,83 @@
+"""`compare`: both arms on prompts that the user types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.commands.compare.rows import CompareRow
+from harness.config.run import PromptedSettings
+from harness.config.settings import require
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document
+
+View = Literal["text", "race", "log"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(PromptedSettings):
+    """`compare`: both arms on prompts that the user types.
+
+    Attributes:
+        view: `text` streams one arm after the other; `race` measures both and replays them side by side; `log` also
+            lists every rejection.
+        prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
+        json: print one JSON record per prompt on stdout, and nothing else.
+        prompts: examples in the session's history.
+    """
+
+    view: View = "text"
+    prompt: str | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.batch_size == 1,
+            "batch_size",
+            "must be 1: compare decodes one prompt at a time",
+            self.batch_size,
+        )
+        rule = "must be given with tensor_parallel, whose processes share no keyboard"
+        require(not self.tensor_parallel or self.prompt is not None, "prompt", rule, None)
+        require(
+            self.prompt is None or bool(self.prompt.strip()),
+            "prompt",
+            "must hold text",
+            self.prompt,
+        )
+        # Stray bytes of a command line become half characters, which no tokenizer takes.
+        is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
+        require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
+
+
+class Compare(Command):
+    """Shows a race of both arms."""
+
+    name = "compare"
+    summary = "type a prompt and watch both decoders race, each token coloured by who wrote it"
+    example = "model=13B draft=7B"
+    examples = (
+        ("", "the shipped tiny pair; type :help for help, Ctrl-D to end"),
+        ("model=13B draft=7B", "a pair of presets; names as in latency"),
+        ("view=race", "both streams side by side, after both are measured"),
+        ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
+        ("json=true < prompts.txt", "one prompt per line, one JSON record each"),
+    )
+    help_order = 2
+    settings = CompareSettings
+    experiment = "harness.commands.compare.measure"
+    row = CompareRow
+    sweeps = False
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.compare.tables import races_table
+
+        return [races_table([row for run in runs for row in run.rows])]
+
+
+RECORD = Compare()

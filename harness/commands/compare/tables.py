@@ -1,0 +1,147 @@
+"""Races of `compare`: the verdict on one, its rejections, and a table over many."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from harness.commands.compare.rows import CompareRow
+from harness.commands.latency.tables.costs import tokens_per_iteration
+from harness.commands.names import told_apart
+from harness.commands.words import common_settings, labels, lossy_warning
+from harness.engines.registry import is_elsewhere
+from harness.results.acceptance import Rejection
+from harness.tables.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    TableRow,
+    interval,
+    percent,
+    sentences,
+    times,
+    visible,
+)
+
+
+def verdict(row: CompareRow) -> Document:
+    """Speed-up or why there is none, acceptance, and whether the texts are the same.
+
+    After a race of one arm only warnings about random weights and synthetic acceptance.
+    """
+    # "random weights: ...", "synthetic 0.8: ..."
+    not_real = [
+        f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
+    ]
+    no_verdict = row.why_no_verdict
+    is_one_arm = row.speedup is None and no_verdict is None
+    if is_one_arm:
+        return sentences("warning", *not_real)
+    accepted = "nothing was drafted"
+    if is_elsewhere(row.engine):
+        accepted = "the server does not tell how many draft tokens it accepted"
+    if row.acceptance_rate is not None:
+        accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
+        # Some servers tell no iterations.
+        if tokens := tokens_per_iteration(row):
+            accepted += f", {tokens:.2f} tokens per iteration"
+    lines = [
+        Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
+        Line(_identity(row), "dim"),
+        *sentences("warning", lossy_warning(row), *not_real),
+    ]
+    if no_verdict is not None and not row.ignore_eos:
+        lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
+    return lines
+
+
+def _headline(row: CompareRow, no_verdict: str | None) -> str:
+    """The speed-up, or why there is none."""
+    if no_verdict is not None or row.speedup is None:
+        return f"No verdict: {no_verdict}"
+    part = "in this race" if row.num_compared is None else _beginning(row)
+    return f"{times(row.speedup)} {part}"
+
+
+def _beginning(row: CompareRow) -> str:
+    """The part of the texts that was compared."""
+    shorter = "regular"
+    if (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0):
+        shorter = "speculative"
+    return f"over the first {row.num_compared} tokens, where the {shorter} text ends"
+
+
+def rejections(rejected: Sequence[Rejection] | None) -> Document:
+    """Every rejection of a race: the token, its probabilities under both models, and its replacement.
+
+    Args:
+        rejected: None where the engine does not tell them.
+    """
+    if rejected is None:
+        return [Line("The engine does not tell which draft tokens were rejected.", "dim")]
+    if not rejected:
+        return [Line("No draft token was rejected.", "dim")]
+    columns = (
+        Column("at"),
+        Column("rejected", _quoted, text=True),
+        Column("target", "{:.3f}".format),
+        Column("draft", "{:.3f}".format),
+        Column("replaced by", _quoted, text=True),
+    )
+    note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
+    # The fields of a rejection are the columns, in the same order.
+    rows = tuple(TableRow(rejection) for rejection in rejected)
+    return [Table("rejections", "", columns, rows, notes=(note,), look="plain")]
+
+
+def races_table(rows: Sequence[CompareRow]) -> Table:
+    """One row per pair, settings and K, over all races that were timed."""
+    timed = [row for row in rows if row.regular_ms_per_token is not None]
+    races_by_name: dict[tuple[str, object], list[CompareRow]] = {}
+    for name, row in zip(told_apart(timed), timed, strict=True):
+        cell = f"{name.pair}\n{' · '.join(name.settings)}".strip()
+        races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
+    lines = [TableRow((*key, *_medians(races))) for key, races in races_by_name.items()]
+    columns = (
+        Column("pair", text=True),
+        Column("K", identifies_row=True),
+        Column("prompts"),
+        Column("median speed-up", times),
+        Column("least to most"),
+        Column("accepted", percent),
+    )
+    about = "Single prompts, timed once each: an impression, not a measurement."
+    if common := common_settings(timed):
+        about = f"{common}. {about}"
+    return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
+
+
+def _medians(races: Sequence[CompareRow]) -> tuple[Any, ...]:
+    """How many races there are, their median speed-up and its range, and their mean acceptance."""
+    compared = [row for row in races if row.why_no_verdict is None]
+    speedups = [row.speedup for row in compared if row.speedup is not None]
+    rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
+    median = statistics.median(speedups) if speedups else None
+    least_to_most = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
+    accepted = statistics.fmean(rates) if rates else None
+    return len(races), median, least_to_most, accepted
+
+
+def _quoted(token: str) -> str:
+    """A token with quotation marks, so that its spaces show."""
+    return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _identity(row: CompareRow) -> str:
+    if row.identical:
+        return "The texts are identical, token for token."
+    differ = f"The texts differ from token {row.parted_at} on"
+    if row.lossy:
+        return f"{differ}."
+    if row.temperature:
+        return f"{differ}; sampled texts may: both follow the target's distribution."
+    if row.logit_margin is None:
+        return f"{differ}, where one of them ends."
+    return f"{differ}, where the logits differ by {row.logit_margin:.2g} (near 0: a tie that rounding broke)."

@@ -1,0 +1,324 @@
+"""`eval`: how many questions each arm answers correctly. Both get the same ones, in batches, and a
+run goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
+from harness.commands.eval.lm_eval_tasks import LmEvalTask
+from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
+from harness.commands.eval.tables import eval_document
+from harness.commands.eval.tasks import Problem, Task, tokens_with
+from harness.engines.local.batches import in_batches
+from harness.engines.protocol import Question
+from harness.engines.timing import Generation
+from harness.measuring.interleaving import Answers, ask_all
+from harness.measuring.measurement import Measurement, identify
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.prompts.sets import Prompt
+from harness.records.experiment import Experiment
+from harness.results.acceptance import Acceptance
+from harness.results.files import append_rows
+from harness.results.statistics.proportions import (
+    difference_of_paired_proportions,
+    mcnemar_p_value,
+    wald_interval,
+    wilson_interval,
+)
+
+PROMPTS_FILE = "eval_prompts.csv"
+
+# Settings that say how much is asked, and do not change an answer.
+_NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
+
+# By seed and index of the question: the answer of each arm.
+StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
+
+
+class Evaluation(Experiment):
+    """Both arms on the questions of each seed.
+
+    Answers are appended batch by batch to a store, a CSV file named after a digest of everything
+    that determines an answer and its time. So however a run ends, the same command continues from
+    there.
+
+    Attributes:
+        task: asks and judges.
+        problems: the questions of all seeds.
+        answers: those so far, with those of earlier runs.
+        resumed: seed and index of the questions that earlier runs answered.
+        smallest_batch: the fewest questions that were answered together; None before any.
+    """
+
+    document = staticmethod(eval_document)
+
+    def __init__(self, settings: EvalSettings) -> None:
+        # A batch has one seed, so that it is never larger than the questions of a seed.
+        self.settings = dataclasses.replace(
+            settings, batch_size=min(settings.batch_size, settings.num_prompts)
+        )
+        self.task: Task
+        if settings.task in OPERATIONS:
+            operation = OPERATIONS[settings.task]
+            self.task = DrawnTask(operation, settings.operands, settings.replacement)
+        else:
+            lm_eval_task = LmEvalTask(settings.task)
+            lm_eval_task.check_limit(settings.decoding.max_new_tokens)
+            self.task = lm_eval_task
+        self.problems: list[Problem] = []
+        for seed in settings.seeds:
+            self.problems += self.task.problems(seed, settings.num_prompts)
+        self.answers: StoredAnswers = {}
+        self.resumed: set[tuple[int, int]] = set()
+        self.smallest_batch: int | None = None
+
+    def measure(self, session: Session) -> None:
+        settings = self.settings
+        problems = self.problems
+        if self.task.origin is not None:
+            say(self.task.origin)
+        token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
+        max_new_tokens = settings.decoding.max_new_tokens
+        self.task.check_answer_length(session.tokenizer, problems, max_new_tokens)
+        session.place(settings.batch_size, max(map(len, token_ids)))
+        measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
+        digests = [digest for digest in (measurement.digest, self.task.digest) if digest]
+        store = session.kept_in / "eval_answers" / f"{'-'.join(digests)}.csv"
+        if settings.resume:
+            self._resume(session, store, measurement)
+        if len(self.answers) < len(problems):
+            self._answer(session, token_ids, store)
+
+    def rows(self, session: Session) -> list[EvalRow]:
+        """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
+
+        A seed without an answer, because the run ended before, has no row.
+        """
+        answers = self.answers or self._left_behind(session)
+        rows = []
+        for seed in (*self.settings.seeds, "all"):
+            problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
+            answered = [problem for problem in problems if problem.key in answers]
+            if answered or seed == "all":
+                columns = {
+                    "seed": str(seed),
+                    "prompts_digest": _digest(problems),
+                    "num_resumed": sum(problem.key in self.resumed for problem in problems),
+                }
+                for arm in self.settings.arms:
+                    rows.append(self._row(session, arm, answered, answers, columns))
+        return rows
+
+    def _row(
+        self,
+        session: Session,
+        arm: str,
+        answered: Sequence[Problem],
+        answers: StoredAnswers,
+        columns: Mapping[str, Any],
+    ) -> EvalRow:
+        """The row of an arm, from the answers of every arm to the same questions."""
+        settings = self.settings
+        first_asked = {problem.prompt: problem for problem in reversed(answered)}
+        # A greedy answer to the same question is a copy, and no further evidence.
+        is_greedy = settings.decoding.temperature == 0
+        counted = [
+            answers[problem.key]
+            for problem in answered
+            if not is_greedy or problem is first_asked[problem.prompt]
+        ]
+        of_arm = [answers[problem.key][arm] for problem in answered]
+        compared: dict[str, Any] = {}
+        # Where an arm failed, the other may have done more work.
+        if arm != "regular" and answered and session.status != "failed":
+            regular = [answers[problem.key]["regular"] for problem in answered]
+            identical = [
+                mine.completion == theirs.completion
+                for mine, theirs in zip(regular, of_arm, strict=True)
+            ]
+            first = [by_arm["regular"].correct for by_arm in counted]
+            second = [by_arm[arm].correct for by_arm in counted]
+            compared = {
+                **difference_of_paired_proportions(first, second).columns("difference"),
+                "mcnemar_p_value": mcnemar_p_value(first, second),
+                # Sampled texts may differ; greedy ones must not.
+                "identical_prompts": sum(identical) if is_greedy else None,
+            }
+        num_correct = sum(by_arm[arm].correct for by_arm in counted)
+        accuracies: dict[str, Any] = {
+            **wald_interval(num_correct, len(counted)).columns("accuracy", ends="wald"),
+            **wilson_interval(num_correct, len(counted)).columns("accuracy", ends="wilson"),
+        }
+        return session.row(
+            EvalRow,
+            arm=arm,
+            published_accuracy=self.task.published_accuracy(settings.model).get(arm),
+            operands=self.task.operands_column,
+            metric=self.task.metric_column,
+            smallest_batch=self.smallest_batch,
+            num_different_prompts=len(first_asked),
+            **accuracies,
+            **columns,
+            **compared,
+            **_figures(of_arm),
+        )
+
+    def _left_behind(self, session: Session) -> StoredAnswers:
+        """The answers that this run's process wrote to its directory before it died."""
+        rows = read_answers(session.directory / PROMPTS_FILE)
+        return self._complete([row for row in rows if row.run == session.run])
+
+    def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
+        """Take over the answers of earlier runs of the same measurement."""
+        stored = [row for row in read_answers(store) if measurement.includes(row)]
+        self.answers = self._complete(stored)
+        if not self.answers:
+            return
+        self.resumed = set(self.answers)
+        rows = []
+        for by_arm in self.answers.values():
+            rows += [dataclasses.replace(row, run=session.run) for row in by_arm.values()]
+        wanted = len(self.problems) * len(self.settings.arms)
+        say(f"{len(rows)} of {wanted} answers are in {store} already; resume=false measures again")
+        session.append(PROMPTS_FILE, rows)
+
+    def _answer(self, session: Session, token_ids: Sequence[Sequence[int]], store: Path) -> None:
+        """Give every arm, batch by batch, the questions without an answer.
+
+        Both arms answer a batch before the next begins, and then it is written: a question is
+        answered by all arms or by none.
+        """
+        size = self.settings.batch_size
+        session.open(size, max(map(len, token_ids)), share_prefix=True)
+        problems = {problem.key: problem for problem in self.problems}
+
+        def after_question(question: Question, answers: Answers) -> str:
+            batch = [problems[question.seed, index] for index in question.indices]
+            self.smallest_batch = min(self.smallest_batch or size, len(batch))
+            rows: list[AnswerRow] = []
+            for arm, generation in answers.items():
+                rows += self._read(session, arm, batch, generation)
+            session.append(PROMPTS_FILE, rows)
+            append_rows(store, rows)
+            self.answers |= _by_question(rows)
+            return self._accuracies()
+
+        pending = self._pending(session, token_ids)
+        ask_all(session, pending, after_question, warmups=pending[:1])
+
+    def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
+        """The questions without an answer, in batches. A question of an engine has one seed."""
+        ends = self.task.ends
+        stop_tokens = tokens_with(session.tokenizer, ends) if ends else frozenset()
+        pending = [
+            (problem, ids)
+            for problem, ids in zip(self.problems, token_ids, strict=True)
+            if problem.key not in self.answers
+        ]
+        questions = []
+        for seed in self.settings.seeds:
+            of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
+            for batch in in_batches(of_seed, self.settings.batch_size):
+                question = session.ask(
+                    [ids for _, ids in batch],
+                    [problem.index for problem, _ in batch],
+                    chats=[Prompt(problem.prompt).chat() for problem, _ in batch],
+                    seed=seed,
+                    stop_tokens=stop_tokens,
+                    ends=ends,
+                )
+                questions.append(question)
+        return questions
+
+    def _accuracies(self) -> str:
+        """The accuracy of each arm so far: `regular 81.0%, speculative 80.5%`."""
+        accuracies = []
+        for arm in self.settings.arms:
+            correct = [by_arm[arm].correct for by_arm in self.answers.values()]
+            accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
+        return ", ".join(accuracies)
+
+    def _read(
+        self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
+    ) -> Iterator[AnswerRow]:
+        """An arm's answers to a batch of questions, each with an equal share of the batch's time.
+
+        Args:
+            batch: the questions, in the order of the generation's rows.
+        """
+        for problem, request in zip(batch, generation.requests, strict=True):
+            text = session.tokenizer.decode(
+                request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            judgement = self.task.judge(str(text), problem)
+            yield session.row(
+                AnswerRow,
+                Acceptance.of(request.outcomes),
+                prompt_index=problem.index,
+                seed=problem.seed,
+                arm=arm,
+                a=problem.a,
+                b=problem.b,
+                source_row=problem.source_row,
+                expected=problem.expected,
+                completion=judgement.completion,
+                answer=judgement.answer,
+                correct=judgement.correct,
+                num_tokens=len(request.token_ids),
+                time_ms=1000 * generation.seconds / len(batch),
+                outcomes=[list(outcome) for outcome in request.outcomes],
+                answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                server_started=session.identify().server_started,
+            )
+
+    def _complete(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
+        """The answers to these questions, where every arm has answered.
+
+        Of two answers the later one counts.
+        """
+        answers = _by_question(rows)
+        arms = set(self.settings.arms)
+        return {
+            problem.key: answers[problem.key]
+            for problem in self.problems
+            if arms.issubset(answers.get(problem.key, ()))
+        }
+
+
+EXPERIMENT = Evaluation
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    """12 hex digits of the texts of questions."""
+    texts = "\n".join(problem.prompt for problem in problems)
+    return hashlib.sha256(texts.encode()).hexdigest()[:12]
+
+
+def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
+    answers: StoredAnswers = {}
+    for row in rows:
+        answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row
+    return answers
+
+
+def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
+    """The columns that count all answers of one arm."""
+    times = [answer.time_ms for answer in answers]
+    return {
+        "acceptance": Acceptance.of(outcome for answer in answers for outcome in answer.outcomes),
+        "num_prompts": len(answers),
+        "num_correct": sum(answer.correct for answer in answers),
+        "num_parsed": sum(answer.answer is not None for answer in answers),
+        "num_tokens": sum(answer.num_tokens for answer in answers),
+        "ms_per_answer": statistics.fmean(times) if times else None,
+    }

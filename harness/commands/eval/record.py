@@ -1,0 +1,139 @@
+"""`eval`: correct answers of both arms to the same questions."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.commands.eval.rows import AnswerRow, EvalRow
+from harness.config.errors import nearest
+from harness.config.run import RunSettings
+from harness.config.settings import require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document, Line
+
+# The last one is lm-evaluation-harness's, under its own name.
+Task = Literal["multiplication", "addition", "gsm8k"]
+# Before the name of a task of lm-evaluation-harness, or of a file with one.
+LM_EVAL = "lm_eval:"
+_DRAWN = ("multiplication", "addition")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings(RunSettings):
+    """`eval`: correct answers of both arms to the same questions.
+
+    Attributes:
+        task: `multiplication` and `addition` of drawn operands; `lm_eval:NAME` or `lm_eval:./task.yaml`
+            for a generative task of lm-evaluation-harness, of which `gsm8k` needs no prefix.
+        operands: the lowest and the highest operand of a question.
+        replacement: draw a question again before all others were drawn, as published tables did.
+        seeds: of the questions and of sampling; each seed has its own questions.
+        num_prompts: questions per seed.
+        resume: also reuse the answers of an earlier run with the same settings.
+    """
+
+    task: Task | str = "multiplication"
+    operands: tuple[int, int] = (1, 99)
+    replacement: bool = False
+    seeds: tuple[int, ...] = (0,)
+    num_prompts: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_task()
+        require_at_least(self, num_prompts=1)
+        require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
+        operands = self.operands
+        seeds = self.seeds
+        rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
+        require(
+            len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,
+            "operands",
+            rule,
+            operands,
+        )
+        require(bool(seeds), "seeds", "must name at least one seed", seeds)
+        require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
+        require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
+        require(
+            self.weights == "stored",
+            "weights",
+            "must be stored: random weights know no answers",
+            self.weights,
+        )
+        rule = f"must be false with task={self.task}, which has its own questions"
+        require(self.task in _DRAWN or not self.replacement, "replacement", rule, self.replacement)
+        rates = self.decoding.synthetic_acceptance
+        rule = "must be null: with tokens accepted at random the answers mean nothing"
+        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
+
+    def _check_task(self) -> None:
+        """Refuse a task that neither we nor lm-evaluation-harness can have."""
+        names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
+        from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
+        rule = f"must be one of {', '.join(names)}{nearest(self.task, names)}"
+        require(self.task in names or from_lm_eval, "task", rule, self.task)
+
+
+class Eval(Command):
+    """Counts correct answers."""
+
+    name = "eval"
+    summary = "whether speculative decoding answers as many questions correctly as the model alone"
+    example = "model=13B draft=7B 'seeds=[0,1,2,3]' num_prompts=1000"
+    examples = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
+        ("decoding=greedy", "both arms must give the same answers"),
+        ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
+        ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "of lm-evaluation-harness"),
+        ("task=lm_eval:./task.yaml num_prompts=100", "a task of your own, in its format"),
+        ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
+    )
+    notes = (
+        "Answers are kept in eval_answers/ next to results.file: after Ctrl-C or a crash the same "
+        "command resumes."
+    )
+    help_order = 3
+    settings = EvalSettings
+    experiment = "harness.commands.eval.measure"
+    row = EvalRow
+    regresses = True
+    further_rows = (AnswerRow,)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The accuracy of each arm."""
+        from harness.commands.eval.tables import merged_rows
+
+        merged = [row for row in merged_rows(rows) if row.accuracy is not None]
+        return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.eval.tables import accuracy_table
+
+        return [accuracy_table(runs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """Whether the arms' accuracies differ."""
+        from harness.commands.eval.tables import accuracy_losses
+
+        return accuracy_losses(runs)
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        from harness.commands.latency.plots import accuracy_plots
+
+        return accuracy_plots(runs)
+
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """Accuracy, question by question."""
+        from harness.commands.regress.comparisons import change_of_accuracy
+
+        return [change_of_accuracy(sides)]
+
+
+RECORD = Eval()

@@ -1,0 +1,223 @@
+"""Results of `eval`: accuracies with their bounds, and whether the arms differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.tables.run import ACCEPTED, ARM
+from harness.commands.names import Name, Named, named_runs
+from harness.commands.published import MULTIPLICATION_NOTE
+from harness.commands.read_runs import Run
+from harness.commands.words import (
+    common_settings,
+    device_of,
+    lossy_warning,
+    pair_name,
+    settings_line,
+    smaller_batch,
+    title,
+)
+from harness.tables.table import Column, Document, Line, Table, interval, number, sentences
+
+# p-values below this count as a difference.
+_SIGNIFICANT = 0.05
+# In percent.
+_bounds = functools.partial(interval, digits=1, scale=100)
+_NO_WIDTH = (
+    "± 0.0: at 0 or 100 % Wald's interval has no width, however few were asked; Wilson's has."
+)
+
+
+def eval_document(rows: Sequence[EvalRow]) -> Document:
+    """The document that `eval` prints; empty where nothing was answered."""
+    merged = merged_rows(rows)
+    if all(row.accuracy is None for row in merged):
+        return []
+    # The sentences have K and the difference, for which 80 columns have no room.
+    table = _table(_lines_of(Run(list(rows))), without={"K", "difference", "McNemar p"})
+    heading = Line(title(merged[0]), "strong")
+    return [heading, Line(settings_line(rows), "dim"), table, *_sentences(merged)]
+
+
+def accuracy_table(runs: Sequence[Run]) -> Table:
+    """One run with all its seeds, or several, each merged over its seeds."""
+    lines = []
+    if len(runs) == 1:
+        lines = _lines_of(runs[0])
+    else:
+        for named in named_runs(runs):
+            lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
+    common = common_settings([line.row for line in lines])
+    about = f"{common}. Difference: speculative minus regular, percentage points."
+    return _table(lines, without={"parsed"}, title="Accuracy", about=about)
+
+
+def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
+    """Whether the arms' accuracies differ, in sentences; of a single run also what that covers."""
+    compared = []
+    for run in runs:
+        if run.status == "ok":
+            compared += [row for row in merged_rows(run.rows) if row.difference is not None]
+    if not compared:
+        return []
+    if len(compared) == 1:
+        return _answer(compared[0])
+    differing = [
+        f"{pair_name(row)} by {100 * (row.difference or 0):+.1f} points"
+        for row in compared
+        if _differs(row)
+    ]
+    if differing:
+        pairs = "; ".join(differing)
+        text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
+        return [Line(text, "strong")]
+    text = f"No significant difference in accuracy between the arms ({len(compared)} evaluations)."
+    return [Line(text, "strong")]
+
+
+def _answer(row: EvalRow) -> list[Line]:
+    """The answer of one evaluation, what it covers, and what would change it."""
+    measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
+    change = None
+    lowest = row.difference_low
+    if not _differs(row) and lowest is not None and lowest < 0:
+        lost = f"a loss of up to {-100 * lowest:.1f} points is not excluded"
+        change = f"What would change it: {lost}; four times the questions would halve the interval."
+    return [_verdict(row), *sentences("plain", measured, change)]
+
+
+def _differs(row: EvalRow) -> bool:
+    return row.mcnemar_p_value is not None and row.mcnemar_p_value < _SIGNIFICANT
+
+
+def _verdict(row: EvalRow) -> Line:
+    """The difference between the arms, and whether it is significant.
+
+    `The speculative arm's accuracy differs: +1.0 percentage points (95 % interval 0.2 to 1.8; McNemar
+    p = 0.01).`
+    """
+    verdict = "No significant difference in accuracy between the arms: speculative minus regular is"
+    if _differs(row):
+        verdict = "The speculative arm's accuracy differs:"
+    figures = []
+    if bounds := _bounds(row.difference_low, row.difference_high):
+        figures.append(f"95 % interval {bounds}")
+    if row.mcnemar_p_value is not None:
+        figures.append(f"McNemar p = {row.mcnemar_p_value:.2g}")
+    certainty = f" ({'; '.join(figures)})" if figures else ""
+    difference = f"{100 * (row.difference or 0):+.1f} percentage points"
+    return Line(f"{verdict} {difference}{certainty}.", "strong")
+
+
+def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
+    """The rows over all seeds, regular first."""
+    return [row for row in rows if row.seed == "all"]
+
+
+def _lines_of(run: Run) -> list[Named]:
+    """The rows of a single run, without a name; of one seed only the merged ones, which equal it."""
+    has_one_seed = len({row.seed for row in run.rows} - {"all"}) < 2
+    rows = merged_rows(run.rows) if has_one_seed else run.rows
+    return [Named(Name("", None), run, row) for row in rows]
+
+
+def _table(lines: Sequence[Named], without: set[str], title: str = "", about: str = "") -> Table:
+    """One row per line.
+
+    Args:
+        without: headings of the columns that are left out.
+    """
+    with_seeds = len({line.row.seed for line in lines}) > 1
+    columns = [
+        Column("pair", text=True, of="name.cell", optional=True, once=True),
+        Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
+        ARM[0].at("row"),
+        Column("asked", of="row.num_prompts"),
+        Column("correct %\n± Wald", of=_with_margin),
+        Column("Wilson\n95 %", of=lambda line: _bounds(line.row.wilson_low, line.row.wilson_high)),
+        Column("parsed", of="row.num_parsed", optional=True),
+        Column("difference", of=_difference, optional=True),
+        Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
+        Column("ms per\nanswer", number(), "row.ms_per_answer"),
+        ACCEPTED.at("row"),
+        Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
+    ]
+    if with_seeds:
+        columns.insert(3, Column("seed", of="row.seed", identifies_row=True))
+    notes = []
+    if any(line.row.accuracy in (0, 1) for line in lines):
+        notes.append(_NO_WIDTH)
+    if any(line.row.published_accuracy is not None for line in lines):
+        notes.append(MULTIPLICATION_NOTE)
+    return Table.of(
+        "accuracy",
+        title,
+        lines,
+        [column for column in columns if column.heading not in without],
+        strong=lambda line: with_seeds and line.row.seed == "all",
+        faint=lambda line: line.row.status != "ok",
+        about=about,
+        notes=tuple(notes),
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _with_margin(line: Named) -> str | None:
+    """`42.5 ± 3.1`, in percent."""
+    rate = line.row.accuracy
+    high = line.row.wald_high
+    if rate is None or high is None:
+        return None
+    return f"{_percent(rate)} ± {_percent(high - rate)}"
+
+
+def _difference(line: Named) -> str | None:
+    if line.row.difference is None:
+        return None
+    bounds = _bounds(line.row.difference_low, line.row.difference_high)
+    return f"{100 * line.row.difference:+.1f}\n{bounds}"
+
+
+def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
+    row = merged[-1]
+    lines = []
+    if row.status == "failed":
+        lines.append(Line(f"No verdict: {row.error}.", "warning"))
+    elif row.difference is not None and row.mcnemar_p_value is not None:
+        lines.append(_verdict(row))
+    if row.identical_prompts is not None and row.num_prompts is not None:
+        lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
+    repeated = resumed = partial = None
+    different = row.num_different_prompts or row.num_prompts
+    if row.num_prompts is not None and different != row.num_prompts:
+        repeated = f"{row.num_prompts:,} questions, {different:,} different."
+        if row.temperature == 0:
+            copies = "a greedy answer to a question that is asked again is a copy"
+            repeated = f"{repeated[:-1]}: {copies}, and accuracy counts each question once."
+    num_resumed = sum(row.num_resumed or 0 for row in merged)
+    if num_resumed:
+        answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
+        earlier = "with their times, are from earlier runs of this command"
+        resumed = f"{answers}, {earlier}; resume=false measures again."
+    if row.status != "ok":
+        partial = f"{row.status}: the figures cover {row.num_prompts} questions only."
+    return lines + sentences(
+        "warning", repeated, resumed, lossy_warning(row), smaller_batch(row), partial
+    )
+
+
+def _identity(row: EvalRow, num_differing: int) -> str:
+    questions = f"{row.num_prompts} questions"
+    if not num_differing:
+        return f"The greedy answers of both arms are identical on all {questions}."
+    expected = "In this number format ties may break differently."
+    if row.dtype == "float32" and row.quantization == "none":
+        expected = "In float32 they must not."
+    return (
+        f"The greedy answers of the two arms differ on {num_differing} of {questions}. {expected}"
+    )

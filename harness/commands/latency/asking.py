@@ -1,0 +1,167 @@
+"""The questions of `latency` and `map`: prompts in batches or laps, asked again if need be, and a
+warm-up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from harness.commands.latency.conversations import Conversations
+from harness.commands.latency.laps import choose_num_laps
+from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.repetition import Part, batches_to_ask, laps_to_ask, share_prompts
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Engine, Question
+from harness.measuring.encoding import Encoded, chats_of
+from harness.measuring.session import Session
+from harness.prompts.sets import Occurrence, PromptSet
+
+# So many times the prompts of a batch are looked through to find a batch for the warm-up.
+_MOST_WARMUP = 4
+
+
+def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
+    """Whether more answers are wanted than the set has prompts."""
+    return settings.num_prompts > len(prompt_set.prompts)
+
+
+class Asking:
+    """The questions that both arms are asked.
+
+    A question is a batch of prompts, or a lap of requests where the engine queues, or a later turn
+    of one. With 4 prompts, batch_size=2 and num_prompts=8 both batches are asked again, in another
+    order:
+
+        question    0      1      2      3
+        prompts     0, 1   2, 3   2, 3   0, 1
+        unit        0      1      1      0
+        moment      0      1      2      3
+
+    Intervals are over units, because answers to the same prompts say nothing about other prompts.
+    Moments show a drift in time.
+
+    Args:
+        encoded: the prompts that are measured.
+        conversations: has the later turns.
+
+    Attributes:
+        questions: in the order in which they are asked.
+        units, moments: of each question; later turns have those of the first turn.
+        share_prompts: whether units share prompts, so that an interval over them covers no prompts.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        engine: Engine,
+        settings: LatencySettings,
+        prompt_set: PromptSet,
+        encoded: Encoded,
+        conversations: Conversations,
+    ) -> None:
+        self.questions: list[Question] = []
+        self.units: list[int] = []
+        self.moments: list[int] = []
+        self.conversations = conversations
+        self._session = session
+        self._settings = settings
+        self._prompt_set = prompt_set
+        self._encoded = encoded
+        self._again = asks_again(settings, prompt_set)
+        parts = self._parts(engine)
+        self.share_prompts = share_prompts(parts)
+        for moment, part in enumerate(parts):
+            first = question_of(session, prompt_set, encoded, part, seed=settings.seed_of_run)
+            turns = [first, *conversations.follow_ups(first)]
+            self.questions += turns
+            self.units += [part.unit] * len(turns)
+            self.moments += [moment] * len(turns)
+
+    @functools.cached_property
+    def warmup(self) -> Question:
+        settings = self._settings
+        unused = self._prompt_set.first_unused(settings.num_prompts)
+        return warmup_question(
+            self._session, self._prompt_set, self._encoded, settings.batch_size, unused
+        )
+
+    def _parts(self, engine: Engine) -> list[Part]:
+        """The prompts as laps where the engine queues, else as batches."""
+        settings = self._settings
+        num_prompts = len(self._encoded.prompts)
+        num_asked = settings.num_prompts if self._again else num_prompts
+        if engine.queues:
+            num_laps = functools.partial(self._num_laps, engine)
+            return laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
+        return batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
+
+    def _num_laps(self, engine: Engine, num_prompts: int) -> int:
+        settings = self._settings
+        if settings.laps != "auto":
+            return settings.laps
+        # The last requests of a lap have fewer beside them, which one arm alone can do without.
+        in_flight = settings.batch_size > 1 or engine.has_rate
+        if not engine.alternates or (len(engine.arms) == 1 and in_flight):
+            return 1
+        return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
+
+
+def warmup_question(
+    session: Session,
+    prompt_set: PromptSet,
+    encoded: Encoded,
+    size: int,
+    unused_index: int,
+    decoding: DecodingSettings | None = None,
+) -> Question:
+    """Prompts that are not measured, because caches would know those that are.
+
+    They are others of the set that are no longer than the longest measured one; where there are too
+    few, the tokens of measured prompts after the first in reverse.
+
+    Args:
+        encoded: the prompts that are measured.
+        unused_index: from which on no prompt has the index.
+    """
+    measured = set(encoded.indices)
+    others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
+    others = others[: _MOST_WARMUP * size]
+    token_ids = session.encode_unchecked(others)
+    short = [
+        (prompt, ids)
+        for prompt, ids in zip(others, token_ids, strict=True)
+        if len(ids) <= encoded.longest
+    ]
+    salts = ["warm-up"] * size
+    if len(short) < size:
+        reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
+        token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
+        unused_indices = range(unused_index, unused_index + size)
+        return session.ask(token_ids, unused_indices, decoding, salts=salts)
+    prompts, short_ids = zip(*short[:size], strict=True)
+    indices = [prompt.index for prompt in prompts]
+    return session.ask(short_ids, indices, decoding, chats=chats_of(prompts), salts=salts)
+
+
+def question_of(
+    session: Session,
+    prompt_set: PromptSet,
+    encoded: Encoded,
+    part: Part,
+    decoding: DecodingSettings | None = None,
+    seed: int | None = None,
+) -> Question:
+    """The question of a batch or lap, about first turns.
+
+    Args:
+        encoded: the prompts that are measured.
+        decoding, seed: those of the settings by default.
+    """
+    asked = encoded.part(part.places)
+    pairs = zip(asked.indices, part.repeats, strict=True)
+    indices = [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
+    salts = [str(repeat) for repeat in part.repeats]
+    return session.ask(
+        asked.token_ids, indices, decoding, chats=asked.chats, seed=seed, salts=salts
+    )

@@ -1,0 +1,129 @@
+"""Conversations of several turns (`prompts.turns=all`): each arm reads its own answers before its
+next prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from harness.engines.protocol import Question
+from harness.engines.registry import engine_of
+from harness.engines.timing import Generation
+from harness.measuring.encoding import last, most_answered
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.prompts.sets import Occurrence, Prompt, PromptSet
+
+
+class Conversations:
+    """The later turns of conversations, as questions whose prompts depend on the arm.
+
+    A turn has an index of its own: that of the conversation, and the number of prompts in the set
+    for every turn before it. Of 10 prompts, the turns of the fourth one have the indices 3, 13 and
+    23.
+
+    Args:
+        first: the question about the first turns of all conversations.
+
+    Attributes:
+        longest: the most tokens that the prompt of a later turn can have; 0 without later turns.
+            One that has more when it is read goes on without its oldest turns.
+    """
+
+    def __init__(self, session: Session, prompt_set: PromptSet, first: Question) -> None:
+        self._session = session
+        self._prompt_set = prompt_set
+        # By arm and index.
+        self._answers: dict[tuple[str, int], str] = {}
+        self._said_cut = False
+        self._is_limited = engine_of(session.settings).computes_here
+        new_tokens = first.decoding.max_new_tokens
+        lengths = [0]
+        for turn, question in enumerate(self.follow_ups(first), start=1):
+            lengths.append(max(map(len, question.prompts)) + most_answered(turn, new_tokens))
+        self.longest = max(lengths)
+        room = session.planned.room(new_tokens)
+        if room is not None:
+            self.longest = min(self.longest, room)
+
+    def follow_ups(self, first: Question) -> list[Question]:
+        """The questions about the later turns of those conversations that a question begins, one
+        for each turn.
+
+        Their prompts have empty answers until `for_arm` fills them in.
+        """
+        conversations = [self._prompt_set.occurrence(index) for index in first.indices]
+        num_turns = max(self._num_turns(occurrence) for occurrence in conversations)
+        questions = []
+        for turn in range(1, num_turns):
+            going_on = [
+                occurrence for occurrence in conversations if turn < self._num_turns(occurrence)
+            ]
+            questions.append(self._later(first, going_on, turn))
+        return questions
+
+    def _later(self, first: Question, conversations: Sequence[Occurrence], turn: int) -> Question:
+        """The question about one turn of some conversations."""
+        indices = [
+            self._prompt_set.index(occurrence._replace(turn=turn)) for occurrence in conversations
+        ]
+        prompts = [
+            self._prompt_set.prompts[occurrence.place].after([""] * turn)
+            for occurrence in conversations
+        ]
+        token_ids = self._session.encode_unchecked(prompts)
+        salts = [str(occurrence.repeat) for occurrence in conversations] if first.salts else ()
+        return dataclasses.replace(first, prompts=token_ids, indices=indices, salts=salts, chats=())
+
+    def for_arm(self, question: Question, arm: str) -> Question:
+        """The question with this arm's own answers to the turns before."""
+        if self._prompt_set.at(question.indices[0]).turn in (None, 1):
+            return question
+        prompts = []
+        token_ids = []
+        for index in question.indices:
+            prompt, ids = self._so_far(index, arm)
+            prompts.append(prompt)
+            token_ids.append(ids)
+        chats = [prompt.chat() for prompt in prompts]
+        return dataclasses.replace(question, prompts=token_ids, chats=chats)
+
+    def keep(self, generations: dict[str, Generation]) -> None:
+        """Remember what the arms have answered."""
+        tokenizer = self._session.tokenizer
+        for arm, generation in generations.items():
+            for request in generation.requests:
+                text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
+                self._answers[arm, request.index] = str(text)
+
+    def _num_turns(self, occurrence: Occurrence) -> int:
+        return len(self._prompt_set.prompts[occurrence.place].turns)
+
+    def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
+        """The conversation up to a turn, with the answers of an arm, and its token ids.
+
+        Text that is read again may have more tokens than it had when it was generated.
+        """
+        occurrence = self._prompt_set.occurrence(index)
+        conversation = self._prompt_set.prompts[occurrence.place]
+        before = [
+            self._prompt_set.index(occurrence._replace(turn=turn))
+            for turn in range(occurrence.turn)
+        ]
+        answers = [self._answers[arm, each] for each in before]
+        for left_out in range(occurrence.turn + 1):
+            prompt = conversation.after(answers, left_out)
+            [ids] = self._session.encode_unchecked([prompt])
+            if not self._is_limited or len(ids) <= self.longest:
+                break
+        else:
+            ids = last(ids, self.longest, self._session.tokenizer.bos_token_id)
+        if left_out and not self._said_cut:
+            self._said_cut = True
+            turns = f"first {left_out} turns" if left_out > 1 else "first turn"
+            say(
+                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is asked"
+                f" without its {turns}: with its answers it is too long (said for this one alone)"
+            )
+        return prompt, ids

@@ -1,0 +1,1 @@
+"""Figures of a run of `latency`, a file for each group."""

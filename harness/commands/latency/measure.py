@@ -1,0 +1,388 @@
+"""`latency`: regular against speculative decoding on the same prompts, with the interval and the
+reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from harness.commands.latency.acceptance_files import smaller_k_follow, write_acceptance
+from harness.commands.latency.asking import Asking, asks_again
+from harness.commands.latency.conversations import Conversations
+from harness.commands.latency.figures.experts import experts_read
+from harness.commands.latency.figures.latency_columns import LatencyFigures
+from harness.commands.latency.figures.measured_arm import MeasuredArm
+from harness.commands.latency.figures.paired import paired_times
+from harness.commands.latency.figures.suspicion import suspicion
+from harness.commands.latency.profiling import profile_arms
+from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.run import latency_document
+from harness.commands.latency.twin import Twin
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import require
+from harness.engines.checks.divergence import first_divergence
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
+from harness.engines.roofline import roofs
+from harness.engines.timing import Generation, generate
+from harness.measuring.encoding import Encoded, decide_ignore_eos
+from harness.measuring.interleaving import Answers, ask_all
+from harness.measuring.progress import say
+from harness.measuring.quietness import Quietness
+from harness.measuring.session import Session
+from harness.prompts.sets import load_prompts
+from harness.records.experiment import Experiment
+from harness.results.acceptance import Acceptance
+from harness.results.verdict import (
+    ArmEvidence,
+    judged,
+    require_verdict,
+    too_many_failures,
+)
+from harness.tables.table import Document, Table
+
+# `test=true`: enough to see that a pair works at all; of prompts at least one batch.
+TEST_PROMPTS = 2
+TEST_TOKENS = 16
+
+
+class Latency(Experiment):
+    """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
+    requests in flight (`Engine.queues`).
+
+    Stopwatches split the time of an arm into drafting and verifying. Where they cost nothing, as on
+    a CPU, they run while an arm is timed. Elsewhere each arm answers a batch once more under
+    stopwatches, after both were timed, so that drift of the machine hits the times and their split
+    alike.
+
+    Attributes:
+        overridden: what `test=true` changes, as a message; empty for nothing.
+        measured: the answers of each arm, by its name.
+        figures: what becomes columns of the rows.
+        prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
+    """
+
+    def __init__(self, settings: LatencySettings) -> None:
+        self.settings = settings
+        self.overridden = ""
+        if settings.test:
+            self.settings, self.overridden = _shortened(settings)
+        self.prompt_set = load_prompts(settings.prompts)
+        available = len(self.prompt_set.prompts)
+        self.prompts = self.prompt_set.take(min(self.settings.num_prompts, available))
+        self._check_batch()
+        self.measured = {name: MeasuredArm(name) for name in settings.arms}
+        self.figures = LatencyFigures(self.settings, self.prompt_set, self.measured)
+        self.prompt_rows: list[LatencyPromptRow] = []
+        self.profiles: list[Table] = []
+
+    def measure(self, session: Session) -> None:
+        settings = decide_ignore_eos(self.settings, session.tokenizer)
+        session.settings = self.settings = self.figures.settings = settings
+        encoded = self._encode(session)
+        first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
+        conversations = Conversations(session, self.prompt_set, first_turns)
+        longest = max(encoded.longest, conversations.longest)
+        batch_size = settings.batch_size
+        if not asks_again(settings, self.prompt_set):
+            # Prompts that are too long may have been skipped.
+            batch_size = min(batch_size, len(encoded.prompts))
+
+        placed = session.place(settings.batch_size, longest)
+        engine = session.open(batch_size, longest)
+        arm = engine.arms[0]
+        if len(engine.arms) == 1 and arm.drafts:
+            # A server alone is measured as it is.
+            arm.name = "speculative"
+            self.measured = self.figures.arms = {arm.name: MeasuredArm(arm.name)}
+        if settings.weights == "stored":
+            self.figures.end_tokens = session.end_tokens()
+        asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
+        self.figures.units = asking.units
+        self.figures.moments = asking.moments
+        self.figures.share_prompts = asking.share_prompts
+        self.figures.salted = engine.salts
+        self.figures.smaller_k_follow = smaller_k_follow(session.planned, settings)
+        self._time_arms(session, engine, asking)
+        self._check_failures()
+        if settings.engine.aa:
+            # Afterwards, because a cache that heeds no salts would know the prompts.
+            self._compare_identical(session, engine, asking)
+        self._suspect(engine)
+        if "speculative" in self.measured:
+            rates = self.measured["speculative"].rates_by_rank
+            by_prompt = self.figures.acceptance_by_prompt()
+            write_acceptance(session, settings, by_prompt, rates)
+
+        example = asking.questions[0]
+        self.figures.experts = experts_read(engine, example)
+        self.figures.pass_ms = engine.pass_ms(example)
+        if placed is not None:
+            # An average step reads the prompt and half of the new tokens.
+            context = encoded.mean_length + settings.decoding.max_new_tokens / 2
+            self.figures.roofs = roofs(placed, batch_size, round(context))
+            if settings.profile:
+                self.profiles = profile_arms(engine, example, session.directory)
+
+    def _encode(self, session: Session) -> Encoded:
+        """Encode the prompts that are measured; a line says what the settings do not show."""
+        settings = self.settings
+        encoded = session.encode_set(
+            self.prompt_set, self.prompts, settings.decoding.max_new_tokens
+        )
+        self.prompts = encoded.prompts
+        self._check_batch()
+        if self.overridden:
+            say(self.overridden)
+        if asks_again(settings, self.prompt_set):
+            number = len(self.prompts)
+            again = f"{number} prompts, which are asked again, in another order each time"
+            if number == 1:
+                again = "one prompt, which is asked again"
+            say(f"num_prompts={settings.num_prompts}: {self.prompt_set.name} has {again}")
+        return encoded
+
+    def rows(self, session: Session) -> list[LatencyRow]:
+        """One row per arm, with None for anything that was not measured."""
+        rows = []
+        for measured in self.measured.values():
+            columns = self.figures.columns(measured)
+            rows.append(session.row(LatencyRow, measured.acceptance, **columns))
+        lengths = {
+            name: {request.index: request.num_tokens for request in measured.answered}
+            for name, measured in self.measured.items()
+        }
+        return judged(rows, lengths)
+
+    def judge(self, rows: Sequence[LatencyRow]) -> None:
+        require_verdict(rows)
+
+    def document(self, rows: Sequence[LatencyRow]) -> Document:
+        """The report of this run, and its profiles."""
+        if not self.prompt_rows:
+            return []
+        return [*latency_document(rows, self.prompt_rows), *self.profiles]
+
+    def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
+        """Time both arms, and what they spend their time on."""
+        quietness = self.figures.quietness = Quietness(engine.gpus, say)
+        conversations = asking.conversations
+        watched: list[Arm] = []
+        for arm, phases in engine.watched():
+            self.measured[arm.name].phases = phases
+            watched.append(arm)
+        timed: Sequence[Arm] = engine.arms
+        # Those that answer once more, under stopwatches.
+        again: Sequence[Arm] = watched
+        if engine.stopwatches_are_free:
+            timed = watched
+            again = []
+
+        def after_warmup(name: str) -> None:
+            self.measured[name].phases.clear()
+
+        def after_answer(question: Question, answers: Answers) -> None:
+            quietness.look()
+            conversations.keep(answers)
+            # A lap may take long: it must not be lost with the other arm's.
+            if engine.queues:
+                self._keep(session, answers, new=list(answers)[-1:])
+
+        def after_question(question: Question, answers: Answers) -> None:
+            for arm in again:
+                generate(engine, arm, conversations.for_arm(question, arm.name))
+            if not engine.queues:
+                self._keep(session, answers, new=list(answers))
+
+        self._ask(
+            session,
+            asking,
+            arms=timed,
+            after_question=after_question,
+            after_warmup=after_warmup,
+            after_answer=after_answer,
+        )
+
+    def _ask(self, session: Session, asking: Asking, **options: Any) -> dict[str, list[Generation]]:
+        """Give every arm every question; `options` are those of `ask_all`."""
+        return ask_all(
+            session,
+            asking.questions,
+            warmups=[asking.warmup] * self.settings.num_warmup,
+            allow_failures=True,
+            question_for=asking.conversations.for_arm,
+            **options,
+        )
+
+    def _suspect(self, engine: Engine) -> None:
+        """Ask whether another engine's sampling looks right."""
+        settings = self.settings
+        sampled = settings.decoding.temperature > 0
+        if engine_of(settings).own_loop or not sampled or len(engine.arms) == 1:
+            return
+        regular, speculative = self.measured.values()
+        answers = regular.generations
+        questions = [answer.question for answer in answers if answer.question is not None]
+        self.figures.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
+
+    def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
+        """Measure the regular arm against itself: how far apart are identical arms?"""
+        twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
+
+        def after_answer(question: Question, answers: Answers) -> None:
+            asking.conversations.keep(answers)
+
+        first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
+        times = paired_times(first, second, self.figures.units)
+        speedup = times.speedup(*self.figures.resampling)
+        self.figures.identical = speedup.columns("aa_ratio")
+
+    def _check_batch(self) -> None:
+        """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft
+        would know.
+        """
+        again = asks_again(self.settings, self.prompt_set)
+        if again and getattr(self.settings.draft, "shared", False):
+            rule = (
+                f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
+                " draft.shared=true, which finds its own answer to a prompt that is asked again"
+            )
+            raise SettingError("num_prompts", rule, self.settings.num_prompts)
+        size = self.settings.batch_size
+        number = len(self.prompts)
+        if again:
+            number = self.settings.num_prompts
+        rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
+        require(size <= number, "batch_size", rule, size)
+
+    def _keep(self, session: Session, answers: Answers, new: Sequence[str]) -> None:
+        """Keep the new answers to a question, and write the rows of those that are complete.
+
+        Rows of the speculative arm say where its text parts from the regular one: they wait for it.
+
+        Args:
+            answers: of the arms that have answered so far.
+            new: the arms whose answers are not kept yet.
+        """
+        for name in new:
+            self.measured[name].generations.append(answers[name])
+        # The regular one, unless a server that speculates is alone.
+        first = next(iter(self.measured))
+        if first not in answers:
+            return
+        if len(answers) > 1:
+            self._compare_texts(session, answers)
+        question_number = len(self.measured[first].generations) - 1
+        unit = self.figures.units[question_number]
+        # The regular answer also completes a speculative one that came before it.
+        complete = answers if first in new else new
+        rows = []
+        for name in self.measured:
+            if name in complete:
+                for request in answers[name].requests:
+                    rows.append(self._prompt_row(session, answers[name], request, unit))
+        self.prompt_rows += rows
+        session.append(PROMPTS_FILE, rows)
+
+    def _check_failures(self) -> None:
+        """Raise a RunError if too many requests failed for a verdict from the others."""
+        arms = []
+        failures: list[RequestRecord] = []
+        for name, measured in self.measured.items():
+            requests = measured.requests
+            failed = [request for request in requests if not request.answered]
+            if len(failed) == len(requests):
+                number = f"all {len(failed)} requests failed"
+                raise RunError(f"{name}: {number}, the first with {failed[0].error}")
+            arms.append(ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed)))
+            failures += [request for request in failed if request.error is not None]
+        reason = too_many_failures(arms)
+        if reason is not None:
+            restarted = [name for name, arm in self.measured.items() if arm.num_restarts]
+            restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
+            raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
+
+    def _compare_texts(self, session: Session, answers: Answers) -> None:
+        """Note where greedy texts of the speculative arm part from the regular ones.
+
+        A turn before which the arms' answers differ already is not compared.
+        """
+        decoding = self.settings.decoding
+        if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
+            return
+        assert session.engine is not None
+        divergences = self.measured["speculative"].divergences
+        regular, speculative = (answers[name] for name in self.measured)
+        assert regular.question is not None
+        assert speculative.question is not None
+        prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
+        requests = zip(regular.requests, speculative.requests, strict=True)
+        for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
+            if not (request.answered and other.answered and prompt == other_prompt):
+                continue
+            texts = [request.token_ids, other.token_ids]
+            if request.from_text != other.from_text:
+                # The tokens that were drawn need not be those of their text.
+                encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
+                texts = [encode(request.text), encode(other.text)]
+            divergences[request.index] = first_divergence(session.engine.reference, prompt, *texts)
+
+    def _prompt_row(
+        self, session: Session, generation: Generation, request: RequestRecord, unit: int
+    ) -> LatencyPromptRow:
+        """An arm's answer to a prompt, which was a row of a batch or a request."""
+        arm = generation.arm
+        prompt = self.prompt_set.at(request.index)
+        occurrence = self.prompt_set.occurrence(request.index)
+        # A row of a batch takes as long as its batch.
+        seconds = request.seconds if generation.sent else generation.seconds
+        gpu = generation.gpu
+        throttled = gpu.throttled if gpu else ()
+        parted = self.measured[arm].divergences.get(request.index)
+        return session.row(
+            LatencyPromptRow,
+            Acceptance.of(request.outcomes),
+            num_iterations=len(request.outcomes) or None,
+            prompt_index=request.index,
+            prompt_place=occurrence.place,
+            asked_before=occurrence.repeat,
+            category=prompt.category,
+            turn=prompt.turn,
+            prompt=prompt.text,
+            arm=arm,
+            completion=session.tokenizer.decode(request.token_ids, skip_special_tokens=False),
+            num_tokens=request.num_tokens,
+            time_ms=1000 * seconds,
+            time_to_first_token_ms=request.time_to_first_token_ms,
+            cached_tokens=request.num_cached,
+            unit=unit,
+            joules=gpu and gpu.joules,
+            gpu_throttled=", ".join(throttled) or None,
+            error=request.error and str(request.error),
+            divergence_position=parted and parted.position,
+            logit_margin=parted and parted.logit_margin,
+        )
+
+
+def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
+    """Settings of a short trial, and a message about those that it changes."""
+    prompts = settings.num_prompts
+    tokens = settings.decoding.max_new_tokens
+    fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
+    shorter = min(TEST_TOKENS, tokens)
+    changes = []
+    if fewer != prompts:
+        changes.append(f"num_prompts={fewer} in place of {prompts}")
+    if shorter != tokens:
+        changes.append(f"decoding.max_new_tokens={shorter} in place of {tokens}")
+    decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
+    shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
+    return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
+
+
+EXPERIMENT = Latency

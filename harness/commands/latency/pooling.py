@@ -1,0 +1,183 @@
+"""Repetitions of a run of `latency`, in processes of their own, as one measurement.
+
+With `repeats=5` a sweep ends with five runs, each of a regular and a speculative row. They become two rows with
+`repeat=all`: figures are means over the runs, and the interval of the speed-up is over prompts and runs. For that the
+times of single prompts are read from the runs' directories (`latency_prompts.csv`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
+from harness.results.coverage import Coverage
+from harness.results.environment import new_run_id
+from harness.results.row import Pooling
+from harness.results.statistics.power import reach_columns
+from harness.results.statistics.runs import ratio_over_runs
+from harness.results.verdict import judged
+
+
+class UnitTimes(NamedTuple):
+    """Milliseconds per token of each arm by unit (prompt, batch or lap) of one run."""
+
+    regular: Mapping[int, float]
+    speculative: Mapping[int, float]
+
+
+def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
+    """One row per arm for several runs of the same settings: means, with an interval over units and runs.
+
+    Args:
+        runs: rows of each repetition, the regular arm first.
+
+    Returns:
+        [] where fewer than two runs succeeded.
+    """
+    succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
+    if len(succeeded) < 2:
+        return []
+    common = {
+        "run": new_run_id(),
+        "job": None,
+        "repeat": "all",
+        "repeats": len(succeeded),
+        "pooled_runs": [str(rows[0].run) for rows in succeeded],
+        "measurement": _digest(rows[0].measurement for rows in succeeded),
+        "directory": None,
+    }
+    pooled = []
+    for rows_of_arm in zip(*succeeded, strict=True):
+        columns = _pooled_figures(rows_of_arm) | common
+        pooled.append(dataclasses.replace(rows_of_arm[0], **columns))
+    if len(pooled) > 1:
+        pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
+    return judged(pooled)
+
+
+def _pooled_figures(rows: Sequence[LatencyRow]) -> dict[str, Any]:
+    """The figures of an arm over its runs, by the rule of each column; None where a run lacks one."""
+    columns: dict[str, Any] = {}
+    for name, column in rows[0].columns().items():
+        if column.kind != "figure":
+            continue
+        assert column.pools is not None, name
+        values = [getattr(row, name) for row in rows]
+        if None in values:
+            columns[name] = None
+        elif column.type is list:
+            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
+        else:
+            columns[name] = _pooled(column.pools, values)
+        if column.pools == "none" or columns[name] == []:
+            columns[name] = None
+    return columns
+
+
+def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
+    """One value for those of several runs; None for texts that differ, and for no value at all.
+
+    Lists of runs differ in length: a place that a run lacks is left out.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    match rule:
+        case "mean":
+            mean = fmean(known)
+            return round(mean) if isinstance(known[0], int) else mean
+        case "sum":
+            return sum(known)
+        case "largest":
+            return max(known)
+        case "smallest":
+            return min(known)
+        case "all":
+            return all(known)
+        case "any":
+            return any(known)
+        case "same":
+            return known[0] if len(set(known)) == 1 else None
+        case "none":
+            return None
+
+
+def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
+    """The columns of the speed-up; without an interval where the runs' prompts are not found."""
+    times = [_unit_times(rows) for rows in runs]
+    common = set(times[0].regular)
+    for of_run in times:
+        common &= of_run.regular.keys() & of_run.speculative.keys()
+    if not common:
+        ends = ("speedup_low", "speedup_high", "decode_speedup_low", "decode_speedup_high")
+        return dict.fromkeys((*ends, "speedup_covers"))
+    units = sorted(common)
+    regular = np.array([[of_run.regular[unit] for unit in units] for of_run in times])
+    speculative = np.array([[of_run.speculative[unit] for unit in units] for of_run in times])
+    last = runs[0][-1]
+    estimate = ratio_over_runs(regular, speculative, _unit_name(last))
+    columns: dict[str, Any] = estimate.interval().columns("speedup")
+    # Prompts have no times of decoding alone: the mean over runs has no interval.
+    columns |= {"decode_speedup_low": None, "decode_speedup_high": None}
+    # With each run the seed changes, so that what is drawn varies between runs too.
+    seeds = " with a seed each" if last.temperature else ""
+    columns["speedup_covers"] = f"{estimate.covers}{seeds}"
+    return columns | reach_columns(estimate)
+
+
+def _unit_name(row: LatencyRow) -> str:
+    """`prompt`, `batch` or `lap`, as the run's own interval has it."""
+    coverage = Coverage.parse(row.speedup_covers)
+    return "prompt" if coverage is None else coverage.unit
+
+
+def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
+    """Times of one run, from its prompts file; empty where that is gone."""
+    directory = Path(rows[0].directory) if rows[0].directory else None
+    arms: dict[str | None, list[LatencyPromptRow]] = {"regular": [], "speculative": []}
+    for row in read_prompts(directory, rows[0].run):
+        if row.unit is not None and row.is_timed:
+            arms.setdefault(row.arm, []).append(row)
+    regular = arms["regular"]
+    speculative = arms["speculative"]
+    in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
+    was_served = rows[-1].was_served
+    return UnitTimes(
+        _by_unit([row for row in regular if row.prompt_index in in_both], was_served),
+        _by_unit([row for row in speculative if row.prompt_index in in_both], was_served),
+    )
+
+
+def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
+    """Milliseconds per token by unit, summed over the answers of a unit as a single run sums them.
+
+    Requests of a lap each have a time. Rows of a batch share one, which counts once: they are known
+    by it, because two batches of one unit (turns, or prompts that are asked again) never take
+    equally long.
+    """
+    times: dict[int, float] = {}
+    batches: dict[tuple[int, float], list[LatencyPromptRow]] = {}
+    for row in prompts:
+        unit = row.unit or 0
+        if was_served:
+            times[unit] = times.get(unit, 0.0) + row.ms_per_token
+        else:
+            batches.setdefault((unit, row.time_ms or 0.0), []).append(row)
+    for (unit, time_ms), rows in batches.items():
+        num_tokens = sum(row.num_tokens or 1 for row in rows)
+        times[unit] = times.get(unit, 0.0) + time_ms * len(rows) / num_tokens
+    return times
+
+
+def _digest(measurements: Iterable[str | None]) -> str:
+    """The `measurement` of a pooled row: equal where the same runs were repeated."""
+    text = "|".join(sorted(map(str, measurements)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,108 @@
+"""Where the time of an arm goes, operator by operator: a trace for Perfetto or Chrome, and the top
+of it as a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from harness.engines.protocol import Arm, Engine, Question
+from harness.models.devices import synchronize
+from harness.tables.table import Column, Table, TableRow, number, percent
+
+# Tokens that are decoded: a few iterations say it all, and a trace of more takes long to open.
+NUM_TOKENS = 8
+# Rows of the table.
+_NUM_OPERATORS = 8
+
+
+def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Table]:
+    """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into
+    `directory`.
+
+    Nothing else may be timed meanwhile: the profiler slows everything down.
+    """
+    decoding = question.decoding
+    num_tokens = min(NUM_TOKENS, decoding.max_new_tokens)
+    decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
+    shortened = dataclasses.replace(question, decoding=decoding)
+    tables = []
+    for arm in engine.arms:
+        file = directory / f"trace_{arm.name}.json.gz"
+        tables.append(_profile(engine, arm, shortened, file))
+    return tables
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What the table lists: operators on a CPU, but kernels on a GPU, because those of a CUDA graph
+    belong to no operator.
+    """
+
+    device: str
+    kind: DeviceType
+    activities: Sequence[ProfilerActivity]
+    heading: str
+    self_time: str  # the attribute of an event, in microseconds
+
+
+_OPERATORS = _Watched(
+    device="CPU",
+    kind=DeviceType.CPU,
+    activities=[ProfilerActivity.CPU],
+    heading="operator",
+    self_time="self_cpu_time_total",
+)
+_KERNELS = _Watched(
+    device="GPU",
+    kind=DeviceType.CUDA,
+    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+    heading="kernel",
+    self_time="self_device_time_total",
+)
+
+
+def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
+    on_gpu = any(device.type == "cuda" for device in engine.devices)
+    watched = _KERNELS if on_gpu else _OPERATORS
+    # Its library would report its own starts and stops on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    with profile(activities=watched.activities) as profiler:
+        num_iterations = sum(1 for _ in arm.stream(question))
+        synchronize(engine.devices)
+    profiler.export_chrome_trace(str(file))
+
+    microseconds = operator.attrgetter(watched.self_time)
+    events = []
+    for event in profiler.key_averages():
+        if event.device_type == watched.kind and not event.is_user_annotation:
+            events.append(event)
+    total = sum(map(microseconds, events)) or 1.0
+    rows = []
+    for event in sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]:
+        time = microseconds(event)
+        rows.append(TableRow((event.key, event.count, time / 1000, time / total)))
+    columns = (
+        Column(watched.heading, text=True),
+        Column("calls"),
+        Column("ms", number(2)),
+        Column("share", percent),
+    )
+    num_tokens = question.decoding.max_new_tokens
+    return Table(
+        f"profile-{arm.name}",
+        f"Where {num_tokens} tokens of {arm.name} decoding spend {watched.device} time"
+        f" ({num_iterations} iterations, slowed down by the profiler)",
+        columns,
+        tuple(rows),
+        notes=(f"trace for https://ui.perfetto.dev: {file}",),
+        look="plain",
+    )

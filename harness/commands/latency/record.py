@@ -1,0 +1,154 @@
+"""`latency`: regular against speculative decoding on the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document, Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings(PromptedSettings):
+    """`latency`: regular against speculative decoding on the same prompts.
+
+    Attributes:
+        num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
+            order each time.
+        num_warmup: batches that every arm decodes first and that are not counted.
+        repeats: how often the run is measured, each time in a new process.
+        repeat: the number of this one among them, from 1; `repeats` sets it.
+        laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
+            prompts and batch size.
+        num_resamples: samples of the paired bootstrap.
+        test: two short prompts, to see that a pair works at all; marked in the row.
+        profile: also write a trace of a few iterations of each arm, after the measurement.
+    """
+
+    num_prompts: int = 15
+    num_warmup: int = 1
+    repeats: int = 1
+    repeat: int = 1
+    laps: int | Literal["auto"] = "auto"
+    num_resamples: int = 10_000
+    test: bool = False
+    profile: bool = False
+
+    COMPARES_TIMES = True
+    ANSWERS_TURNS = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
+        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
+        if self.laps != "auto":
+            require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
+        # All of them are in memory at once.
+        for name in ("num_prompts", "num_resamples"):
+            number = getattr(self, name)
+            require(number <= 10**6, name, "must be at most 10^6", number)
+
+    def check_engine(self, engine: Abilities) -> None:
+        rule = "needs engine=server or engine=vllm"
+        require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
+
+    @property
+    def pair_identity(self) -> tuple[object, ...]:
+        """Each repetition has a process of its own."""
+        return *super().pair_identity, self.repeat
+
+    @property
+    def seed_of_run(self) -> int:
+        """The seed, and in later repetitions a later one where texts are sampled."""
+        sampled = self.decoding.temperature > 0
+        return self.seed + self.repeat - 1 if sampled else self.seed
+
+
+class Latency(Command):
+    """Times both arms on a set of prompts."""
+
+    name = "latency"
+    summary = "how much faster speculative decoding is for a pair of models, and why"
+    example = "model=30B draft=7B"
+    examples = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=30B draft=7B", "a pair of presets"),
+        ("model=7B_8bit_4GPUs", "suffixes: _8bit _4bit _NGPUs, in any order"),
+        ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
+        (
+            "model=65B draft=7B weights=random decoding.synthetic_acceptance=0.8",
+            "without a download",
+        ),
+        (
+            "-m model=13B,30B draft=7B,7B_8bit decoding.num_draft_tokens=2,4,8",
+            "a sweep over comma-separated values",
+        ),
+    )
+    help_order = 1
+    settings = LatencySettings
+    experiment = "harness.commands.latency.measure"
+    row = LatencyRow
+    repeats = True
+    regresses = True
+    further_rows = (LatencyPromptRow,)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The speed-up."""
+        from harness.commands.latency.tables.run import result_line
+
+        return result_line(rows[-1])
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.latency.ranking.methods import methods_tables
+        from harness.commands.latency.ranking.pair_tables import pairs_table
+        from harness.commands.latency.ranking.pairs import latency_pairs
+        from harness.commands.latency.ranking.tree_tables import trees_tables
+
+        pairs = latency_pairs(runs)
+        return [pairs_table(pairs), *methods_tables(pairs), *trees_tables(pairs)]
+
+    def pooled(self, rows: Sequence[Any]) -> Document:
+        from harness.commands.latency.tables.run import latency_document
+
+        return latency_document(rows)
+
+    def report(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.latency.ranking.pair_tables import latency_tables
+        from harness.commands.latency.ranking.pairs import latency_pairs
+        from harness.commands.latency.ranking.published_table import published_tables
+
+        pairs = latency_pairs(runs)
+        if not pairs:
+            return []
+        return [*latency_tables(pairs), *published_tables(pairs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """The fastest pair, its rivals, and what would change it."""
+        from harness.commands.latency.ranking.pairs import fastest, latency_pairs
+        from harness.commands.latency.ranking.rivals import rivals_of_the_fastest
+        from harness.commands.latency.ranking.scope import scope_of_the_fastest
+
+        pairs = latency_pairs(runs)
+        return [*fastest(pairs), *rivals_of_the_fastest(pairs), *scope_of_the_fastest(pairs)]
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        from harness.commands.latency.plots import latency_plots
+
+        return latency_plots(runs)
+
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """Times and acceptance, prompt by prompt."""
+        from harness.commands.regress.comparisons import changes_by_prompt
+
+        return changes_by_prompt(sides)
+
+
+RECORD = Latency()

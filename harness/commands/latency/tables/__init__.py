@@ -1,0 +1,1 @@
+"""What one run of `latency` prints: the verdict, the reason, warnings."""

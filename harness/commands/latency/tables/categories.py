@@ -1,0 +1,92 @@
+"""Speed-up and acceptance of one run by category of prompts, and by turn of conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+from harness.tables.table import grouped
+
+_NUM_RESAMPLES = 2000
+
+
+class Category(NamedTuple):
+    """The prompts of one category, or of one turn, that both arms finished."""
+
+    name: str
+    num_prompts: int
+    speedup: Interval
+    acceptance_rate: float | None
+    tokens_per_iteration: float | None
+
+
+def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
+    """Speed-up and acceptance by turn, as `by_category`; empty without conversations."""
+    named = [
+        dataclasses.replace(prompt, category=f"turn {prompt.turn}")
+        for prompt in prompts
+        if prompt.turn is not None
+    ]
+    return by_category(named, row)
+
+
+def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
+    """Speed-up and acceptance by category; empty for batches, which time all their prompts
+    together.
+
+    Args:
+        prompts: rows of the run's prompts file.
+        row: of the speculative arm.
+    """
+    each_is_timed = row.batch_size == 1 or row.was_served
+    if row.arm == "regular" or not each_is_timed:
+        return []
+    timed = [prompt for prompt in prompts if prompt.is_timed and prompt.category]
+    regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
+    speculative = [prompt for prompt in timed if prompt.arm == row.arm]
+    in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
+    categories = []
+    for name, members in grouped(in_both_arms, attrgetter("category")).items():
+        counterparts = [regular[prompt.prompt_index] for prompt in members]
+        categories.append(_category(name, counterparts, members))
+    return categories
+
+
+def _category(
+    name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
+) -> Category:
+    """Compares the same prompts in both arms."""
+    # Turns of a conversation depend on each other, and so do repetitions: they are one unit.
+    places = [
+        prompt.prompt_index if prompt.prompt_place is None else prompt.prompt_place
+        for prompt in speculative
+    ]
+    speedup = ratio_of_totals(
+        totals_by_unit([prompt.ms_per_token for prompt in regular], places),
+        totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
+        _NUM_RESAMPLES,
+        seed=0,
+    )
+    num_iterations = 0
+    num_proposed = 0.0
+    num_accepted = 0
+    for prompt in speculative:
+        histogram = prompt.acceptance_histogram or []
+        num_drafting = sum(histogram)
+        # Older files have no number of all iterations, only those that proposed something.
+        num_iterations += prompt.num_iterations or num_drafting
+        num_proposed += num_drafting * (prompt.mean_proposed or 0)
+        for accepted, how_often in enumerate(histogram):
+            num_accepted += accepted * how_often
+    return Category(
+        name,
+        len(set(places)),
+        speedup,
+        acceptance_rate=num_accepted / num_proposed if num_proposed else None,
+        tokens_per_iteration=1 + num_accepted / num_iterations if num_iterations else None,
+    )

@@ -1,0 +1,250 @@
+"""Costs of drafting and verifying in target steps, and which of them limits the speed-up.
+
+An iteration drafts K tokens at c target steps each, verifies them in v target steps, and yields
+some tokens: speed-up = tokens / (K c + v), by Leviathan et al. 2023. With K = 4, c = 0.1 and v =
+1.1, an iteration that yields 3 tokens takes 1.5 target steps, in which regular decoding yields 1.5
+tokens: the speed-up is 2.
+
+Functions take rows of one run of `latency`: `row` is that of the speculative arm, `regular` that of
+the regular one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.commands.compare.rows import CompareRow
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.results.statistics.interval import counted
+
+AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
+# Of a pass over one token. Noise below it moves a prediction by less.
+_TOLERATED_NOISE = 0.2
+
+
+class Costs(NamedTuple):
+    """A draft step (c) and a verification (v), both in target steps."""
+
+    draft: float
+    verify: float
+
+
+class Limit(NamedTuple):
+    """One limit of the predicted speed-up.
+
+    Attributes:
+        ideal_speedup: what would be predicted without it.
+        cause: a few words.
+        numbers: the figures behind the cause, and what would be ideal.
+    """
+
+    ideal_speedup: float
+    cause: str
+    numbers: str
+
+    @property
+    def in_short(self) -> str:
+        return f"{self.cause} ({self.ideal_speedup:.2f}× without that)"
+
+
+def main_limit(tokens: float, proposed: float, costs: Costs, acceptable: float) -> Limit:
+    """The limit whose removal would raise the speed-up most.
+
+    Args:
+        tokens: mean number of tokens that an iteration yields.
+        proposed: draft tokens per iteration (K).
+        acceptable: the most of them that can be accepted: of a tree, one path.
+    """
+    draft, verify = costs
+    drafting = proposed * draft
+    most_tokens = 1 + acceptable
+    slow_draft = Limit(
+        tokens / verify,
+        "the draft is too slow",
+        f"one of its steps costs {draft:.2f} of the target's; if it were free",
+    )
+    slow_verification = Limit(
+        tokens / (drafting + min(verify, 1)),
+        "verification costs too much",
+        f"{proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
+    )
+    low_acceptance = Limit(
+        most_tokens / (drafting + verify),
+        "acceptance is too low",
+        f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
+    )
+    return max(slow_draft, slow_verification, low_acceptance)
+
+
+def tokens_per_iteration(row: LatencyRow | LatencyPromptRow | CompareRow) -> float | None:
+    """Tokens that an iteration yields; in older files the mean over iterations that drafted."""
+    return row.tokens_per_iteration or row.mean_acceptance_length
+
+
+def proposed_per_iteration(row: LatencyRow) -> float | None:
+    """Draft tokens per iteration; in older files the mean over iterations that drafted."""
+    return row.mean_num_draft_tokens or row.mean_proposed
+
+
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
+    """Measured costs; None where one of them is unknown."""
+    if regular is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    step_ms = regular.target_step_ms
+    proposed = proposed_per_iteration(row)
+    if not step_ms or not proposed:
+        return None
+    return Costs(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
+
+
+def rest_ms(row: LatencyRow) -> float | None:
+    """Time of an iteration beyond drafting and verifying."""
+    if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
+
+
+class ForK(NamedTuple):
+    """A figure for proposals of at most K tokens; its interval covers acceptance alone."""
+
+    num_draft_tokens: int
+    value: float
+    low: float | None
+    high: float | None
+
+
+def lengths_by_k(row: LatencyRow) -> list[ForK]:
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed; [] where these do not follow
+    from longer proposals.
+    """
+    # Newer files have no lengths then, see `acceptance_files.smaller_k_follow`.
+    if row.draft_tree not in (None, "chain") or row.rule == "block":
+        return []
+    lengths = row.acceptance_length_by_num_draft_tokens or []
+    unknown: list[float | None] = [None] * len(lengths)
+    lows = row.acceptance_length_by_num_draft_tokens_low or unknown
+    highs = row.acceptance_length_by_num_draft_tokens_high or unknown
+    return list(map(ForK, range(1, len(lengths) + 1), lengths, lows, highs))
+
+
+def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
+    """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
+
+    [] where smaller K do not follow, where K varied, or where costs are unknown or too noisy.
+    """
+    measured = row.num_draft_tokens
+    costs = costs_in_steps(regular, row)
+    lengths = lengths_by_k(row)
+    if costs is None or not isinstance(measured, int) or len(lengths) != measured:
+        return []
+    if contradicting_passes(regular, row) is not None:
+        return []
+    predictions = []
+    for k, length, low, high in lengths:
+        # An iteration has a pass of the target, whatever noise makes of its parts.
+        cost = max(1.0, k * costs.draft + _verification(row, costs.verify, k, measured))
+        speedup_low = None if low is None else low / cost
+        speedup_high = None if high is None else high / cost
+        predictions.append(ForK(k, length / cost, speedup_low, speedup_high))
+    return predictions
+
+
+def contradicting_passes(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """Which pass over more tokens was so much faster than one over fewer that the cost of verifying
+    fewer tokens is unknown; None where no difference matters.
+    """
+    costs = costs_in_steps(regular, row)
+    timed = _timed_passes(row)
+    if costs is None or 0 not in timed or abs(costs.verify - 1) <= _TOLERATED_NOISE:
+        return None
+    for (fewer, slow_ms), (more, fast_ms) in combinations(timed.items(), 2):
+        if slow_ms - fast_ms > _TOLERATED_NOISE * timed[0]:
+            return (
+                f"a pass over {counted(fewer + 1, 'token')} took {slow_ms:.2f} ms,"
+                f" and one over {more + 1} took {fast_ms:.2f} ms"
+            )
+    return None
+
+
+def best_of(predictions: Sequence[ForK]) -> ForK:
+    """The K for which most is predicted."""
+    return max(predictions, key=attrgetter("value"))
+
+
+def _timed_passes(row: LatencyRow) -> dict[int, float]:
+    """Milliseconds of a pass of the target by the number of draft tokens that it verifies."""
+    widths = enumerate(row.pass_ms_by_width or [])
+    return {num_drafted: ms for num_drafted, ms in widths if ms is not None}
+
+
+def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> float:
+    """The cost of verifying k draft tokens in target steps, between 1 and that of all (`verify`).
+
+    It falls as the passes of fewer tokens are shorter, where these were timed, else in proportion to
+    k. The rest, the verdict, costs the same for every k.
+    """
+    timed = _timed_passes(row)
+    if not {0, measured} <= set(timed):
+        return 1 + (verify - 1) * k / measured
+    # No pass takes less time than one over fewer tokens, except by noise.
+    slowest_so_far = np.maximum.accumulate(list(timed.values())) / timed[0]
+    widest = float(slowest_so_far[-1])
+    shorter = widest - float(np.interp(k, list(timed), slowest_so_far))
+    if widest > max(verify, 1):
+        shorter *= (verify - 1) / (widest - 1)
+    return verify - shorter
+
+
+def share_of_predicted(row: LatencyRow) -> float | None:
+    """Measured over predicted speed-up: the prediction is of decoding, without reading the prompt."""
+    measured = row.decode_speedup or row.speedup
+    if not measured or not row.predicted_speedup:
+        return None
+    return measured / row.predicted_speedup
+
+
+def auto_gave_up(row: LatencyRow) -> bool:
+    """Whether K=auto stopped drafting, after which too few draft tokens are left for costs."""
+    return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
+
+
+def _most_acceptable(row: LatencyRow, proposed: float) -> float:
+    """The most draft tokens that an iteration can accept.
+
+    Of a tree this is the deepest level that was ever accepted, as a head may draft fewer levels
+    than K.
+    """
+    levels = enumerate(row.acceptance_histogram or [])
+    accepted = [level for level, how_often in levels if how_often]
+    is_tree = row.draft_tree not in (None, "chain")
+    return max(accepted) if is_tree and accepted else proposed
+
+
+def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
+    """The strongest limit of the speed-up; None where costs are unknown."""
+    costs = costs_in_steps(regular, row)
+    if costs is None or row.predicted_speedup is None:
+        return None
+    tokens = tokens_per_iteration(row) or 1.0
+    proposed = proposed_per_iteration(row) or 0.0
+    return main_limit(tokens, proposed, costs, _most_acceptable(row, proposed))
+
+
+def held_back_in_words(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """The limit with its figures; None where the costs are unknown.
+
+    `the draft is too slow: one of its steps costs 0.60 of the target's; if it were free it would be
+    2.00× instead of 0.80×`
+    """
+    limit = held_back(regular, row)
+    if limit is None:
+        return None
+    if auto_gave_up(row):
+        return AUTO_GAVE_UP
+    ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {row.predicted_speedup:.2f}×"
+    return f"{limit.cause}: {limit.numbers} {ideal}"

@@ -1,0 +1,239 @@
+"""The reason for a speed-up, line by line: acceptance, the phases of an iteration, and the speed-up that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.costs import (
+    best_of,
+    contradicting_passes,
+    costs_in_steps,
+    held_back_in_words,
+    lengths_by_k,
+    predicted_by_k,
+    proposed_per_iteration,
+    rest_ms,
+    share_of_predicted,
+    tokens_per_iteration,
+)
+from harness.config.amounts import amount
+from harness.engines.registry import is_elsewhere
+from harness.tables.table import UNKNOWN, Table, in_brackets, interval
+
+# So many predictions for other K fit a line.
+_MOST_K = 8
+
+
+def reason(regular: LatencyRow, row: LatencyRow) -> Table:
+    """Acceptance, costs and prediction of the speculative arm, one per line."""
+    # Where whole blocks are verified, no token is tested by itself.
+    tested = None if row.rule == "block" else row.acceptance_by_position
+    of_all = row.marginal_acceptance_by_position
+    loses = (row.speedup or 1) < 1
+    return _table_of_known(
+        ("acceptance", _acceptance(row)),
+        ("by position", _by_position(tested, "of those tested there")),
+        ("", _by_position(of_all, "of all iterations, as vLLM has it")),
+        ("accepted", _histogram(row.acceptance_histogram or [])),
+        ("target reads", _target_reads(regular)),
+        ("draft reads", _draft_reads(row)),
+        ("8-bit layers", _eight_bit(regular, row)),
+        ("identical arms", _identical_arms(row)),
+        *_prediction(regular, row),
+        ("energy", _energy(regular, row)),
+        ("goodput", _goodput(regular, row)),
+        ("by K", _by_k(regular, row)),
+        ("why", held_back_in_words(regular, row) if loses else None),
+    )
+
+
+def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
+    """The cost of a target step, where there is no more to say."""
+    return _table_of_known(
+        ("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row))
+    )
+
+
+def _table_of_known(*lines: tuple[str, str | None]) -> Table:
+    """A table of the lines, name and text, that have a text; a line without a name goes on with the
+    one above.
+    """
+    return Table.of_lines("reason", [(name, text) for name, text in lines if text])
+
+
+def _acceptance(row: LatencyRow) -> str | None:
+    tokens = tokens_per_iteration(row)
+    parts = []
+    if row.acceptance_rate is not None:
+        share = f"{row.acceptance_rate:.1%} of the draft tokens"
+        tested = None if row.rule == "block" else row.conditional_acceptance_rate
+        parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
+    if tokens:
+        length = f"{tokens:.2f} tokens per iteration{_of_those_that_drafted(row, tokens)}"
+        if row.num_draft_tokens == "auto":
+            proposed = f"{proposed_per_iteration(row):.2f}"
+            is_tree = row.draft_tree not in (None, "chain")
+            length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
+        parts.append(length)
+    if not parts:
+        return _not_reported(row) if is_elsewhere(row.engine) else None
+    source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
+    return "; ".join(parts) + source
+
+
+def _of_those_that_drafted(row: LatencyRow, tokens: float) -> str:
+    """` (4.29 where something was drafted)`; empty where that is the same figure as `tokens`."""
+    length = row.mean_acceptance_length
+    if length is None or f"{length:.2f}" == f"{tokens:.2f}":
+        return ""
+    return f" ({length:.2f} where something was drafted)"
+
+
+def _not_reported(row: LatencyRow) -> str:
+    if row.drafted is False:
+        return "nothing was drafted"
+    may_be_vllm = row.server is None or "vLLM" in row.server
+    flag = "--per-request-spec-decode-metrics detailed"
+    advice = f"; vLLM reports it when started with {flag}" if may_be_vllm else ""
+    return f"not reported by the server{advice}"
+
+
+def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str | None:
+    """`95%  92%  94%  87%  of those tested there`."""
+    if not rates:
+        return None
+    percentages = [UNKNOWN if rate is None else f"{rate:.0%}" for rate in rates]
+    return f"{'  '.join(percentages)}  {denominator}"
+
+
+def _histogram(histogram: Sequence[int]) -> str | None:
+    """`0: 25%  1: 75%  of 4 iterations`."""
+    total = sum(histogram)
+    if not total:
+        return None
+    shares = [f"{count}: {how_often / total:.0%}" for count, how_often in enumerate(histogram)]
+    return "  ".join([*shares, f"of {total} iterations"])
+
+
+def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
+    """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
+    costs = costs_in_steps(regular, row)
+    rest = rest_ms(row)
+    share = share_of_predicted(row)
+    if costs is None or rest is None or share is None:
+        return []
+    if rest:
+        phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
+    else:
+        # The separate pass with stopwatches was slower than the timed one: the phases add up to more.
+        phases = (
+            f"(in the separate pass drafting took {row.draft_ms:.2f}"
+            f" and verifying {row.verify_ms:.2f})"
+        )
+    measured = f"measured {row.decode_speedup or row.speedup:.2f}×"
+    if row.decode_speedup:
+        measured += " without the time to the first token"
+    target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
+    predicted = (
+        f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
+        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {share:.0%} of it"
+    )
+    lines = [
+        ("an iteration", f"{row.iteration_ms:.2f} ms {phases}; {target_step}"),
+        ("predicted", predicted),
+    ]
+    if (row.batch_size or 1) > 1:
+        lines.append(("", "(for each row alone; a batch lasts as long as its slowest row)"))
+    return lines
+
+
+def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """Joules per token of both arms, and their ratio; None where no GPU tells."""
+    if regular.joules_per_token is None or row.joules_per_token is None:
+        return None
+    text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
+    if row.energy_ratio is None:
+        return text
+    certainty = in_brackets(row.energy_ratio_low, row.energy_ratio_high)
+    return f"{text}: {row.energy_ratio:.2f}× less{certainty}"
+
+
+def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """`80% of the regular requests and 98% of the speculative ones ...`; None without `engine.slo`."""
+    if row.goodput_share is None or regular.goodput_share is None:
+        return None
+    bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
+    shares = f"{regular.goodput_share:.0%} and {row.goodput_share:.0%} of the requests"
+    text = f"{shares} are within {', '.join(bounded)}"
+    if row.goodput_ratio is None:
+        return text
+    certainty = in_brackets(row.goodput_ratio_low, row.goodput_ratio_high)
+    return f"{text}: {row.goodput_ratio:.2f}× as many a second{certainty}"
+
+
+def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
+    contradiction = contradicting_passes(regular, row)
+    if contradiction is not None and len(lengths_by_k(row)) > 1:
+        return f"other K cannot be predicted from such noise: {contradiction}"
+    predictions = predicted_by_k(regular, row)
+    if len(predictions) < 2:
+        return None
+    shown = []
+    for prediction in predictions[:_MOST_K]:
+        bounds = interval(prediction.low, prediction.high)
+        shown.append(f"{prediction.num_draft_tokens}: {bounds or f'{prediction.value:.2f}'}×")
+    best = best_of(predictions)
+    largest = " or a larger one" if best is predictions[-1] else ""
+    covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
+    verification = "timed by width" if row.pass_ms_by_width else "interpolated"
+    return (
+        f"{'  '.join(shown)} predicted ({covers}verification {verification});"
+        f" the best is K={best.num_draft_tokens}{largest}"
+    )
+
+
+def _target_reads(regular: LatencyRow) -> str | None:
+    return _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
+
+
+def _draft_reads(row: LatencyRow) -> str | None:
+    proposed = proposed_per_iteration(row)
+    step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
+    return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
+
+
+def _identical_arms(row: LatencyRow) -> str | None:
+    """How far apart an arm is from itself; None where that was not measured."""
+    if row.aa_ratio is None:
+        return None
+    about = in_brackets(row.aa_ratio_low, row.aa_ratio_high, "the regular arm over itself")
+    return f"{row.aa_ratio:.2f}×{about}"
+
+
+def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
+    """Bytes that a step must read, the least time for that, and how near a step comes to it."""
+    if not num_bytes or not floor_ms or not step_ms:
+        return None
+    rate = num_bytes / floor_ms / 1e6
+    in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
+    return (
+        f"{amount(num_bytes)} per step, which takes at least {floor_ms:.2f} ms at {rate:.4g} GB/s, the rate of a"
+        f" large copy here; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate{in_caches}"
+    )
+
+
+def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """Share of the time that 8-bit layers take, and a faster alternative; None without any."""
+    shares = []
+    if regular.target_8bit_share is not None:
+        shares.append(f"{regular.target_8bit_share:.0%} of a target step")
+    if row.draft_8bit_share is not None:
+        shares.append(f"{row.draft_8bit_share:.0%} of drafting")
+    if not shares:
+        return None
+    # Only a GPU has a peak of memory. There these layers wait for the host.
+    on_gpu = bool(regular.peak_memory_bytes)
+    advice = "; they wait for the host, and 4-bit layers are usually faster" if on_gpu else ""
+    return f"take {' and '.join(shares)}{advice}"

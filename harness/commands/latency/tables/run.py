@@ -1,0 +1,281 @@
+"""One run of `latency`: times of its arms, the speed-up with its interval, and the reason for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.categories import Category, by_category, by_turn
+from harness.commands.latency.tables.caveats import mean_answer_length, run_caveats
+from harness.commands.latency.tables.doubts import limits_of_the_interval
+from harness.commands.latency.tables.reason import costs_of_a_step, reason
+from harness.commands.words import arm_name, settings_line, title
+from harness.results.schema import NO_VERDICT
+from harness.results.verdict import Verdict, verdict_of
+from harness.tables.table import (
+    UNKNOWN,
+    Column,
+    Document,
+    Line,
+    Style,
+    Table,
+    in_brackets,
+    interval,
+    number,
+    percent,
+    sentences,
+    times,
+)
+
+
+def latency_document(
+    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
+) -> Document:
+    """One run in detail; empty where nothing was measured.
+
+    Args:
+        rows: of the run, the regular arm first.
+        prompts: rows of its prompts file.
+    """
+    if all(row.ms_per_token is None for row in rows):
+        return []
+    last = rows[-1]
+    document: list[Table | Line] = [
+        Line(title(rows[0]), "strong"),
+        Line(settings_line(rows), "dim"),
+    ]
+    document.append(_arms(rows))
+    requests = [row for row in rows if row.was_served]
+    if requests:
+        columns = (ARM[0], *REQUESTS)
+        document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
+    document += _verdict(rows)
+    if last.status != NO_VERDICT:
+        document += _divided("categories", "category", by_category(prompts, last))
+        document += _divided("turns", "turn", by_turn(prompts, last))
+    return [
+        *document,
+        *sentences("plain", _compared_texts(last, prompts)),
+        *sentences("warning", *run_caveats(rows, prompts)),
+    ]
+
+
+def _arms(rows: Sequence[LatencyRow]) -> Table:
+    """Times of each arm."""
+    last = rows[-1]
+    lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
+    has_spread = any(row.ms_per_token_std is not None for row in rows)
+    unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
+    notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
+    return Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes)
+
+
+def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
+    """Speed-ups of parts of the prompts; [] for a single part, which says nothing new."""
+    name = Column(heading, text=True, of="name")
+    table = Table.of(key, "", parts, (name, *_OF_A_PART), look="plain")
+    return [table] if len(parts) > 1 else []
+
+
+def _verdict(rows: Sequence[LatencyRow]) -> Document:
+    """Whether speculation pays and why; or why that cannot be told."""
+    regular = rows[0]
+    last = rows[-1]
+    if last.status == NO_VERDICT:
+        return [Line(f"No verdict: {last.error}.", "warning"), reason(regular, last)]
+    # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
+    has_drafted = last.mean_acceptance_length is not None or last.was_served
+    if last.arm == "speculative" and len(rows) == 1:
+        return [reason(regular, last)]
+    if last.speedup is None or not has_drafted:
+        table = costs_of_a_step(regular, last)
+        return [table] if table.rows else []
+    verdict = verdict_of(last)
+    style: Style = "strong" if verdict.can_tell else "plain"
+    return [
+        Line(f"{in_words(verdict)}.", style),
+        *sentences("plain", _decode_only(last)),
+        *sentences("dim", *limits_of_the_interval(last)),
+        reason(regular, last),
+    ]
+
+
+def in_words(verdict: Verdict, subject: str = "Speculative decoding") -> str:
+    """`Speculative decoding is 2.31× faster (95 % interval 2.18 to 2.42 over 15 prompts)`."""
+    if not verdict.can_tell:
+        figure = figure_in_words(verdict)
+        return f"Cannot tell whether {subject[:1].lower()}{subject[1:]} pays: {figure}"
+    speedup = figure_in_words(verdict)
+    if verdict.conclusion == "faster":
+        return f"{subject} is {speedup.replace('×', '× faster', 1)}"
+    if verdict.conclusion == "slower":
+        return f"{subject} does not pay here: {speedup}"
+    return f"{subject} makes no significant difference here: {speedup}"
+
+
+def figure_in_words(verdict: Verdict, num_compared: int = 1) -> str:
+    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`, or why it says nothing.
+
+    Args:
+        num_compared: the number of pairs for which the interval was widened.
+    """
+    speedup = verdict.speedup
+    if math.isnan(speedup.estimate):
+        return verdict.reason
+    if not speedup.has_bounds:
+        return f"{speedup.estimate:.2f}× ({verdict.reason})"
+    covers = f" over {speedup.covers}" if speedup.covers else ""
+    together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
+    certainty = f"95 % interval {interval(speedup.low, speedup.high)}{covers}{together}"
+    doubt = f"; {verdict.reason}" if verdict.reason else ""
+    return f"{speedup.estimate:.2f}× ({certainty}{doubt})"
+
+
+def _decode_only(row: LatencyRow) -> str | None:
+    """About the speed-up after the first token, if it is outside the interval of the total."""
+    if row.decode_speedup is None or row.speedup_low is None or row.speedup_high is None:
+        return None
+    if row.speedup_low <= row.decode_speedup <= row.speedup_high:
+        return None
+    certainty = in_brackets(row.decode_speedup_low, row.decode_speedup_high)
+    return (
+        f"Without the time to the first token it is {row.decode_speedup:.2f}×{certainty}:"
+        " longer answers come closer to this."
+    )
+
+
+def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:
+    """Whether any answer has fewer tokens than were asked for."""
+    known = [row for row in rows if row.shortest_answer is not None]
+    return any(row.shortest_answer != row.max_new_tokens for row in known)
+
+
+def result_line(row: LatencyRow) -> str:
+    """`2.31× (2.18 to 2.42)`, or the time of an arm alone; empty where nothing was measured."""
+    if row.ms_per_token is None:
+        return ""
+    speedup = stated_speedup(row)
+    if speedup is None:
+        return f"{row.ms_per_token:.2f} ms/token"
+    bounds = speedup_bounds(row)
+    return f"{times(speedup)} ({bounds})" if bounds else times(speedup)
+
+
+def stated_speedup(row: LatencyRow) -> float | None:
+    """The speed-up as far as the verdict lets it be stated; else None."""
+    speedup = verdict_of(row).speedup.estimate
+    return None if math.isnan(speedup) else speedup
+
+
+def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
+    """The interval of a speed-up, `2.18 to 2.42`; None where there is none.
+
+    Args:
+        num_compared: see `verdict_of`.
+    """
+    speedup = verdict_of(row, num_compared).speedup
+    return interval(speedup.low, speedup.high) if speedup.has_bounds else None
+
+
+def _time(row: LatencyRow) -> str | None:
+    if not row.ms_per_token:
+        return None
+    spread = "" if row.ms_per_token_std is None else f" ± {row.ms_per_token_std:.2f}"
+    return f"{row.ms_per_token:.2f}{spread}"
+
+
+def _short(milliseconds: float) -> str:
+    """At most five characters for less than 100 s, so that three stay on a line."""
+    return f"{milliseconds:.1f}" if milliseconds < 1000 else f"{milliseconds:.0f}"
+
+
+def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
+    """A column with three percentiles of a time, such as `time_to_first_token`."""
+
+    def percentiles(row: LatencyRow) -> str | None:
+        values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
+        if all(value is None for value in values):
+            return None
+        return " / ".join(UNKNOWN if value is None else _short(value) for value in values)
+
+    return Column(f"{heading}\np50 / p90 / p99", of=percentiles, optional=optional)
+
+
+# Columns about a row of `latency`. Those without an underscore are in other tables too.
+SPEEDUP = Column("speed-up", times, of=stated_speedup)
+BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
+ACCEPTED = Column("accepted", percent, "acceptance_rate")
+ARM = (
+    Column("arm", text=True, of=arm_name),
+    Column("ms/token", of=_time),
+    Column("tokens/s", number(1), "tokens_per_second"),
+    Column("first token ms", number(1), "time_to_first_token_ms"),
+    Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
+)
+TIMES = (
+    "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
+    " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
+)
+_LENGTH = Column("tokens\nper answer", number(1), mean_answer_length)
+REQUESTS = (
+    _percentiles("first token ms", "time_to_first_token"),
+    _percentiles("TPOT ms", "time_per_output_token"),
+    _percentiles("ITL ms", "inter_token_latency", optional=True),
+    Column("requests/s", number(), "requests_per_second"),
+    Column("goodput\nrequests/s", number(), "goodput", optional=True),
+    Column("tokens/s\nin all", number(1), "tokens_per_second"),
+    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
+    Column("failed", of="num_failed"),
+    Column("timed\nout", of="num_timed_out"),
+    Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
+)
+# Columns about a `Category`.
+_OF_A_PART = (
+    Column("prompts", of="num_prompts"),
+    Column("speed-up", times, "speedup.estimate"),
+    Column("acceptance", percent, "acceptance_rate", optional=True),
+    Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
+)
+
+
+def identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's.
+
+    Failed requests are not compared, nor are turns that follow a difference in a conversation.
+
+    Args:
+        prompts: rows of the run's prompts file. Where it is gone, all prompts count as compared.
+    """
+    identical = row.identical_prompts
+    if identical is None:
+        return None
+    num_compared = identical + len(_differing(prompts)) if prompts else row.num_prompts
+    return f"{identical} of {num_compared}"
+
+
+def _differing(prompts: Sequence[LatencyPromptRow]) -> list[LatencyPromptRow]:
+    return [prompt for prompt in prompts if prompt.divergence_position is not None]
+
+
+def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """A sentence about whether greedy texts of both arms are the same."""
+    identical = identical_texts(row, prompts)
+    if identical is None or not prompts:
+        return None
+    differing = _differing(prompts)
+    if not differing:
+        return f"Greedy output of both arms is identical token for token on {identical} prompts."
+    first = min(prompt.divergence_position or 0 for prompt in differing)
+    sentence = (
+        f"Greedy output of both arms is identical on {identical} prompts."
+        f" The earliest difference is at token {first}"
+    )
+    margins = [prompt.logit_margin for prompt in differing]
+    known = [abs(margin) for margin in margins if margin is not None]
+    if len(known) < len(margins):
+        return f"{sentence}; without the model's logits it is unknown whether a tie explains it."
+    return (
+        f"{sentence}; the largest logit margin at a difference is {max(known):.2g}"
+        " (near 0: a tie that rounding broke differently)."
+    )

@@ -1,0 +1,348 @@
+"""`map`: speed-ups over a grid of batch size, context and K, the schedules that follow, and where
+speculation stops paying.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.commands.latency.asking import question_of, warmup_question
+from harness.commands.latency.figures.measured_arm import MeasuredArm
+from harness.commands.latency.figures.paired import paired_times
+from harness.commands.latency.repetition import Part, batches_to_ask, share_prompts
+from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
+from harness.commands.map.rows import MapRow
+from harness.commands.map.schedules import schedule_files
+from harness.commands.map.surface import Cell, cells_of, explore, interpolated
+from harness.commands.map.tables import map_document, schedule_of
+from harness.commands.optional_plots import optional_plots
+from harness.commands.read_runs import Run
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import DecodingSettings, require
+from harness.drafting.registry import method_of
+from harness.engines.protocol import Engine
+from harness.engines.registry import engine_of
+from harness.measuring.encoding import Encoded, decide_ignore_eos
+from harness.measuring.interleaving import ask_all
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.prompts.sets import PromptSet, load_prompts
+from harness.records.experiment import Experiment
+from harness.results.acceptance import Acceptance
+from harness.results.coverage import of_same_texts
+from harness.results.locked_files import replace_file
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
+from harness.results.verdict import ArmEvidence, refusal, require_verdict
+from harness.tables.table import Document
+
+_ONE_AT_A_TIME = (
+    "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
+    " decoding.num_draft_tokens=1,3,5 measures one after the other"
+)
+# Columns about acceptance that a server may tell though it tells no iterations.
+_REPORTED = ("acceptance_rate", "mean_acceptance_length")
+
+
+@dataclass
+class MeasuredCell:
+    """The figures of one measured cell.
+
+    Attributes:
+        acceptance: of the speculative arm's iterations, where the engine reports them.
+        reported: the columns about acceptance that a server reports.
+        most_drafted: the most draft tokens of an iteration that a server reports; None where it
+            does not.
+        refusal: why both arms cannot be compared; None where they can.
+    """
+
+    speedup: Interval
+    acceptance: Acceptance
+    reported: dict[str, Any]
+    regular_ms_per_token: float | None
+    speculative_ms_per_token: float | None
+    most_drafted: int | None = None
+    refusal: str | None = None
+
+
+class Map(Experiment):
+    """Measures the cells of a grid that show best where speculation pays, and interpolates the
+    others.
+
+    A cell has an index on each side of the grid. With batch_sizes=[1,4,16], one context and
+    draft_tokens=[1,3,5], cell (2, 0, 1) has batch size 16 and K=3.
+
+    Attributes:
+        draft_tokens: the K of the grid; (None,) for a server, whose K cannot be changed.
+        prompt_sets, encoded: one for each context.
+        measured: the figures of the cells that were measured.
+        started_for: the K that the open engine was started for, where starting takes long.
+    """
+
+    def __init__(self, settings: MapSettings) -> None:
+        _refuse_what_the_grid_has(settings)
+        self.draft_tokens: tuple[int | None, ...] = settings.draft_tokens or DRAFT_TOKENS
+        if not engine_of(settings).computes_here:
+            # A server takes no other K than its own, which it may report later.
+            self.draft_tokens = (None,)
+        batch_size = settings.batch_sizes[-1]
+        # Caches and memory are planned for the largest K.
+        decoding = _with_k(settings.decoding, self.draft_tokens[-1])
+        self.settings = dataclasses.replace(settings, decoding=decoding, batch_size=batch_size)
+        self.prompt_sets = [self._prompts(length) for length in settings.contexts or (None,)]
+        most_asked = self._num_asked(batch_size)
+        for prompt_set in self.prompt_sets:
+            most = len(prompt_set.prompts)
+            if getattr(settings.draft, "shared", False) and most_asked > most:
+                rule = (
+                    f"must be at most {most // FEWEST_FOR_INTERVAL} for {FEWEST_FOR_INTERVAL} batches of"
+                    f" the set's {counted(most, 'prompt')}: draft.shared=true finds its own answer to a"
+                    " prompt that is asked again"
+                )
+                raise SettingError("batch_sizes", rule, batch_size)
+        self.encoded: list[Encoded] = []
+        self.measured: dict[Cell, MeasuredCell] = {}
+        self.started_for: int | str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sides of the grid: batch sizes, contexts, K."""
+        settings = self.settings
+        return len(settings.batch_sizes), len(self.prompt_sets), len(self.draft_tokens)
+
+    def measure(self, session: Session) -> None:
+        settings = decide_ignore_eos(self.settings, session.tokenizer)
+        session.settings = self.settings = settings
+        new_tokens = settings.decoding.max_new_tokens
+        for prompt_set in self.prompt_sets:
+            most_asked = self._num_asked(settings.batch_sizes[-1])
+            taken = prompt_set.take(min(most_asked, len(prompt_set.prompts)))
+            self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
+        longest = max(encoded.longest for encoded in self.encoded)
+        session.place(settings.batch_sizes[-1], longest)
+        most_cells = math.floor(settings.share * math.prod(self.shape))
+        explore(self.shape, lambda cell: self._measure_cell(session, cell), most_cells)
+        self._write_files(session, self.rows(session))
+
+    def rows(self, session: Session) -> list[MapRow]:
+        """A row for each cell; of a run that ended early those that were measured, or one row that
+        says why.
+        """
+        if not self.measured:
+            return [session.row(MapRow)]
+        # Interpolated values would be a guess before the corners of the grid are measured.
+        cells = cells_of(self.shape) if session.status == "ok" else sorted(self.measured)
+        surfaces = self._surfaces()
+        return [self._row(session, cell, surfaces) for cell in cells]
+
+    def document(self, rows: Sequence[MapRow]) -> Document:
+        return map_document(rows)
+
+    def judge(self, rows: Sequence[MapRow]) -> None:
+        require_verdict(rows)
+
+    def _prompts(self, length: int | None) -> PromptSet:
+        prompts = self.settings.prompts
+        if length is not None:
+            prompts = dataclasses.replace(prompts, lengths=(length,))
+        try:
+            return load_prompts(prompts)
+        except SettingError as error:
+            if length is None or error.setting != "prompts.lengths":
+                raise
+            raise SettingError("contexts", error.rule, length) from None
+
+    def _num_asked(self, batch_size: int) -> int:
+        """Prompts of a cell: whole batches, and enough of them for an interval."""
+        num_batches = max(FEWEST_FOR_INTERVAL, self.settings.num_prompts // batch_size)
+        return num_batches * batch_size
+
+    def _measure_cell(self, session: Session, cell: Cell) -> float | None:
+        """Time both arms, keep the figures, and return the speed-up; None where they cannot be
+        compared.
+        """
+        settings = self.settings
+        batch_size = settings.batch_sizes[cell[0]]
+        encoded = self.encoded[cell[1]]
+        k = self.draft_tokens[cell[2]]
+        decoding = _with_k(settings.decoding, k)
+        named = "" if k is None else f", K={k}"
+        say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
+        self._open(session, batch_size, encoded.longest, decoding)
+        num_asked = self._num_asked(batch_size)
+        num_prompts = min(num_asked, len(encoded.prompts))
+        if num_prompts >= FEWEST_FOR_INTERVAL * batch_size:
+            num_prompts -= num_prompts % batch_size
+        parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
+        prompt_set = self.prompt_sets[cell[1]]
+        questions = [question_of(session, prompt_set, encoded, part, decoding) for part in parts]
+        unused = prompt_set.first_unused(num_asked)
+        asked = encoded.part(range(num_prompts))
+        warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
+        answers = ask_all(
+            session, questions, warmups=[warmup] * settings.num_warmup, allow_failures=True
+        )
+        regular, speculative = (MeasuredArm(name, answers[name]) for name in settings.arms)
+        measured = self._figures(regular, speculative, parts)
+        self.measured[cell] = measured
+        return None if measured.refusal else measured.speedup.estimate
+
+    def _open(
+        self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
+    ) -> Engine:
+        """The engine of a cell. An engine that starts slowly is started once for all cells of a K.
+
+        Raises:
+            RunError: its arms would be loaded again for every question.
+        """
+        if not engine_of(self.settings).starts_slowly:
+            return session.open(batch_size, longest, decoding)
+        k = decoding.num_draft_tokens
+        engine = session.engine
+        if engine is None or self.started_for != k:
+            batch_size = self.settings.batch_sizes[-1]
+            longest = max(encoded.longest for encoded in self.encoded)
+            engine = session.open(batch_size, longest, decoding)
+            self.started_for = k
+            if not engine.alternates:
+                raise RunError(_ONE_AT_A_TIME)
+        return engine
+
+    def _figures(
+        self, regular: MeasuredArm, speculative: MeasuredArm, parts: Sequence[Part]
+    ) -> MeasuredCell:
+        settings = self.settings
+        units = [part.unit for part in parts]
+        times = paired_times(regular.generations, speculative.generations, units)
+        speedup = times.speedup(settings.num_resamples, settings.seed)
+        if share_prompts(parts):
+            speedup = dataclasses.replace(speedup, covers=of_same_texts(speedup.covers))
+        decoding = settings.decoding
+        evidence: list[ArmEvidence] = []
+        for arm in (regular, speculative):
+            further = {
+                "arm": arm.name,
+                "num_failed": len(arm.requests) - len(arm.answered),
+                "lengths": {request.index: request.num_tokens for request in arm.answered},
+                "drawn": decoding.ignore_eos is False and decoding.temperature > 0,
+            }
+            columns = arm.acceptance.columns() | arm.columns(())
+            evidence.append(ArmEvidence.of(columns, **further))
+        known = {name: value for name, value in columns.items() if value is not None}
+        # The K of a server. The mean is below it: the last iterations of answers draft less.
+        num_positions = len(known.get("marginal_acceptance_by_position", ()))
+        most_drafted = max(num_positions, math.ceil(known.get("mean_proposed", 0)))
+        return MeasuredCell(
+            speedup,
+            acceptance=speculative.acceptance,
+            reported={name: known[name] for name in _REPORTED if name in known},
+            regular_ms_per_token=regular.columns(()).get("ms_per_token"),
+            speculative_ms_per_token=known.get("ms_per_token"),
+            most_drafted=most_drafted or None,
+            refusal=refusal(evidence[0], evidence[1], speedup),
+        )
+
+    def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of
+        the grid's shape by `estimate`, `low` and `high`.
+        """
+        found = {}
+        for name in ("estimate", "low", "high"):
+            values = {
+                cell: getattr(one.speedup, name)
+                for cell, one in self.measured.items()
+                if one.refusal is None
+            }
+            known = {cell: math.log(value) for cell, value in values.items() if value > 0}
+            if known:
+                found[name] = np.exp(interpolated(self.shape, known))
+        return found
+
+    def _row(
+        self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
+    ) -> MapRow:
+        measured = self.measured.get(cell)
+        k = self.draft_tokens[cell[2]]
+        if k is None:
+            k = reported_k(list(self.measured.values()))
+        figures: dict[str, Any] = {
+            "batch_size": self.settings.batch_sizes[cell[0]],
+            "context": round(self.encoded[cell[1]].mean_length),
+            "num_draft_tokens": k,
+            "measured": measured is not None,
+        }
+        if measured is None:
+            at_cell = {name: float(values[cell]) for name, values in surfaces.items()}
+            estimate = at_cell.get("estimate", NAN)
+            # The surfaces go through other cells where some have no interval.
+            low = min(at_cell.get("low", NAN), estimate)
+            high = max(at_cell.get("high", NAN), estimate)
+            between = Interval(estimate, low, high).columns("speedup")
+            return session.row(MapRow, **figures | between)
+        figures["regular_ms_per_token"] = measured.regular_ms_per_token
+        figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
+        if measured.refusal is None:
+            figures |= measured.speedup.columns("speedup")
+            figures["speedup_covers"] = measured.speedup.covers
+        else:
+            figures |= {"status": NO_VERDICT, "error": measured.refusal}
+        return session.row(MapRow, measured.acceptance, **figures | measured.reported)
+
+    def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
+        """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
+        files: dict[str, str] = {}
+        schedule = schedule_of(rows)
+        if not isinstance(schedule, str):
+            files |= schedule_files(schedule, _draft_for_vllm(session))
+        plots = optional_plots()
+        if plots is not None:
+            files |= plots.picture_files(RECORD, Run(list(rows)))
+        for name, content in files.items():
+            replace_file(session.directory / name, content.encode())
+
+
+def _refuse_what_the_grid_has(settings: MapSettings) -> None:
+    """Raise a SettingError for settings of a single cell, which the grid replaces."""
+    k = settings.decoding.num_draft_tokens
+    batch_size = settings.batch_size
+    rule = "changes nothing: draft_tokens=[...] has the K of the grid"
+    require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
+    rule = "changes nothing: batch_sizes=[...] has those of the grid"
+    require(batch_size == MapSettings.batch_size, "batch_size", rule, batch_size)
+
+
+def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
+    return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
+
+
+def reported_k(cells: Sequence[MeasuredCell]) -> int | None:
+    """The K that a server reported in its cells; None where it reported none, or different ones."""
+    # Exact where the answers report every iteration; `most_drafted` may come from a mean.
+    exact = {cell.acceptance.num_places for cell in cells}
+    if 0 not in exact and len(exact) > 1:
+        return None
+    return max(cell.most_drafted or 0 for cell in cells) or None
+
+
+def _draft_for_vllm(session: Session) -> dict[str, Any]:
+    """The draft as entries of vLLM's `--speculative-config`; none for a draft that vLLM does not
+    have, or that of a server.
+    """
+    planned = session.planned
+    draft_settings = planned.draft_settings
+    if draft_settings is None:
+        return {}
+    try:
+        words = method_of(draft_settings).vllm(planned, draft_settings)
+    except SettingError:
+        return {}
+    return {name: value for name, value in words.items() if value is not None}
+
+
+EXPERIMENT = Map

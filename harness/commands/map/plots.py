@@ -1,0 +1,156 @@
+"""The drawing of a map: speed-up by batch size and K, and where speculation stops paying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from harness.commands.map.rows import MapRow
+from harness.commands.map.tables import (
+    CANNOT_TELL,
+    DOES_NOT_PAY,
+    PAYS,
+    cell_text,
+    cells_of,
+    heading_of,
+    is_ratio,
+    k_of,
+    load_of,
+    word_of,
+)
+from harness.commands.names import named_runs
+from harness.commands.read_runs import Run
+from harness.tables.drawing import add_legend, new_axes, wrapped
+from harness.tables.table import grouped
+
+# Figures that still fit a page.
+_MOST_PANELS = 12
+_ROW_HEIGHT = 0.42
+# A speed-up by this factor, up or down, has the full colour.
+_FULL_COLOUR = 3.0
+_FAINTEST = 0.12
+_STRONGEST = 0.65
+# Points of text in a cell; with more columns it gets smaller, and below the least there is none.
+_LARGEST_TEXT = 9.0
+_TEXT_BY_COLUMN = 66.0
+_LEAST_TEXT = 5.5
+_COLOURS = {PAYS: "C0", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
+_LINE = {"color": "C3", "linewidth": 2.4}
+_END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
+
+
+class Grid(NamedTuple):
+    """The cells of one context, by place: K from below, batch sizes from the left."""
+
+    batch_sizes: list[int]
+    draft_tokens: list[int]
+    cells: dict[tuple[int, int], MapRow]
+
+    @classmethod
+    def of(cls, rows: Sequence[MapRow]) -> Grid:
+        """The grid of rows with a batch size and a K."""
+        batch_sizes = sorted({row.batch_size or 1 for row in rows})
+        draft_tokens = sorted({k_of(row) for row in rows})
+        cells = {
+            (
+                draft_tokens.index(k_of(row)),
+                batch_sizes.index(row.batch_size or 1),
+            ): row
+            for row in rows
+        }
+        return cls(batch_sizes, draft_tokens, cells)
+
+    def logarithms(self, column: str) -> np.ndarray[Any, Any]:
+        """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none."""
+        values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
+        for place, row in self.cells.items():
+            value = getattr(row, column)
+            if is_ratio(value):
+                values[place] = math.log(value)
+        return values
+
+
+def map_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """A figure for each context of each map."""
+    figures = []
+    for named in named_runs(runs):
+        for of_context in grouped(cells_of(named.run.rows), lambda row: row.context or 0).values():
+            title = heading_of(of_context)
+            if len(runs) > 1:
+                title = f"{named.name.label()} · {title}"
+            figures.append(_figure(Grid.of(of_context), load_of(of_context), wrapped(title)))
+    return {"map": figures[:_MOST_PANELS]}
+
+
+def _figure(grid: Grid, load: str, title: str) -> Figure:
+    height = _ROW_HEIGHT * len(grid.draft_tokens) + 1.35
+    axes = new_axes(height, xlabel=load, ylabel="K, draft tokens", title=title)
+    axes.set(
+        xlim=(-0.5, len(grid.batch_sizes) - 0.5),
+        ylim=(-0.5, len(grid.draft_tokens) - 0.5),
+    )
+    axes.set_xticks(range(len(grid.batch_sizes)), grid.batch_sizes)
+    axes.set_yticks(
+        range(len(grid.draft_tokens)), [str(k) if k else "its own" for k in grid.draft_tokens]
+    )
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for place, row in grid.cells.items():
+        _draw_cell(axes, place, row, len(grid.batch_sizes))
+    _draw_line(axes, grid, "speedup_low", "95 % interval of it", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup_high", "95 % interval of it", _END_OF_INTERVAL)
+    _draw_line(axes, grid, "speedup", "1×", _LINE)
+    add_legend(axes)
+    return axes.figure
+
+
+def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int) -> None:
+    """Draw a cell, in a colour if it was measured: a cell in brackets says nothing by itself."""
+    y, x = place
+    if row.measured:
+        speedup = row.speedup if is_ratio(row.speedup) else 1.0
+        share = min(1.0, abs(math.log(speedup)) / math.log(_FULL_COLOUR))
+        word = word_of(row)
+        known = axes.get_legend_handles_labels()[1]
+        axes.add_patch(
+            Rectangle(
+                (x - 0.5, y - 0.5),
+                1,
+                1,
+                facecolor=_COLOURS[word],
+                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+                linewidth=0,
+                label=None if word in known else word,
+            )
+        )
+    size = min(_LARGEST_TEXT, _TEXT_BY_COLUMN / num_columns)
+    if size >= _LEAST_TEXT:
+        axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
+
+
+def _draw_line(axes: Any, grid: Grid, column: str, label: str, style: dict[str, Any]) -> None:
+    """Draw where a column crosses 1, between cells that have it."""
+    values = grid.logarithms(column)
+    if not (values < 0).any() or not (values > 0).any():
+        return
+    # Cells reach half a place beyond their centres, and so do the lines.
+    num_k, num_sizes = values.shape
+    xs = [-0.5, *range(num_sizes), num_sizes - 0.5]
+    ys = [-0.5, *range(num_k), num_k - 0.5]
+    axes.contour(
+        xs,
+        ys,
+        np.pad(values, 1, mode="edge"),
+        levels=[0.0],
+        colors=style["color"],
+        linewidths=style["linewidth"],
+        linestyles=[style.get("linestyle", "-")],
+    )
+    if label not in axes.get_legend_handles_labels()[1]:
+        axes.add_line(Line2D([], [], label=label, **style))

@@ -1,0 +1,122 @@
+"""`map`: where speculation pays, over batch size, context and K."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.commands.map.rows import MapRow
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import LARGEST_K, require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document, Line
+
+
+# The K of a grid whose settings name none, where the engine takes any.
+DRAFT_TOKENS = (1, 3, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings(PromptedSettings):
+    """`map`: where speculation pays, over batch size, context and K.
+
+    Attributes:
+        batch_sizes: of the grid; of a server, requests in flight.
+        contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
+            are.
+        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it tells it.
+        share: at most this share of the cells is measured, though always the corners; the others are interpolated.
+        num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
+            batches, which an interval needs. Those of a smaller set are asked again, in another order.
+        num_warmup: batches that every arm decodes first and that are not counted.
+        num_resamples: samples of the paired bootstrap.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    contexts: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] | None = None
+    share: float = 0.5
+    num_prompts: int = 8
+    num_warmup: int = 1
+    num_resamples: int = 2000
+
+    # So `engine.aa` and `decoding.ignore_eos=auto` are allowed.
+    COMPARES_TIMES = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        for name in ("batch_sizes", "contexts", "draft_tokens"):
+            values = getattr(self, name) or ()
+            rises = all(value >= 1 for value in values) and sorted(set(values)) == [*values]
+            require(rises, name, "must be numbers from 1 on that rise", values)
+        for name in ("batch_sizes", "draft_tokens"):
+            require(getattr(self, name) != (), name, "must have a number", [])
+        largest = max(self.draft_tokens or (1,))
+        require(largest <= LARGEST_K, "draft_tokens", f"must be at most {LARGEST_K}", largest)
+        require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
+        rule = "must be set: without one there is no map (with engine=server: engine.regular_url)"
+        require(self.draft is not None, "draft", rule, "none")
+        k = self.decoding.num_draft_tokens
+        rule = "must be a number: draft_tokens has the K of the grid"
+        require(k != "auto", "decoding.num_draft_tokens", rule, k)
+
+    def check_engine(self, engine: Abilities) -> None:
+        name = self.engine.name
+        rule = f"must be [1] with engine={name}, which takes one prompt at a time"
+        one_by_one = engine.takes_batches or self.batch_sizes == (1,)
+        require(one_by_one, "batch_sizes", rule, self.batch_sizes)
+        rule = f"must be null with engine={name}: a server drafts with a K of its own"
+        numbers = self.draft_tokens
+        require(engine.computes_here or numbers is None, "draft_tokens", rule, numbers)
+
+
+class Map(Command):
+    """Measures some cells of a grid, and says where speculation pays."""
+
+    name = "map"
+    summary = "where speculation pays, over batch size, context and K, and schedules for engines"
+    example = "model=30B draft=7B 'batch_sizes=[1,4,16,64]'"
+    examples = (
+        ("", "the shipped tiny pair"),
+        ("model=30B draft=7B 'batch_sizes=[1,2,4,8,16]' 'draft_tokens=[1,2,4]'", "a finer grid"),
+        ("model=30B draft=7B prompts=lengths 'contexts=[512,4096]'", "over the context too"),
+    )
+    notes = (
+        "Writes the map's drawing (map.svg) into the run's directory, and from the cells that can tell"
+        " schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp."
+    )
+    help_order = 2
+    settings = MapSettings
+    experiment = "harness.commands.map.measure"
+    row = MapRow
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The highest speed-up that is certain."""
+        from harness.commands.map.tables import best_of, cell_in_words
+
+        best = best_of(rows)
+        return "" if best is None else cell_in_words(best)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.map.tables import map_documents
+
+        return map_documents(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """At which batch sizes it pays."""
+        from harness.commands.map.tables import map_headlines
+
+        return map_headlines(runs)
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        from harness.commands.map.plots import map_plots
+
+        return map_plots(runs)
+
+
+RECORD = Map()

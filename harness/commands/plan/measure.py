@@ -1,0 +1,352 @@
+"""`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
+
+Models are sketched from their configurations, placed on a real or pretended machine (`models.fit`),
+and the bytes of the placement become the columns of one row.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from harness.commands.plan.record import PlanSettings
+from harness.commands.plan.rows import PlanRow
+from harness.commands.plan.tables import plan_document
+from harness.config.errors import SettingError, VerdictError
+from harness.config.machine import cpu_name
+from harness.config.settings import PlacementSettings
+from harness.drafting.translation import check_if_local
+from harness.engines.pair import sketch_pair
+from harness.engines.roofline import known_gpu, known_gpus
+from harness.measuring.session import Session
+from harness.models.case import Case, Demand, Memory, Misfit, Placement
+from harness.models.checkpoints import Checkpoint
+from harness.models.devices import free_memory, visible_gpus
+from harness.models.fit import fit
+from harness.models.quiet import quiet_libraries
+from harness.models.remedies import advice_on_8bit, fit_regardless, remedies
+from harness.models.sketch import Sketch, device_name, offloads
+from harness.models.tokenizers import PADDING, check_sizes
+from harness.records.experiment import Experiment
+from harness.tables.table import Document
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices for a pair.
+
+    Attributes:
+        free: bytes on each GPU, by its number, and in main memory, as `"cpu"`.
+        name: for reports.
+        bandwidths: possible speeds of its memory in GB/s, by product name; empty if unknown.
+        pretended: whether there are no such GPUs here.
+    """
+
+    free: Memory
+    name: str
+    bandwidths: dict[str, float]
+    pretended: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.free) - 1
+
+    def device_of(self, checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
+        """The kind of device that a model with this placement is on."""
+        if not self.num_gpus or how.strategy == "cpu":
+            return torch.device("cpu")
+        return torch.device("meta" if self.pretended else "cuda")
+
+
+class Plan(Experiment):
+    """Sketches the models and places them on a real or pretended machine; decodes nothing."""
+
+    def __init__(self, settings: PlanSettings) -> None:
+        self.settings = settings
+        self.figures: dict[str, Any] = {}
+
+    def measure(self, session: Session) -> None:
+        quiet_libraries()
+        machine = find_machine(self.settings)
+        session.devices = [machine.name]
+        case = self._case(machine)
+        try:
+            placements = fit(case)
+        except Misfit as misfit:
+            session.status, session.error = "does_not_fit", str(misfit)
+            self.figures["instead"] = "\n".join(remedies(case)) or None
+            placements = fit_regardless(case)
+        self.figures |= _sizes(case, machine, placements)
+        self.figures |= _limits(case, placements, machine.bandwidths)
+
+    def _case(self, machine: Machine) -> Case:
+        """Sketch the pair and check it, as far as the configurations allow."""
+        settings = self.settings
+        pair = sketch_pair(
+            settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of
+        )
+        length = settings.prompt_length
+        new_tokens = settings.decoding.max_new_tokens
+        excess = pair.excess([[0] * length], new_tokens)
+        if excess is not None:
+            raise SettingError("prompt_length", excess.rule, length)
+        if len(pair.checkpoints) > 1:
+            target, draft = pair.checkpoints
+            if settings.weights == "stored":
+                check_if_local(target, draft)
+            else:
+                check_sizes(target, draft)
+        self.figures["draft_layers"] = getattr(pair.draft_settings, "layers", None)
+        demand = Demand(
+            settings.batch_size,
+            prompt_tokens=length,
+            new_tokens=new_tokens,
+            num_draft_tokens=settings.most_verified,
+            runner=settings.runner,
+        )
+        return pair.case(machine.free, demand)
+
+    def rows(self, session: Session) -> list[PlanRow]:
+        return [session.row(PlanRow, **self.figures)]
+
+    def document(self, rows: Sequence[PlanRow]) -> Document:
+        return plan_document(rows) if self.figures else []
+
+    def judge(self, rows: Sequence[PlanRow]) -> None:
+        """Raises VerdictError if the pair does not fit; exit code 1."""
+        if rows[0].status == "does_not_fit":
+            raise VerdictError(str(rows[0].error), 1)
+
+
+EXPERIMENT = Plan
+
+
+def find_machine(settings: PlanSettings) -> Machine:
+    """The pretended GPUs, else this machine's, else its main memory.
+
+    Raises:
+        SettingError: fewer GPUs than the placement asks for.
+    """
+    if settings.gpus is None and settings.gpu_memory is None:
+        machine = _this_machine(settings.placement)
+    else:
+        machine = _pretended_machine(settings)
+    if settings.bandwidth is not None:
+        bandwidths = {"the given bandwidth": settings.bandwidth}
+        machine = dataclasses.replace(machine, bandwidths=bandwidths)
+    _check_gpus("placement", settings.placement.gpus, machine)
+    _check_gpus("model", settings.model.gpus, machine)
+    if settings.draft is not None:
+        _check_gpus("draft", settings.draft.gpus, machine)
+    return machine
+
+
+def _this_machine(placement: PlacementSettings) -> Machine:
+    gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
+    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    if not gpus:
+        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+    texts = []
+    for name, number in collections.Counter(names).items():
+        texts.append(f"{number} × {name}" if number > 1 else name)
+    return Machine(free_memory(gpus), "; ".join(texts), _slowest(names))
+
+
+def _slowest(names: Sequence[str]) -> dict[str, float]:
+    """The bandwidth of the slowest GPU that is known, by its name. A token waits for every GPU."""
+    bandwidths = {}
+    for name in names:
+        gpu = known_gpu(name)
+        if gpu is not None:
+            bandwidths[name] = gpu.bandwidth_gb_s
+    if not bandwidths:
+        return {}
+    slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
+    return {slowest: bandwidths[slowest]}
+
+
+def _pretended_machine(settings: PlanSettings) -> Machine:
+    count = settings.gpus or 1
+    memory = settings.gpu_memory_bytes
+    if memory is None:
+        memory = free_memory([0])[0]
+    free: dict[int | str, int] = dict.fromkeys(range(count), memory)
+    free["cpu"] = psutil.virtual_memory().available
+    similar = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
+    possible = similar or known_gpus()
+    bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
+    gpus = "GPU" if count == 1 else "GPUs"
+    size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
+    return Machine(free, f"{count} pretended {gpus} of {size}", bandwidths, pretended=True)
+
+
+def _check_gpus(setting: str, number: int | None, machine: Machine) -> None:
+    if number is None or machine.num_gpus == 0:
+        return
+    if number > machine.num_gpus:
+        rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
+        raise SettingError(f"{setting}.gpus", rule, number)
+
+
+def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
+    """The bytes of each model, and where they go."""
+    devices = _bytes_by_device(machine, placements)
+    knows_caches = all(sketch.knows_cache for sketch in case.models)
+    needed = 0
+    for sizes in devices.values():
+        needed += sizes["model"] + sizes["draft"] + sizes["cache"]
+    figures: dict[str, Any] = {
+        "note": _note(case, placements),
+        "num_gpus": machine.num_gpus,
+        "free_bytes": machine.free["cpu"],
+        "reserve_bytes": 0,
+        "num_tokens": case.demand.row_tokens,
+        "needed_bytes": needed if knows_caches else None,
+        "devices_bytes": devices,
+    }
+    if machine.num_gpus:
+        figures["free_bytes"] = min(machine.free[gpu] for gpu in case.gpus)
+        figures["reserve_bytes"] = int(case.placement.reserve_gb * 1e9)
+    for sketch, placement in zip(case.models, placements, strict=True):
+        prefix = "" if sketch is case.models[0] else "draft_"
+        figures |= _model_sizes(prefix, sketch, placement)
+    if case.shared:
+        # The draft is made of the target's own layers.
+        figures |= _model_sizes("draft_", case.models[0], placements[0])
+        figures |= {"draft_bytes": 0, "draft_device_map": None}
+        if figures["cache_bytes"] is not None:
+            # The sketch has both caches, that of the target and that of its draft, which are equal.
+            figures["cache_bytes"] //= 2
+            figures["draft_cache_bytes"] //= 2
+    return figures
+
+
+def _bytes_by_device(
+    machine: Machine, placements: Sequence[Placement]
+) -> dict[str, dict[str, int]]:
+    """Bytes by device and use; every GPU is there, and other devices that are used."""
+    free = {device_name(device): size for device, size in machine.free.items()}
+    target, *drafts = placements
+    devices = {}
+    for name in (*free, "disk"):
+        sizes = {
+            "model": target.bytes_per_device.get(name, 0),
+            "draft": sum(placement.bytes_per_device.get(name, 0) for placement in drafts),
+            "cache": sum(placement.cache_per_device.get(name, 0) for placement in placements),
+        }
+        if any(sizes.values()) or name.startswith("cuda"):
+            devices[name] = {"free": free.get(name, 0), **sizes}
+    return devices
+
+
+def _model_sizes(prefix: str, sketch: Sketch, placement: Placement) -> dict[str, Any]:
+    """The columns about one model."""
+    cache_bytes = sum(placement.cache_per_device.values())
+    has_cache = any(sketch.block_caches())
+    # llama-ssp's rule: 4 GB per billion parameters, 2 GB if they are quantized.
+    bytes_per_parameter = 4 if sketch.settings.quantization == "none" else 2
+    return {
+        f"{prefix}dtype": str(sketch.dtype).removeprefix("torch."),
+        f"{prefix}num_parameters": sketch.num_parameters,
+        f"{prefix or 'model_'}bytes": sum(placement.bytes_per_device.values()),
+        f"{prefix}cache_bytes": cache_bytes if has_cache else None,
+        f"{prefix}rule_of_thumb_bytes": sketch.num_parameters * bytes_per_parameter,
+        f"{prefix}device_map": dict(placement.device_map),
+    }
+
+
+def _limits(
+    case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]
+) -> dict[str, Any]:
+    """The bytes that a token must read, its least time, and the most that speculation can gain.
+
+    Speculation at its best: every draft token is accepted, and a verification takes as long as
+    reading what it needs, which is more than in a step where its tokens take different experts.
+    Nothing is known if the size of a cache is not.
+    """
+    if not all(sketch.knows_cache for sketch in case.models):
+        return {"bandwidths": bandwidths}
+    demand = case.demand
+    num_draft_tokens = demand.num_draft_tokens
+    bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
+    target = case.models[0]
+    target_placement = placements[0]
+    target_step = _step_bytes(demand, target, target_placement)
+    figures: dict[str, Any] = {
+        "read_bytes": round(target_step),
+        "bandwidths": bandwidths,
+        "lowest_ms_per_token": _milliseconds(target_step, bandwidth),
+    }
+    if num_draft_tokens == 0:
+        return figures
+    draft = case.models[-1]
+    draft_placement = placements[-1]
+    draft_step = 0.0
+    has_weights = len(case.models) > 1 or case.shared
+    if has_weights:
+        draft_step = _step_bytes(demand, draft, draft_placement)
+    num_draft_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
+    most_tokens = num_draft_tokens + 1
+    verification = _step_bytes(
+        demand, sketch=target, placement=target_placement, tokens_of_a_row=most_tokens
+    )
+    iteration = verification + num_draft_steps * draft_step
+    bytes_per_token = iteration / most_tokens
+    return figures | {
+        "verification_steps": verification / target_step,
+        "speculative_read_bytes": round(bytes_per_token),
+        "highest_speedup": target_step * most_tokens / iteration,
+        "break_even_tokens": iteration / target_step,
+        "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
+    }
+
+
+def _step_bytes(
+    demand: Demand, sketch: Sketch, placement: Placement, tokens_of_a_row: int = 1
+) -> float:
+    """The bytes that one pass reads. If every layer is split over GPUs, these read at the same
+    time, so that the bytes of one of them count.
+
+    Args:
+        tokens_of_a_row: 1 for a step, K + 1 for a verification.
+    """
+    # An average pass finds half of the new tokens in the cache.
+    tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
+    cache = sum(sketch.block_caches(tokens, demand.batch_size))
+    weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
+    num_parts = len(placement.bytes_per_device) if placement.split else 1
+    num_cache_parts = num_parts if sketch.splits_cache else 1
+    return weights / num_parts + cache / num_cache_parts
+
+
+def _milliseconds(num_bytes: float, bandwidth_gb_s: float | None) -> float | None:
+    return None if bandwidth_gb_s is None else num_bytes / bandwidth_gb_s / 1e6
+
+
+def _note(case: Case, placements: Sequence[Placement]) -> str | None:
+    """Further sentences for the user; None for nothing."""
+    notes = [sketch.about_cache for sketch in case.models]
+    if offloads(placements[0].device_map):
+        notes.append(
+            "layers outside the GPUs are fetched for every token,"
+            " which takes far longer than reading them"
+        )
+    copies_draft = len(placements) > 1 and placements[0].split and not placements[1].split
+    if copies_draft:
+        notes.append(
+            "each process has a copy of the draft; draft.placement=tensor_parallel splits it"
+        )
+    notes.append(advice_on_8bit(case.models, placements))
+    sizes = [sketch.vocabulary_size for sketch in case.models]
+    if max(sizes) - min(sizes) > PADDING * max(sizes):
+        notes.append(
+            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
+            " the draft's are translated"
+        )
+    return "; ".join(filter(None, notes)) or None

@@ -1,0 +1,110 @@
+"""`plan`: does a pair fit, before anything is downloaded?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.commands.plan.rows import PlanRow
+from harness.config.errors import SettingError
+from harness.config.machine import gpu_names
+from harness.config.run import RunSettings
+from harness.config.settings import require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(RunSettings):
+    """`plan`: does a pair fit, before anything is downloaded? Nothing is decoded: `seed`, `force` and the like have no
+    effect, so that another command's settings can be planned unchanged.
+
+    Attributes:
+        gpus: how many GPUs to plan for, in place of those here.
+        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
+        bandwidth: of a GPU's memory, or of main memory, in GB/s.
+        prompt_length: tokens of the longest prompt.
+    """
+
+    gpus: int | None = None
+    gpu_memory: str | None = None
+    bandwidth: float | None = None
+    prompt_length: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, gpus=1, prompt_length=1)
+        require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
+        if self.gpus is not None and self.gpu_memory is None and not gpu_names():
+            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
+            raise SettingError("gpu_memory", rule)
+        hint = (
+            f" (did you mean {self.gpu_memory}GB?)"
+            if re.fullmatch(r"\d{1,4}(\.\d*)?", self.gpu_memory or "")
+            else ""
+        )
+        rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
+        require(
+            self.gpu_memory is None or bool(self.gpu_memory_bytes),
+            "gpu_memory",
+            rule,
+            self.gpu_memory,
+        )
+        finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
+        require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """`gpu_memory` in bytes; None where it is not set or is no amount."""
+        pattern = r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?"
+        match = re.fullmatch(pattern, self.gpu_memory or "", re.IGNORECASE)
+        if match is None:
+            return None
+        number, unit, binary = match.groups()
+        base = 1024 if binary else 1000
+        return round(float(number) * base ** {"m": 2, "g": 3, "t": 4}[unit.lower()])
+
+
+class Plan(Command):
+    """Says whether a pair fits, and how fast it can be at best."""
+
+    name = "plan"
+    summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"
+    example = "model=65B draft=7B_8bit gpus=4 gpu_memory=40GB"
+    examples = (
+        ("model=7B", "this machine's GPUs, or its main memory"),
+        ("model=65B draft=7B_8bit gpus=4 gpu_memory=40GB", "other GPUs, on any machine"),
+        ("model=13B gpus=1 gpu_memory=24GB batch_size=16 prompt_length=1000", "longer prompts"),
+        ("model=./my-model bandwidth=300", "its config.json is enough"),
+        (
+            "-m model=13B,30B,65B draft=7B,7B_8bit gpus=8 gpu_memory=40GB",
+            "a table of all pairs",
+        ),
+    )
+    notes = "Exit code 0: it fits; 1: it does not, or planning failed; 2: a wrong setting."
+    help_order = 6
+    settings = PlanSettings
+    experiment = "harness.commands.plan.measure"
+    row = PlanRow
+    measures = False
+
+    def line(self, rows: Sequence[Any]) -> str:
+        return "fits"
+
+    def failure(self, row: Any) -> str:
+        """For a pair that does not fit, by how much."""
+        if row.status != "does_not_fit":
+            return super().failure(row)
+        return str(row.error).partition(": ")[2]
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.plan.tables import plan_document
+
+        return plan_document([row for run in runs for row in run.rows])
+
+
+RECORD = Plan()

@@ -1,0 +1,359 @@
+"""`plan`: the memory a pair takes, where its layers go, and how fast it can be at best.
+
+A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those of each device:
+`{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.commands.names import told_apart
+from harness.commands.plan.rows import PlanRow
+from harness.commands.words import pair_name, title
+from harness.config.amounts import amount
+from harness.tables.table import Column, Document, Line, Table, TableRow, grouped, times
+
+# Characters of the longest bar.
+_BAR = 40
+# A verification that costs at least this many steps costs noticeably more than one.
+_COSTLY_VERIFICATION = 1.2
+# A mark for each part of a bar.
+_MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
+
+
+def plan_document(rows: Sequence[PlanRow]) -> Document:
+    """The plan of one pair in full, or one table of several."""
+    return _plan(rows[0]) if len(rows) == 1 and rows[0].devices_bytes else _plans(rows)
+
+
+def _plan(row: PlanRow) -> Document:
+    document: list[Line | Table] = [Line(title(row), "strong"), Line(_settings(row), "dim")]
+    if not row.num_gpus:
+        no_gpu = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
+        document.append(Line(no_gpu, "warning"))
+    document += [_models(row), _devices(row), Line(""), _verdict(row)]
+    if row.status != "ok":
+        remedies = (row.instead or "").splitlines()
+        heading = "What would fit instead:" if remedies else "A smaller model is needed."
+        document += [Line(heading), *(Line(f"  {remedy}") for remedy in remedies)]
+    if row.note:
+        document.append(Line(f"Note: {row.note}.", "warning"))
+    return [*document, Line(""), *_limits(row)]
+
+
+def _settings(row: PlanRow) -> str:
+    settings = [
+        f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row",
+        f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
+    ]
+    if row.draft:
+        settings.append(f"K={row.num_draft_tokens}")
+    return " · ".join([*settings, f"placement {row.placement}"])
+
+
+class _NamedPlan(NamedTuple):
+    """A plan, and the settings in which it differs from other plans of its pair."""
+
+    row: PlanRow
+    settings: str
+
+
+def _plans(rows: Sequence[PlanRow]) -> Document:
+    several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
+    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
+    columns = (
+        Column("model", of="row.model", text=True),
+        Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
+        *([k] if several_k else []),
+        Column("settings", of="settings", text=True, optional=True),
+        Column("needs\nGB", _gigabytes, "row.needed_bytes"),
+        Column("free\nGB", of=_free).at("row"),
+        Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
+        Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
+        Column("speed-up\nat most", times, "row.highest_speedup"),
+        Column("fits", of=_fits, text=True).at("row"),
+    )
+    num_fitting = sum(_fits(row) == "yes" for row in rows)
+    document: list[Line | Table] = [
+        Table.of("plans", "", _named(rows), columns, look="plain"),
+        Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
+    ]
+    slowest = {_slowest(row) for row in rows if row.bandwidths}
+    if slowest:
+        names = " or ".join(sorted(slowest))
+        least = f"Times: the least that reading the weights takes on {names}."
+        document.append(Line(least, "dim"))
+    return document
+
+
+def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
+    """The plans in their order, each told apart from the others of its pair."""
+    # By identity, because rows hold dictionaries and cannot be keys.
+    settings: dict[int, str] = {}
+    for plans in grouped(rows, pair_name).values():
+        for row, name in zip(plans, told_apart(plans), strict=True):
+            settings[id(row)] = "\n".join(name.settings)
+    return [_NamedPlan(row, settings[id(row)]) for row in rows]
+
+
+def _is_split(row: PlanRow) -> bool:
+    return row.placement == "tensor_parallel" and (row.num_gpus or 0) > 1
+
+
+def _free(row: PlanRow) -> str | None:
+    count = f"{row.num_gpus} × " if row.num_gpus else ""
+    return None if row.free_bytes is None else f"{count}{_gigabytes(row.free_bytes)}"
+
+
+def _fits(row: PlanRow) -> str:
+    if row.status == "ok":
+        return "yes" if row.needed_bytes is not None else "the weights do"
+    if row.status != "does_not_fit":
+        return f"{row.status}: {row.error}"
+    if not row.instead:
+        return "no"
+    first_remedy = row.instead.splitlines()[0]  # `model=65B_4bit (33.2 GB)`
+    return f"no; {first_remedy.partition(' (')[0]}"
+
+
+def _models(row: PlanRow) -> Table:
+    """Sizes of each model, next to llama-ssp's rule of thumb."""
+    columns = (
+        Column("model", text=True),
+        Column("parameters", _parameters),
+        Column("held in"),
+        Column("weights", lambda size: amount(size) if size else "the model's"),
+        Column("KV cache"),
+        Column("llama-ssp's\nrule", amount),
+    )
+    rows = [_sizes(row, prefix="", name=row.model, weights=row.model_bytes)]
+    # A method without weights has no figures.
+    if row.draft_num_parameters is not None:
+        rows.append(_sizes(row, prefix="draft_", name=row.draft, weights=row.draft_bytes))
+    return Table("models", "", columns, tuple(rows), look="plain")
+
+
+def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> TableRow:
+    """Cells about a model, from the columns that begin with `prefix`."""
+
+    def value(column: str) -> Any:
+        return getattr(row, f"{prefix}{column}")
+
+    quantization = value("quantization")
+    held_in = value("dtype") if quantization == "none" else quantization
+    cache = value("cache_bytes")
+    cached = "unknown" if cache is None else amount(cache)
+    return TableRow(
+        (name, value("num_parameters"), held_in, weights, cached, value("rule_of_thumb_bytes"))
+    )
+
+
+def _devices(row: PlanRow) -> Table:
+    """A bar for each device, with the layers that are there, and a legend."""
+    parts = _parts(row)
+    frees = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
+    longest = max(max(sum(sizes.values()), frees[name]) for name, sizes in parts.items())
+    lines = []
+    for name, sizes in parts.items():
+        free = frees[name]
+        used = _gigabytes(sum(sizes.values()))
+        amounts = f"{used} of {_gigabytes(free)} GB" if free else f"{used} GB"
+        bar = f"{_bar(sizes, free, longest):{_BAR + 1}} {amounts}"
+        lines.append((_device(name), "\n".join([bar, *_layers(row, name)])))
+    used_kinds = {"free"}
+    for sizes in parts.values():
+        used_kinds |= {kind for kind, size in sizes.items() if size}
+    legend = [f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in used_kinds]
+    return Table.of_lines("devices", [*lines, ("", "  ".join(legend))])
+
+
+def _layers(row: PlanRow, device: str) -> list[str]:
+    """`model: layers 0–19`, a line for each model that has layers on a device."""
+    lines = []
+    for model, device_map in (("model", row.device_map), ("draft", row.draft_device_map)):
+        layers = layers_on(device_map or {}, device)
+        if _is_split(row) and model == "model" and layers == "all of it":
+            layers = "its part of every layer"
+        if layers:
+            lines.append(f"{model}: {layers}")
+    return lines
+
+
+def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
+    """The modules on `device` in words, numbered ones as ranges: `embed_tokens, layers 0–19`.
+
+    Args:
+        device_map: place by module: {"model.embed_tokens": 0, "model.layers.0": 0, "lm_head":
+            "cpu"}, or {"": 0} for a whole model on GPU 0.
+        device: `cuda:0`, `cpu` or `disk`.
+    """
+    here = [
+        module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
+    ]
+    if here == [""]:
+        return "all of it"
+    series: list[_Modules] = []
+    for module in here:
+        parent, _, last = module.rpartition(".")
+        if not last.isdecimal():
+            series.append(_Modules(last))
+            continue
+        name = parent.rpartition(".")[2]
+        number = int(last)
+        if series and series[-1].goes_on_with(name, number):
+            series[-1].numbers.append(number)
+        else:
+            series.append(_Modules(name, [number]))
+    return ", ".join(map(str, series))
+
+
+@dataclass
+class _Modules:
+    """A module without a number, or numbered ones that follow each other."""
+
+    name: str
+    numbers: list[int] = field(default_factory=list)
+
+    def goes_on_with(self, name: str, number: int) -> bool:
+        return self.name == name and self.numbers[-1:] == [number - 1]
+
+    def __str__(self) -> str:
+        if not self.numbers:
+            return self.name
+        first = self.numbers[0]
+        last = self.numbers[-1]
+        return f"{self.name} {first}" if first == last else f"{self.name} {first}–{last}"
+
+
+def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
+    """Bytes of each part of a bar by device, in the order of `_MARKS` and without the free end.
+
+    A GPU that holds anything keeps the reserve.
+    """
+    parts = {}
+    for name, sizes in (row.devices_bytes or {}).items():
+        used = {"model": sizes["model"], "draft": sizes["draft"], "KV cache": sizes["cache"]}
+        keeps_reserve = name.startswith("cuda") and any(used.values())
+        parts[name] = {**used, "reserve": (row.reserve_bytes or 0) if keeps_reserve else 0}
+    return parts
+
+
+def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
+    """Marks, `_BAR` of them for `longest` bytes.
+
+    `██████▒░····` leaves memory free. In `██████████│███` more is needed: memory ends at the
+    stroke.
+    """
+    marks = ""
+    end = 0.0
+    for kind, size in parts.items():
+        end += size
+        marks += _MARKS[kind] * (round(_BAR * end / longest) - len(marks))
+    limit = round(_BAR * free / longest)
+    marks += _MARKS["free"] * (limit - len(marks))
+    return f"{marks[:limit]}│{marks[limit + 1 :]}" if free and len(marks) > limit else marks
+
+
+def _verdict(row: PlanRow) -> Line:
+    if row.status != "ok":
+        # Without the name of the setting that errors begin with: `model: 30B does not fit: ...`.
+        return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
+    frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
+    spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
+    tightest = min(spare, key=lambda name: spare[name])
+    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    if len(spare) > 1:
+        where = "on the fullest GPU"
+    stays = f"{amount(spare[tightest])} stay free {where}"
+    if row.needed_bytes is None:
+        return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
+    needed = f"{amount(row.needed_bytes)} of weights and KV cache"
+    return Line(f"It fits: {needed}; {stays}.", "good")
+
+
+def _limits(row: PlanRow) -> list[Line | Table]:
+    """The bytes that a token must read, and the least times that follow."""
+    if row.read_bytes is None:
+        unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
+        return [Line(unknown, "dim")]
+    batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
+    read = f"{amount(row.read_bytes)}{' on each GPU' if _is_split(row) else ''}{batch}"
+    limits = [
+        Line(f"One forward of {row.model} must read {read}, by any implementation."),
+        _times_by_bandwidth(row),
+    ]
+    if row.highest_speedup is not None:
+        pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
+        gains = f"gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})"
+        limits.append(Line(f"{pays}, and {gains}."))
+    if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
+        costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
+        cause = "because the tokens that it checks take different experts"
+        warning = f"{costs}, {cause}: speculation gains less than with a dense model."
+        limits.append(Line(warning, "warning"))
+    return limits
+
+
+def _times_by_bandwidth(row: PlanRow) -> Line | Table:
+    """The least times at each known bandwidth, or that at a made-up one."""
+    if not row.bandwidths:
+        example = f"that {_ms(_least_ms(row.read_bytes, 100) or 0)} ms per token at least"
+        return Line(
+            f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}.", "dim"
+        )
+    rows = []
+    for name, rate in row.bandwidths.items():
+        alone = _least_ms(row.read_bytes, rate)
+        with_draft = _least_ms(row.speculative_read_bytes, rate)
+        rows.append(TableRow((name, rate, alone, with_draft)))
+    columns = (
+        Column("ms/token, at least", text=True),
+        Column("GB/s", "{:g}".format),
+        Column("alone", _ms),
+        Column("with the draft, all accepted", _ms, optional=True),
+    )
+    return Table("limits", "", columns, tuple(rows), look="plain")
+
+
+def _slowest(row: PlanRow) -> str:
+    """The name of the lowest bandwidth that the plan knows: `A100 40GB`."""
+    rates = row.bandwidths or {}
+    return min(rates, key=lambda name: rates[name])
+
+
+def _least_ms_alone(row: PlanRow) -> float | None:
+    """Milliseconds per token of the target alone at the lowest bandwidth that the plan knows."""
+    return _least_ms(row.read_bytes, _lowest_rate(row))
+
+
+def _least_ms_with_draft(row: PlanRow) -> float | None:
+    """The same with the draft, if all that it proposes is accepted."""
+    return _least_ms(row.speculative_read_bytes, _lowest_rate(row))
+
+
+def _lowest_rate(row: PlanRow) -> float | None:
+    return min((row.bandwidths or {}).values(), default=None)
+
+
+def _least_ms(num_bytes: float | None, rate: float | None) -> float | None:
+    """Milliseconds to read so many bytes at a rate in GB/s; None where one is unknown."""
+    return num_bytes / rate / 1e6 if rate and num_bytes else None
+
+
+def _device(name: str) -> str:
+    return {"cpu": "main memory", "disk": "disk"}.get(name, name.replace("cuda:", "GPU "))
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _parameters(count: float) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 0.1e9 else f"{count / 1e6:.1f} million"

@@ -1,0 +1,144 @@
+"""Figures that other projects and papers published, each with its source, from `published.csv`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from harness.commands.latency.rows import LatencyRow
+from harness.config.model_names import canonical_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One figure.
+
+    Attributes:
+        named: what its authors call the pair.
+        models: names that the target has here, as `canonical_name` writes them; empty where we have no such model.
+        drafts: names of the draft; empty for the target alone.
+        hardware: as they name it; empty where they do not.
+        ms_per_token: of the speculative arm where there is a draft.
+        speedup: lowest and highest that they give.
+        accuracy: arm -> proportion of correct products of numbers from 1 to 99.
+        prompts: the set here that has the same prompts; empty where they do not say which.
+        temperature: None where they do not say it.
+        mean_acceptance_length: tokens per iteration.
+    """
+
+    source: str
+    named: str
+    models: tuple[str, ...]
+    drafts: tuple[str, ...]
+    hardware: str
+    ms_per_token: float | None
+    speedup: tuple[float, ...]
+    accuracy: Mapping[str, float]
+    prompts: str = ""
+    temperature: float | None = None
+    mean_acceptance_length: float | None = None
+
+    def is_of(self, model: str, draft: str | None, row: LatencyRow) -> bool:
+        """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
+        same_pair = model in self.models and (not self.drafts or draft in self.drafts)
+        same_prompts = self.prompts in ("", row.prompts)
+        same_temperature = self.temperature in (None, row.temperature)
+        is_of_times = not self.accuracy
+        return same_pair and same_prompts and same_temperature and is_of_times
+
+    @property
+    def prompts_text(self) -> str:
+        """`gsm8k, T = 0`, or nothing."""
+        if self.temperature is None:
+            return self.prompts
+        return f"{self.prompts}, T = {self.temperature:g}"
+
+    @property
+    def speedup_text(self) -> str:
+        """`1.80×`, `1.31× to 1.42×`, or nothing."""
+        return " to ".join(f"{value:.2f}×" for value in dict.fromkeys(self.speedup))
+
+    @property
+    def accuracy_text(self) -> str:
+        """`28.4 / 28.1`, regular and speculative, in percent; or nothing."""
+        return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
+
+
+def published_for(row: LatencyRow) -> list[Published]:
+    """The figures of the pair in a row of `latency`: of pair and target, or of the target in a run without a draft.
+
+    Random weights and synthetic acceptance have no published counterpart.
+    """
+    if row.model is None or not row.real:
+        return []
+    model = canonical_name(row.model, row.quantization)
+    draft = canonical_name(row.draft, row.draft_quantization) if row.draft else None
+    return [figure for figure in FIGURES if figure.is_of(model, draft, row)]
+
+
+def _figure(cells: Mapping[str, str]) -> Published:
+    """A line of `published.csv`."""
+    numbers = {
+        name: float(cell)
+        for name, cell in cells.items()
+        if cell and name.startswith(("ms_", "speedup", "accuracy", "temperature", "mean_"))
+    }
+    return Published(
+        source=cells["source"],
+        named=cells["named"],
+        models=tuple(filter(None, cells["models"].split(";"))),
+        drafts=tuple(filter(None, cells["drafts"].split(";"))),
+        hardware=cells["hardware"],
+        ms_per_token=numbers.get("ms_per_token"),
+        speedup=tuple(number for name, number in numbers.items() if name.startswith("speedup")),
+        accuracy={
+            name.removeprefix("accuracy_"): value
+            for name, value in numbers.items()
+            if name.startswith("acc")
+        },
+        prompts=cells["prompts"],
+        temperature=numbers.get("temperature"),
+        mean_acceptance_length=numbers.get("mean_acceptance_length"),
+    )
+
+
+with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
+    FIGURES = tuple(map(_figure, csv.DictReader(_file)))
+
+# Differences that the presets of a published protocol cannot remove, by source.
+DIFFERENCES: Mapping[str, str] = MappingProxyType(
+    {
+        "EAGLE-3 (arXiv 2503.01840)": (
+            "80 rows of each set that its authors chose, with Meta's long system prompt; its tree "
+            "expands the 10 likeliest tokens of a level"
+        ),
+        "DFlash (README of 2026-01-05)": (
+            "answers without thinking, to 128 prompts at random (164 of HumanEval, 80 of "
+            "MT-Bench), and MBPP's sanitized part; at T = 1 a token was accepted where a sample of "
+            "the target was equal to it"
+        ),
+        "PARD (README, vLLM 0.16)": (
+            "vLLM, at the best K for each pair and set; the temperature is not stated"
+        ),
+        "JetSpec (README)": (
+            "answers without thinking, an engine of its own with CUDA graphs, and trees of up to 7 "
+            "children a node; the speed-ups are of other runs than the times"
+        ),
+        "Spec-Bench (leaderboard)": (
+            "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
+            "Medusa's tree, and the mean of three runs"
+        ),
+    }
+)
+
+# llama-ssp, products of numbers from 1 to 99: model -> arm -> proportion of correct answers.
+MULTIPLICATION_ACCURACY: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {figure.models[0]: figure.accuracy for figure in FIGURES if figure.accuracy}
+)
+MULTIPLICATION_NOTE = (
+    "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "
+    "± 1.4 (7B) or ± 1.5 percentage points."
+)

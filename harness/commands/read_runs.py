@@ -1,0 +1,422 @@
+"""Runs out of CSV files: rows of the same `run` belong together, and each measurement counts once.
+
+`report` shows what `read` returns, and `regress` compares what `every_run` returns. A sweep, which
+has the rows already, calls `group` and `merge`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from harness.commands.compare.rows import CompareRow
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
+from harness.commands.report.others import looks_like_other, read_other
+from harness.config.errors import SettingError
+from harness.records.command import Command
+from harness.records.kinds import row_kinds
+from harness.records.registry import commands as menu_commands
+from harness.results.files import read_file, read_kind
+from harness.results.row import Row
+from harness.results.schema import RunRow
+from harness.results.verdict import judged
+from harness.tables.table import grouped
+
+# The directories above a CSV file from which that of its run is sought: as many as in
+# `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
+_NUM_PARENTS = 4
+# Bytes of a file that takes seconds to read.
+_LARGE_FILE = 5_000_000
+# A directory with more is not one of results: `before=/` would take hours.
+_MOST_FILES = 200_000
+
+
+def measuring(commands: Iterable[Command]) -> list[Command]:
+    """Commands that measure, and so have runs to show; those that take typed prompts come last."""
+    known = [command for command in commands if command.measures and command.row is not None]
+    return sorted(known, key=lambda command: not command.sweeps)
+
+
+@dataclass
+class Run:
+    """One run of a command: the rows that it wrote.
+
+    Attributes:
+        rows: in the order written; of `latency` and `eval` the regular arm first.
+        file: the CSV file that they were read from.
+        directory: of the run, where it can be found.
+        times: how many runs with the same `measurement` and outcome were read; this is the newest.
+        prompts: rows of its `latency_prompts.csv`, where it can be found.
+    """
+
+    rows: list[Any]
+    file: Path | None = None
+    directory: Path | None = None
+    times: int = 1
+    prompts: list[LatencyPromptRow] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        return str(self.last.kind)
+
+    @property
+    def id(self) -> str:
+        return str(self.last.run)
+
+    @property
+    def last(self) -> Any:
+        """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
+        return self.rows[-1]
+
+    @property
+    def status(self) -> str:
+        """The status in the last row; `incomplete` where a torn file lacks the draft's arm."""
+        if isinstance(self.last, LatencyRow) and self.last.arm == "regular" and self.last.draft:
+            return "incomplete"
+        return self.last.status or "ok"
+
+    def read_prompts(self) -> list[LatencyPromptRow]:
+        """The rows of its prompts, of a run of `latency`; [] where they cannot be found."""
+        return read_prompts(self.directory, self.last.run)
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured, even in part."""
+        return any(row.has_figures for row in self.rows)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no full result."""
+        is_incomplete = self.status == "incomplete"
+        unknown = (
+            "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
+        )
+        reason = self.last.error or unknown
+        num_prompts = getattr(self.last, "num_prompts", None)
+        if self.has_figures and num_prompts and not is_incomplete:
+            reason += f" (the figures cover {num_prompts} prompts)"
+        return f"{reason} ({self.times} times)" if self.times > 1 else reason
+
+    def row(self, arm: str) -> Any:
+        """The row of an arm, the last of several; None without any."""
+        return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
+
+
+@dataclass
+class Findings:
+    """The contents of CSV files.
+
+    Attributes:
+        runs: with figures, each measurement once, oldest first.
+        failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
+        others: measurements by other tools, see `read_other`.
+        files: number of rows read by file.
+        notes: what could not be read, or was left out.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    failures: list[Run] = field(default_factory=list)
+    others: list[LatencyRow] = field(default_factory=list)
+    files: dict[Path, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, row: type[RunRow] | None) -> list[Run]:
+        """The runs whose rows are of one kind."""
+        return [run for run in self.runs if type(run.last) is row]
+
+
+def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Findings:
+    """The runs in files and directories, each measurement once.
+
+    Args:
+        commands: those whose runs are read; None for all that are built in or installed.
+
+    Raises:
+        SettingError: a path that does not exist, or without a CSV file of ours.
+    """
+    reader = _Reader(paths, menu_commands() if commands is None else commands)
+    findings = reader.findings
+    findings.runs, findings.failures = merge(findings.runs)
+    findings.failures += reader.unfinished.values()
+    reader.finish()
+    return findings
+
+
+def every_run(path: Path) -> Findings:
+    """The runs in a file or directory, repetitions of a measurement too, but no pooled rows.
+
+    Raises:
+        SettingError: a path that does not exist, or without a CSV file of ours.
+    """
+    reader = _Reader([path], menu_commands())
+    findings = reader.findings
+    single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
+    findings.runs = _each_once(single)
+    reader.finish()
+    return findings
+
+
+class _Reader:
+    """Reads files and directories.
+
+    Attributes:
+        findings: the contents of the files so far. Its runs are in it as often as they were read.
+        unfinished: runs without a result, by the file of their configuration.
+    """
+
+    def __init__(self, paths: Sequence[Path], commands: Iterable[Command]) -> None:
+        self.findings = Findings()
+        self.unfinished: dict[Path, Run] = {}
+        self._paths = paths
+        # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
+        self._run_kinds: dict[str, type[RunRow]] = {}
+        self._kinds: list[type[Row]] = []
+        for command in measuring(commands):
+            if command.row is not None:
+                self._run_kinds[command.row.kind] = command.row
+                self._kinds.append(command.row)
+            self._kinds += command.further_rows
+        # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
+        # the first file has other columns.
+        self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
+        self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
+        for path in paths:
+            self._read_path(path)
+
+    def finish(self) -> None:
+        """Give the runs of `latency` the rows of their prompts.
+
+        Those of files that were read come first, then those in the run's own directory.
+
+        Raises:
+            SettingError: no file has the result of a run.
+        """
+        findings = self.findings
+        if not (findings.runs or findings.failures or findings.others):
+            files = ", ".join(f"{command}.csv" for command in self._run_kinds)
+            rule = f"holds no run's result; those are in {files}"
+            if findings.notes:
+                rule += f" ({findings.notes[0]})"
+            raise SettingError(", ".join(map(str, self._paths)), rule)
+        for run in findings.of(LatencyRow):
+            run.prompts = self._prompts.get(run.last.run) or run.read_prompts()
+
+    def _read_path(self, path: Path) -> None:
+        if path.is_dir():
+            self._read_directory(path)
+        elif not path.exists():
+            raise SettingError(str(path), "no such file or directory")
+        elif path not in self.findings.files and not self._read_file(path):
+            raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
+
+    def _read_directory(self, directory: Path) -> None:
+        has_any = False
+        for file in _files(directory):
+            run = _without_result(file, self._run_kinds)
+            if run is not None:
+                self.unfinished[file] = run
+            if self._is_worth_reading(file, directory):
+                has_any = True
+                if file not in self.findings.files:
+                    self._read_file(file)
+        if not has_any:
+            rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
+            raise SettingError(str(directory), rule)
+
+    def _is_worth_reading(self, file: Path, directory: Path) -> bool:
+        """Whether a file below the directory may hold a measurement: by its name or contents."""
+        if self._file_name.fullmatch(file.name) or looks_like_other(file):
+            return True
+        # `results.file` may have given a file in the directory itself another name.
+        if file.parent != directory or file.suffix != ".csv":
+            return False
+        try:
+            return read_kind(file, self._kinds) in self._run_kinds.values()
+        except OSError:
+            return False
+
+    def _read_file(self, file: Path) -> bool:
+        """Add a file's contents to the findings.
+
+        Returns:
+            False for a file that is neither ours nor of a tool that we know. A file that cannot be
+            read gets a note, and True.
+        """
+        findings = self.findings
+        try:
+            if file.suffix in (".json", ".jsonl"):
+                others = read_other(file)
+                if others is None:
+                    return False
+                findings.others += others.rows
+                findings.notes += others.notes
+                return True
+            # All kinds that there are: a file of `distill` has all the columns of `latency`, and
+            # would count as one if its own kind were not known.
+            if file.stat().st_size > _LARGE_FILE:
+                megabytes = file.stat().st_size / 1e6
+                print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
+            contents = read_file(file, [*row_kinds(), *self._kinds])
+        except OSError as error:
+            findings.notes.append(f"{file} cannot be read: {error.strerror}")
+            return True
+        findings.notes += contents.torn
+        if contents.kind not in self._kinds:
+            findings.notes.append(f"{file} has the columns of no command and was left out")
+            return False
+        findings.files[file] = len(contents.rows)
+        findings.notes += contents.unread
+        findings.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
+        findings.runs += group(contents.rows, file)
+        self._keep_prompts(contents.rows)
+        return True
+
+    def _keep_prompts(self, rows: Sequence[Row]) -> None:
+        prompts = [row for row in rows if isinstance(row, LatencyPromptRow)]
+        self._prompts |= grouped(prompts, attrgetter("run"))
+
+
+def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
+    """The runs that wrote these rows, once for each job of a sweep.
+
+    Jobs of a sweep that measure the same have copies of the rows of one run, told apart by `job`
+    alone. `merge` counts them once.
+    """
+    of_runs = [row for row in rows if isinstance(row, RunRow)]
+    runs = []
+    for same in grouped(of_runs, attrgetter("run", "job")).values():
+        runs.append(Run(_judged(same), file, _directory(same[0], file)))
+    return runs
+
+
+def _judged(rows: list[RunRow]) -> list[RunRow]:
+    """The rows of a run, without a speed-up where the arms of `latency` cannot be compared."""
+    timed = [row for row in rows if type(row) is LatencyRow]
+    return [*judged(timed)] if len(timed) == len(rows) else rows
+
+
+def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Each measurement once, and the failures that still count.
+
+    A measurement is shown by its newest run that succeeded, or else by its newest run, if that has
+    figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
+    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
+    both.
+    """
+    pooled: set[str] = set()
+    for run in runs:
+        pooled.update(getattr(run.last, "pooled_runs", None) or ())
+    counted = [run for run in _each_once(runs) if run.id not in pooled]
+    kept = []
+    failures = []
+    for same in grouped(counted, _measurement).values():
+        succeeded = [run for run in same if run.status == "ok"]
+        failed = same
+        shown = same[-1]
+        if succeeded:
+            shown = succeeded[-1]
+            shown.times = len(succeeded)
+            failed = same[same.index(shown) + 1 :]
+        if shown.has_figures:
+            kept.append(shown)
+        if failed:
+            failed[-1].times = len(failed)
+            failures.append(failed[-1])
+    return sorted(kept, key=attrgetter("id")), failures
+
+
+def _each_once(runs: Sequence[Run]) -> list[Run]:
+    """Each run once, in its most complete copy, the newest last: ids sort by time."""
+    # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
+    by_completeness = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
+    # Of copies, the last one stays.
+    by_id = {run.id: run for run in by_completeness}
+    return sorted(by_id.values(), key=attrgetter("id"))
+
+
+def _measurement(run: Run) -> str:
+    """The same value for runs that measure the same."""
+    # Runs of `compare` never do: equal settings do not mean equal prompts, which are typed.
+    measurement = None if isinstance(run.last, CompareRow) else run.last.measurement
+    return measurement or run.id
+
+
+def _implausible(rows: Sequence[Row]) -> list[str]:
+    """Notes about speed-ups outside their intervals, which no run writes."""
+    notes = []
+    for row in rows:
+        if not isinstance(row, LatencyRow):
+            continue
+        speedup = row.speedup
+        low = row.speedup_low
+        high = row.speedup_high
+        if speedup is None or low is None or high is None or low <= speedup <= high:
+            continue
+        notes.append(
+            f"run {row.run}: a speed-up of {speedup:g} is outside its interval, {low:g} to {high:g}"
+        )
+    return notes
+
+
+def _directory(row: RunRow, file: Path | None) -> Path | None:
+    """The run's directory, as its row says: relative to where we are, or to the file or what is
+    above it.
+    """
+    candidates = []
+    if row.directory:
+        candidates.append(Path(row.directory))
+    if row.directory and file:
+        parents = file.resolve().parents[:_NUM_PARENTS]
+        candidates += [parent / row.directory for parent in parents]
+    if file and (file.parent / "environment.json").exists():
+        candidates.append(file.parent)
+    for directory in candidates:
+        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+        if os.path.isdir(directory):
+            return directory
+    return None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files below a directory; of hidden directories only those of Hydra."""
+    num_files = 0
+    for folder, inner, names in os.walk(path):
+        num_files += len(names)
+        if num_files > _MOST_FILES:
+            rule = f"holds more than {_MOST_FILES:,} files: name the directory with the results"
+            raise SettingError(str(path), rule)
+        inner[:] = sorted(name for name in inner if name == ".hydra" or not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Run | None:
+    """The run that has this file as its configuration, written by Hydra, if it has no rows.
+
+    It is still running, or was killed.
+    """
+    if not file.match(".hydra/config.yaml"):
+        return None
+    directory = file.parents[1]
+    if any((directory / f"{command}.csv").exists() for command in kinds):
+        return None
+    try:
+        config = file.read_text(encoding="utf-8", errors="replace")
+        overrides = file.with_name("overrides.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^command: (\w+)$", config, re.MULTILINE)
+    if match is None or match[1] not in kinds:
+        return None
+    command = match[1]
+    asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+    written = "it has written nothing"
+    if (directory / f"{command}_prompts.csv").exists():
+        written = "its prompts file has rows"
+    reason = f"{asked}: still running, or killed; {written}"
+    return Run([kinds[command](status="no result", error=reason)], directory=directory)

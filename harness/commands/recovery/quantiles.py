@@ -1,0 +1,145 @@
+"""Tests of drawn tokens by their quantiles in the target's distribution after the text before them.
+
+The tokens after a context are sorted from the likeliest down. A token's quantile is the mass of the
+tokens above it, plus a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's
+quantile is drawn from 0.5 to 0.8. If each token is drawn from the exact distribution after the text
+before it, quantiles are independent and uniform in [0, 1), in any text and with any sampling
+setting (Rosenblatt 1952; with the random part, Brockwell 2007). So the tokens of all requests are
+one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from harness.commands.recovery.lossless import (
+    MIN_EXPECTED,
+    ROUNDING_ALLOWANCE,
+    SHARE_OF_LEVEL,
+    SampledCheck,
+)
+from harness.results.statistics.chi_square import chi_square_test
+from harness.results.statistics.interval import Floats
+
+# More cells find narrow shifts better, and broad ones worse.
+_MOST_CELLS = 20
+_MOST_CELLS_A_SIDE = 5
+# A quantile is below 1.
+_LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
+
+
+def quantiles(
+    probabilities: Floats, tokens: Sequence[int], generator: np.random.Generator
+) -> Floats:
+    """Return the quantile of each token [n] in its distribution [n, V]."""
+    rows = np.arange(len(tokens))
+    drawn = probabilities[rows, list(tokens)][:, np.newaxis]
+    above = (probabilities * (probabilities > drawn)).sum(-1)
+    tied = (probabilities * (probabilities == drawn)).sum(-1)
+    random_part = generator.random(len(tokens)) * tied
+    return np.minimum(above + random_part, _LARGEST_QUANTILE)
+
+
+def cell_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
+    """Return the shares of quantiles in equal cells, if tokens are drawn from `other`.
+
+    Both distributions are [n, V]; quantiles are those in the exact one. With exact [[0.5, 0.5]],
+    other [[0.6, 0.4]] and 2 cells the shares are [0.6, 0.4].
+    """
+    edges = np.linspace(0, 1, num_cells + 1)
+    masses = np.zeros(num_cells)
+    for exact_row, other_row in zip(exact, other, strict=True):
+        order = np.argsort(-exact_row, kind="stable")
+        exact_sums = np.concatenate([[0], exact_row[order].cumsum()])
+        other_sums = np.concatenate([[0], other_row[order].cumsum()])
+        masses += np.diff(np.interp(edges, exact_sums, other_sums))
+    return masses / masses.sum()
+
+
+def num_cells_for(num_quantiles: int) -> int:
+    """Return the number of cells of a test: each expects enough for the χ² approximation."""
+    return max(1, min(_MOST_CELLS, num_quantiles // MIN_EXPECTED))
+
+
+class QuantileTest:
+    """The tests of one run.
+
+    Args:
+        level_share: each test's share of the run's false-alarm rate; its significance level is
+            `SHARE_OF_LEVEL` of that.
+        shift: the change of the quantiles' distribution that must be found, as total variation.
+    """
+
+    def __init__(self, level_share: float, shift: float) -> None:
+        self._level_share = level_share
+        self._shift = shift
+
+    def check(self, sample: Floats, rounded: Floats | None = None) -> SampledCheck:
+        """Test that quantiles are uniform.
+
+        Args:
+            sample: the quantiles [n].
+            rounded: `cell_masses` if logits are rounded in another way, as many as the test has
+                cells (`num_cells_for`); None for no rounding.
+        """
+        num_cells = num_cells_for(len(sample))
+        counts, _ = np.histogram(sample, num_cells, (0, 1))
+        rounding_distance = 0.0 if rounded is None else _chi_square_distance(rounded)
+        return self._check(counts, rounding_distance)
+
+    def check_pairs(self, texts: Sequence[Floats]) -> SampledCheck:
+        """Test that neighbours in a text are independent, given the quantiles of each text."""
+        pairs = np.zeros((0, 2))
+        if texts:
+            pairs = np.concatenate([_neighbours(text) for text in texts])
+        num_cells = len(pairs) // MIN_EXPECTED
+        cells_a_side = max(1, min(_MOST_CELLS_A_SIDE, math.isqrt(num_cells)))
+        first, second = pairs.T
+        bounds = [(0, 1), (0, 1)]
+        counts, _, _ = np.histogram2d(first, second, cells_a_side, bounds)
+        return self._check(counts.ravel())
+
+    def for_power(self, num_quantiles: int) -> SampledCheck:
+        """Check a sample that is exactly uniform, to know the power of such a check."""
+        num_cells = num_cells_for(num_quantiles)
+        return self._check(np.full(num_cells, num_quantiles / num_cells))
+
+    def _check(self, counts: ArrayLike, rounding_distance: float = 0.0) -> SampledCheck:
+        """Test counts per cell, by a χ² statistic with `num_cells` - 1 degrees of freedom."""
+        counts = np.asarray(counts)
+        num_cells = len(counts)
+        num_quantiles = round(counts.sum())
+        statistic = 0.0
+        visible = 0.0
+        if num_cells > 1:
+            uniform = np.full(num_cells, 1 / num_cells)
+            statistic = chi_square_test(counts, uniform, MIN_EXPECTED).statistic
+            # The shift that is hardest to find: every cell has the share 2 · shift too much or too
+            # little. Shift 0.05 and 10 cells: five cells with 0.11, five with 0.09. That raises
+            # Σ (observed − expected)² / expected by n (2 · shift)².
+            visible = num_quantiles * (2 * self._shift) ** 2
+        return SampledCheck(
+            significance_level=SHARE_OF_LEVEL * self._level_share,
+            num_draws=num_quantiles,
+            statistic=statistic,
+            degrees_of_freedom=num_cells - 1,
+            rounding=ROUNDING_ALLOWANCE * num_quantiles * rounding_distance,
+            visible=np.array([visible]),
+        )
+
+
+def _neighbours(text: Floats) -> Floats:
+    """Return pairs [n // 2, 2] of neighbours from a text's quantiles [n], each in one pair."""
+    num_pairs = len(text) // 2
+    return text[: 2 * num_pairs].reshape(num_pairs, 2)
+
+
+def _chi_square_distance(masses: Floats) -> float:
+    """Return Σ (mass − uniform)² / uniform."""
+    num_cells = len(masses)
+    squares = (masses - 1 / num_cells) ** 2
+    return float((squares * num_cells).sum())

@@ -1,0 +1,203 @@
+"""`recovery`: does speculative decoding recover the target's own distribution?"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.commands.recovery.rows import RecoveryRow
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import Fault, require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document, Line
+
+# `engines/faults.py` has the faults and says what each one does. Those that trees can have:
+_OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
+# Faults that change greedy texts; the others change only with which probability a token is drawn.
+_IN_GREEDY_TEXTS = (*_OF_TREES, "rows_swapped", "stale_prefix", "leaving_off_by_one")
+# How many rows must be decoded at once before a fault changes anything.
+_FEWEST_ROWS: Mapping[Fault, int] = {
+    "leaving_off_by_one": 2,
+    "stale_prefix": 2,
+    "argmax_beyond_two_rows": 3,
+    "rows_swapped": 4,
+}
+
+# Sampling settings of requests under load. `experiments/samplings.py` has their values.
+SamplingName = Literal[
+    "as_asked",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+]
+_SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
+# The others are parameters of servers' APIs.
+_OF_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
+
+EXIT_CODES = {"lossy": 1, "undecided": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverySettings(PromptedSettings):
+    """`recovery`: does speculative decoding recover the target's own distribution?
+
+    Attributes:
+        draft: None tests the regular arm: under load, or of engines other than ours.
+        num_prompts: of the greedy comparison; the sampled tests use the few of them that show most.
+        num_draws: sampled continuations, over all tests; `auto` takes 60,000, or as many more as a
+            verdict needs. Under load it counts sampled tokens.
+        false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
+        shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
+        fault: a mistake planted on purpose, which the same tests must catch.
+        load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
+            prompts that begin alike, second turns, other sampling settings beside each other, and
+            some that are left midway. None asks one question after the other.
+        samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own. Leave
+            out one that ends the engine.
+        batch_size: rows generated at once.
+    """
+
+    num_prompts: int = 15
+    num_draws: int | Literal["auto"] = "auto"
+    false_alarm_rate: float = 1e-9
+    shift: float = 0.05
+    fault: Fault = "none"
+    load: int | None = None
+    samplings: tuple[SamplingName, ...] = _SAMPLINGS
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the arms' texts are compared, so that both are needed; not so under load."""
+        return self.load is None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, load=2)
+        rule = "cannot be combined with tensor_parallel"
+        require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
+        require_at_least(self, num_prompts=1)
+        rule = "must be auto or at least 1000, and at most 10^8"
+        fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
+        require(fits, "num_draws", rule, self.num_draws)
+        require(
+            0 < self.false_alarm_rate < 1,
+            "false_alarm_rate",
+            "must be in (0, 1)",
+            self.false_alarm_rate,
+        )
+        require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        samplings = self.samplings
+        under_load = self.load is not None or samplings == _SAMPLINGS
+        require(under_load, "samplings", "needs load", samplings)
+        require(bool(samplings), "samplings", "must name at least one", samplings)
+        is_set = len(set(samplings)) == len(samplings)
+        require(is_set, "samplings", "must not name one twice", samplings)
+        self._check_fault()
+
+    def _check_fault(self) -> None:
+        """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
+        decoding = self.decoding
+        rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
+        require(
+            self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault
+        )
+        shows = decoding.temperature > 0 or self.fault in _IN_GREEDY_TEXTS
+        require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
+        plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
+        rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
+        require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
+
+        if self.draft is not None and self.draft.most_nodes:
+            rule = f"must be one of {', '.join(_OF_TREES)} with draft.tree"
+            require(self.fault in _OF_TREES, "fault", rule, self.fault)
+
+        rule = "needs load: without it, all rows have the same settings"
+        differ = self.load is not None
+        require(differ or self.fault != "neighbour_temperature", "fault", rule, self.fault)
+        fewest = _FEWEST_ROWS.get(self.fault, 1)
+        rule = f"changes nothing with fewer than {fewest} rows at once (batch_size, or load)"
+        require((self.load or self.batch_size) >= fewest, "fault", rule, self.fault)
+
+    def check_engine(self, engine: Abilities) -> None:
+        """Refuse faults and loads that the engine cannot have, and a run without anything to compare.
+
+        Texts of other engines can be compared with the target's own distribution without a draft.
+        """
+        planted = self.fault != "none"
+        require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
+        if self.load is not None:
+            require(engine.takes_load, "load", "needs engine=local, vllm or server", self.load)
+            rule = "changes nothing with draft=none"
+            require(self.draft is not None or not planted, "fault", rule, self.fault)
+            rule = f"must name one of {', '.join(_OF_OWN_LOOP)} with engine=local"
+            known = not engine.own_loop or not set(_OF_OWN_LOOP).isdisjoint(self.samplings)
+            require(known, "samplings", rule, self.samplings)
+            return
+        rule = "must be a model: without a draft nothing can be lost"
+        if not engine.own_loop:
+            rule = (
+                "must be a model at temperature 0: "
+                "greedy texts without a draft are compared with nothing"
+            )
+        sampled = not engine.own_loop and self.decoding.temperature > 0
+        require(self.draft is not None or sampled, "draft", rule, "none")
+
+
+class Recovery(Command):
+    """Tests whether a pair is lossless."""
+
+    name = "recovery"
+    summary = (
+        "whether speculative decoding changes the output of a pair: "
+        "exit code 0 lossless, 1 lossy, 3 not enough draws"
+    )
+    example = "model=30B draft=7B"
+    examples = (
+        ("", "the shipped tiny pair, on any machine"),
+        ("model=30B draft=7B", "a pair of presets"),
+        ("decoding.temperature=1 decoding.top_p=0.9", "with other settings"),
+        ("decoding=greedy", "only the greedy comparison"),
+        ("load=8", "as it is used: eight requests in flight that come, go and differ"),
+        ("fault=rollback_off_by_one", "a control: the same tests must fail"),
+        ("-m fault=residual_warped_twice,bonus_from_wrong_position,lenience", "several controls"),
+    )
+    notes = (
+        "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."
+    )
+    help_order = 4
+    settings = RecoverySettings
+    experiment = "harness.commands.recovery.measure"
+    row = RecoveryRow
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The verdict."""
+        from harness.commands.recovery.tables import summarise
+
+        return summarise(rows).verdict
+
+    def exit_code(self, rows: Sequence[Any]) -> int:
+        return EXIT_CODES.get(self.line(rows), 0)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.recovery.tables import recovery_table
+
+        return [recovery_table(runs)]
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """The pairs by verdict."""
+        from harness.commands.recovery.tables import losses
+
+        return losses(runs)
+
+
+RECORD = Recovery()

@@ -1,0 +1,371 @@
+"""`recovery`: every check, and the verdict that people quote.
+
+A row is a check, of greedy texts (`check=greedy`) or of draws (`check=sampled`). Draws after each
+prompt have a row of their own (`prompt_index`), and those of all prompts together one that decides.
+Under load rows are by sampling setting (`sampling`) in place of prompts, and one is of pairs of
+neighbouring tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harness.commands.names import named_runs
+from harness.commands.read_runs import Run
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.words import (
+    common_settings,
+    labels,
+    lossy_rule,
+    pair_name,
+    settings_line,
+    synthetic_in_words,
+    title,
+    too_long_warning,
+)
+from harness.results.statistics.interval import counted
+from harness.tables.table import Column, Document, Line, Style, Table, sentences
+
+_TITLE = "Is it lossless?"
+_STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
+_HEADLINES = {
+    "lossy": "Lossy",
+    "undecided": "Cannot tell whether it is lossless",
+    "lossless": "Lossless in every check",
+}
+
+
+class Summary(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+        verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
+        sentence: the verdict with its reason.
+        in_short: the same in one line for an error.
+    """
+
+    verdict: str
+    sentence: str
+    in_short: str
+
+
+class Checks:
+    """The checks of a run.
+
+    Attributes:
+        greedy, sampled: those of greedy texts, and those of draws.
+        overall: those of all prompts, or of all sampling settings, together.
+        tested: those of `sampled` with a degree of freedom; others show nothing.
+        under_load: whether requests were in flight together.
+        num_draws: over all prompts.
+    """
+
+    def __init__(self, rows: Sequence[RecoveryRow]) -> None:
+        self.greedy = [row for row in rows if row.check == "greedy"]
+        self.sampled = [row for row in rows if row.check == "sampled"]
+        self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
+        self.tested = [row for row in self.sampled if row.degrees_of_freedom]
+        self.under_load = rows[0].load is not None
+        counting = [row for row in self.sampled if row not in self.overall]
+        if self.under_load:
+            # Pairs of neighbouring tokens are a check too, and would count each token again.
+            counting = [row for row in self.sampled if row in self.overall]
+        self.num_draws = sum(row.num_draws or 0 for row in counting)
+
+    @property
+    def smallest_p_value(self) -> float | None:
+        return _least(row.p_value for row in self.sampled)
+
+    @property
+    def power(self) -> float | None:
+        """The least power of the tests that the verdict rests on."""
+        return _least(row.power for row in self.overall)
+
+    def findings(self) -> str:
+        """The figures of the checks, in words."""
+        findings = [_greedy_findings(row) for row in self.greedy]
+        if self.sampled:
+            findings.append(self._sampled_findings())
+        return "; ".join(findings)
+
+    def _sampled_findings(self) -> str:
+        kind = "draws under load" if self.under_load else "sampled continuations"
+        draws = f"{self.num_draws:,} {kind}"
+        num_tests = len(self.tested)
+        if not num_tests:
+            return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
+        smallest = f"smallest p-value {_p_value(self.smallest_p_value or 0)}"
+        num_failed = sum(row.verdict == "lossy" for row in self.tested)
+        if num_failed:
+            against = f"fail {num_failed} of {num_tests} tests against"
+            return f"{draws} {against} the target's exact distribution ({smallest})"
+        overall = [row for row in self.overall if row.check == "sampled"]
+        is_certain = all(row.verdict == "lossless" for row in overall)
+        agree = "follow" if is_certain else "show no difference from"
+        number = f"of {counted(num_tests, 'test')}"
+        if num_tests < len(self.sampled):
+            number += f"; {len(self.sampled) - num_tests} more tested nothing"
+        return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
+
+    def fine_print(self) -> list[Line]:
+        """How small a loss the tests can see."""
+        if not self.sampled:
+            text = "At temperature 0 the output has one possible value; nothing was sampled."
+            return [Line(text, "dim")]
+        if not self.tested:
+            return []
+        row = self.sampled[0]
+        shifted = f"a shift of {row.shift:.0%} in a token's distribution"
+        if self.under_load:
+            shifted = f"a shift of {row.shift:.0%} towards likelier or less likely tokens"
+        text = (
+            f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
+            f" p < {row.significance_level:.1e}); {shifted} is seen with a chance of {_share(self.power)}."
+        )
+        rounding = max(row.rounding or 0 for row in self.sampled)
+        attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
+        return sentences("dim", text, attributed if rounding >= 0.01 else None)
+
+
+def summarise(rows: Sequence[RecoveryRow]) -> Summary:
+    """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks over all
+    prompts together.
+    """
+    row = rows[0]
+    checks = Checks(rows)
+    status = rows[-1].status or "ok"
+    findings = checks.findings()
+    if status != "ok":
+        sentence = f"{status}: these checks were finished, and no verdict follows from them."
+        return Summary(status, sentence, status)
+    if any(row.verdict == "lossy" for row in rows):
+        return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
+    if row.lossy:
+        cause = lossy_rule(row)
+        if row.synthetic_acceptance is not None:
+            cause = f"acceptance by a coin ({synthetic_in_words(row)})"
+        reason = f"{cause} is lossy by definition, although these checks do not show it"
+        return Summary("lossy", f"Lossy: {reason}; {findings}.", f"lossy: {reason}")
+    undecided = [row for row in checks.overall if row.verdict == "undecided"]
+    if undecided:
+        reason = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
+        return Summary("undecided", f"Cannot tell: {findings}. {reason}.", f"undecided: {reason}")
+    return Summary("lossless", f"Lossless: {findings}.", "lossless")
+
+
+def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
+    """Why no verdict follows, and what to change."""
+    cut_short = [row for row in undecided if row.num_cut_short]
+    if cut_short:
+        number = f"{cut_short[0].num_cut_short} of {cut_short[0].num_prompts} greedy texts"
+        asked = f"{number} ended before the length that was asked for, without an end token"
+        return f"{asked}: the context may be too short, or the server ignores ignore_eos"
+    if any(row.check == "greedy" for row in undecided):
+        return "greedy texts differ, and no logits say whether rounding explains it"
+    weakest = min(undecided, key=lambda row: row.power or 0)
+    draws = f"{weakest.num_draws:,} draws"
+    if weakest.num_draft_tokens:
+        draws += f" with K={weakest.num_draft_tokens}"
+    problem = f"{draws} have only one outcome that is expected often enough to test"
+    advice = "raise num_draws or decoding.temperature"
+    if weakest.degrees_of_freedom:
+        shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
+        problem = f"{shift} with a chance of only {_share(weakest.power)}"
+        advice = "raise num_draws, shift or decoding.temperature"
+    if num_draws_needed:
+        # Rounded up to two digits: 12345 becomes 13000.
+        unit = 10 ** (len(str(num_draws_needed)) - 2)
+        enough = math.ceil(num_draws_needed / unit) * unit
+        advice = f"num_draws={enough} would be enough"
+    return f"{problem}; {advice}"
+
+
+def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
+    """The document that `recovery` prints; empty where no check was finished."""
+    row = rows[0]
+    if row.check is None:
+        return []
+    # The last check has the temperature. The first one has the number of prompts, and the K that
+    # was asked for; later ones also try smaller K.
+    num_prompts = row.num_prompts if row.load is None else None
+    asked = dataclasses.replace(
+        rows[-1], num_prompts=num_prompts, num_draft_tokens=row.num_draft_tokens
+    )
+    planted = made_up = loaded = refused = None
+    if row.fault != "none":
+        planted = f"A control: fault={row.fault} was planted, and the checks must find it."
+    if row_labels := labels(row):
+        made_up = f"With {' and '.join(row_labels)}: this says nothing about the pair itself."
+    if row.load is not None:
+        loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+    if rows[-1].refused:
+        refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
+    summary = summarise(rows)
+    document: list[Table | Line] = [
+        Line(title(row), "strong"),
+        Line(f"{settings_line([asked])} · seed {row.seed}", "dim"),
+        _checks(rows),
+        *sentences("dim", loaded, refused),
+        *sentences("warning", planted, made_up, too_long_warning(row)),
+        Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
+    ]
+    if summary.verdict in _STYLES:
+        document += Checks(rows).fine_print()
+    return document
+
+
+def _drawn(rows: Sequence[RecoveryRow]) -> str:
+    """` Drawn plain, with a penalty.`: the sampling settings of the requests."""
+    names = dict.fromkeys(
+        row.sampling.partition(",")[0] for row in rows if row.sampling and "," in row.sampling
+    )
+    return f" Drawn {', '.join(names)}." if names else ""
+
+
+def recovery_table(runs: Sequence[Run]) -> Table:
+    """The checks of one run, or one row per run."""
+    if len(runs) == 1:
+        [run] = runs
+        verdict = f"Verdict: {_verdict(run)}."
+        about = common_settings(run.rows)
+        return dataclasses.replace(_checks(run.rows), title=_TITLE, about=about, notes=(verdict,))
+    columns = (
+        Column("pair", text=True, of="name.cell"),
+        Column("K", of="name.num_draft_tokens", identifies_row=True),
+        Column("verdict", text=True, of=lambda named: _verdict(named.run)),
+        Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
+        Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
+        Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
+        Column("power", _share, lambda named: Checks(named.run.rows).power),
+    )
+    shifts = {row.shift for run in runs for row in run.rows} - {None}
+    note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
+    return Table.of(
+        "recovery",
+        _TITLE,
+        named_runs(runs),
+        columns,
+        strong=lambda named: summarise(named.run.rows).verdict == "lossy",
+        faint=lambda named: named.run.status != "ok",
+        about="Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests.",
+        notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
+    )
+
+
+def losses(runs: Sequence[Run]) -> list[Line]:
+    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
+
+    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
+    """
+    pairs: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINES}
+    for run in runs:
+        if run.status == "ok" and not _is_control(run):
+            pairs[summarise(run.rows).verdict].append(pair_name(run.last))
+    return [
+        Line(f"{_HEADLINES[verdict]}: {', '.join(dict.fromkeys(names))}.", "strong")
+        for verdict, names in pairs.items()
+        if names
+    ]
+
+
+def _is_control(run: Run) -> bool:
+    """Whether a fault was planted, so that the checks must fail."""
+    return run.last.fault not in (None, "none")
+
+
+def _verdict(run: Run) -> str:
+    """`lossless`; of a control also whether the fault was found."""
+    verdict = summarise(run.rows).verdict
+    if not _is_control(run) or run.status != "ok":
+        return verdict
+    return f"{verdict} (a planted fault{'' if verdict == 'lossy' else ' that was missed'})"
+
+
+def _identical_texts(run: Run) -> str | None:
+    greedy = Checks(run.rows).greedy
+    return _identical(greedy[0]) if greedy else None
+
+
+def _checks(rows: Sequence[RecoveryRow]) -> Table:
+    """One row per check; of single prompts and sampling settings only those that are lossy."""
+    columns = (
+        Column("check", text=True, of=_check),
+        Column("K", of="num_draft_tokens", identifies_row=True),
+        Column("tokens", of=_tokens),
+        Column("draws", "{:,}".format, "num_draws"),
+        Column("accepted", "{:.0%}".format, "acceptance_rate"),
+        Column("outcome", of=_outcome),
+        Column("p-value", _p_value, "p_value"),
+        Column("power", _share, "power"),
+        Column("verdict", of="verdict"),
+    )
+    overall = Checks(rows).overall
+    shown = [row for row in rows if row.check and (row in overall or row.verdict == "lossy")]
+    return Table.of("recovery", "", shown, columns)
+
+
+def _check(row: RecoveryRow) -> str:
+    if row.check == "greedy":
+        return "greedy"
+    if row.sampling is not None:
+        return row.sampling
+    if row.load is not None:
+        return "all together"
+    if row.prompt_index is None:
+        return f"{row.check}, {row.num_prompts} prompts"
+    return f"{row.check}, prompt {row.prompt_index}"
+
+
+def _tokens(row: RecoveryRow) -> str | None:
+    if row.check == "sampled" and row.load is not None:
+        return None
+    return f"{row.num_tokens:,}" if row.check == "greedy" else f"first {row.num_tokens:,}"
+
+
+def _outcome(row: RecoveryRow) -> str:
+    if row.check == "greedy":
+        return f"{_identical(row)} identical"
+    return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
+
+
+def _identical(row: RecoveryRow) -> str:
+    return f"{row.identical_prompts} of {row.num_prompts}"
+
+
+def _greedy_findings(row: RecoveryRow) -> str:
+    identical = "greedy output of both arms is identical token for token"
+    of = "prompts"
+    if row.load is not None:
+        identical = "greedy output under load is that of a request alone, token for token,"
+        of = "requests"
+    compared = f"{row.num_tokens:,} tokens"
+    if row.identical_prompts != row.num_prompts:
+        compared += ", up to where they part"
+    text = f"{identical} on {_identical(row)} {of} ({compared})"
+    if row.logit_margin is None:
+        return text
+    explained = "within" if row.verdict == "lossless" else "beyond"
+    return (
+        f"{text}; where it differs most, at token {row.divergence_position}, the logit margin"
+        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g}"
+    )
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _rounding(row: RecoveryRow) -> str:
+    """`the rounding of float16`; a server does not tell its number format."""
+    return f"the rounding of {row.dtype}" if row.dtype else "rounding"
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.2g}" if value else "< 1e-300"
+
+
+def _share(value: float | None) -> str:
+    return "> 99.9 %" if value is not None and value > 0.999 else f"{100 * (value or 0):.1f} %"

@@ -1,0 +1,168 @@
+"""The requests of `recovery load=8`, of which a mistake in a batch or a cache should spoil some.
+
+They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
+some are left midway. They come in two rounds (`first_turns`, `second_turns`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.commands.recovery.samplings import Sampling
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import LoadRequest, Question
+
+# The most tokens of a drawn text: short texts test more first tokens.
+_MOST_DRAWN = 16
+# Tokens of another prompt that follow an answer as the next turn.
+FOLLOW_UP = 8
+# For each request that is left midway, this many are read to their end.
+_READ_FOR_ONE_LEFT = 7
+
+
+def most_drawn(max_new_tokens: int) -> int:
+    """The most tokens of a drawn text; every length up to it is as likely."""
+    return min(max_new_tokens, _MOST_DRAWN)
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """A request of the load.
+
+    Attributes:
+        num_tokens: the length of its text.
+        index: with the seed it determines the random numbers, where the engine takes them.
+        leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
+            None to wait for all.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    num_tokens: int
+    index: int
+    leave_after: int | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        return self.leave_after is None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.decoding.temperature == 0
+
+    def request(self, seed: int) -> LoadRequest:
+        """The request as an arm takes it; no token ends it, so that every text has its length."""
+        decoding = dataclasses.replace(
+            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
+        )
+        question = Question([self.prompt], decoding, seed, [self.index])
+        return LoadRequest(question, self.sampling.parameters, self.leave_after)
+
+
+class Workload:
+    """Makes the requests of a run, always the same ones for a seed.
+
+    Args:
+        prompts: token ids, none empty.
+        samplings: sampling settings that are tested, beside greedy requests.
+        decoding: of the run; its `max_new_tokens` is the most that a text has.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        decoding: DecodingSettings,
+        seed: int,
+    ) -> None:
+        self._prompts = [tuple(prompt) for prompt in prompts]
+        self._samplings = samplings
+        self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
+        self._most = decoding.max_new_tokens
+        self._generator = np.random.default_rng(seed)
+        self._num_made = 0
+
+    def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
+        """Requests with the run's prompts, and with others that begin like them or nearly so.
+
+        One greedy request for each prompt, and `num_drawn` whose prompts are any of these.
+        """
+        return self._mixed(list(self._alike()), num_drawn)
+
+    def second_turns(
+        self, planned: Sequence[PlannedRequest], answers: Sequence[Sequence[int]], num_drawn: int
+    ) -> list[PlannedRequest]:
+        """Requests that go on after greedy answers to the prompts of the run.
+
+        Args:
+            planned: the first turns.
+            answers: their token ids.
+        """
+        texts = []
+        for request, answer in zip(planned, answers, strict=True):
+            is_of_run = request.prompt in self._prompts
+            if request.is_greedy and request.is_compared and is_of_run:
+                # Any prompt of the run serves as what the user says next.
+                next_turn = self._prompts[request.index % len(self._prompts)]
+                texts.append((*request.prompt, *answer, *next_turn[-FOLLOW_UP:]))
+        return self._mixed(texts, num_drawn)
+
+    def repeated(
+        self, prompt: Sequence[int], sampling: Sampling, num: int, num_tokens: int
+    ) -> list[PlannedRequest]:
+        """The same request over and over, each with random numbers of its own."""
+        return [self._plan(tuple(prompt), sampling, num_tokens) for _ in range(num)]
+
+    def shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
+        """The requests in a random order, with some among them that are left midway."""
+        prompts = [request.prompt for request in planned]
+        mixed = list(planned)
+        for _ in range(len(planned) // _READ_FOR_ONE_LEFT):
+            mixed.append(self._left_midway(prompts))
+        return [mixed[number] for number in self._generator.permutation(len(mixed))]
+
+    def _alike(self) -> Iterator[tuple[int, ...]]:
+        """Each prompt; its first half; that half, then the second half of another prompt; the
+        prompt without its second token.
+        """
+        for number, prompt in enumerate(self._prompts):
+            other = self._prompts[(number + 1) % len(self._prompts)]
+            half = prompt[: (len(prompt) + 1) // 2]
+            yield prompt
+            yield half
+            yield (*half, *other[len(other) // 2 :])
+            # The first token stays: many tokenizers put it before every text.
+            yield (prompt[0], *prompt[2:])
+
+    def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
+        """A greedy request for each prompt, and drawn ones for any, in a random order."""
+        requests = []
+        for prompt in prompts:
+            length = self._length(self._most)
+            requests.append(self._plan(prompt, self._greedy, length))
+        num_drawn = num_drawn if self._samplings else 0
+        for number in range(num_drawn):
+            sampling = self._samplings[number % len(self._samplings)]
+            length = self._length(most_drawn(self._most))
+            requests.append(self._plan(self._any(prompts), sampling, length))
+        return self.shuffled(requests)
+
+    def _left_midway(self, prompts: Sequence[tuple[int, ...]]) -> PlannedRequest:
+        ways = [self._greedy, *self._samplings]
+        sampling = ways[int(self._generator.integers(len(ways)))]
+        planned = self._plan(self._any(prompts), sampling, self._most)
+        return dataclasses.replace(planned, leave_after=self._length(max(1, self._most // 2)))
+
+    def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
+        self._num_made += 1
+        return PlannedRequest(prompt, sampling, num_tokens, self._num_made)
+
+    def _any(self, prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        return prompts[int(self._generator.integers(len(prompts)))]
+
+    def _length(self, most: int) -> int:
+        return int(self._generator.integers(1, most + 1))

@@ -1,0 +1,273 @@
+"""`regress`: whether a change made anything worse, from measurements before it and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.commands.names import Name, told_apart
+from harness.commands.read_runs import Run, every_run
+from harness.commands.regress.comparisons import (
+    Compared,
+    compared_runs,
+    noise_by_figure,
+    settings_key,
+    settings_of,
+)
+from harness.commands.words import short_commit
+from harness.config.errors import SettingError, VerdictError, nearest
+from harness.records.registry import commands
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import counted
+from harness.tables.table import Column, Document, Line, Table, sentences
+from harness.tables.terminal import WIDE, plain_console, print_document
+
+WORSE = 1
+CANNOT_TELL = 3
+
+_HELP = """\
+usage: python -m harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]
+
+Did a change make anything worse? Compares measurements of latency and eval before and after it, prompt by prompt,
+between runs with the same settings: ms per token, speed-up, tokens per iteration, accuracy.
+
+  before=PATH   a CSV file (results/latency.csv, results/eval.csv) or a directory with some. The runs' own
+  after=PATH    directories, which the column `directory` names, must still be there: they have the prompts
+  margin=0.02   a change for the worse up to this share is tolerated (of accuracy: two percentage points)
+  noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
+                python -m harness latency SETTINGS repeats=10 results.file=results/aa.csv
+
+Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
+differ between identical runs too: measure both sides with repeats=5, or give noise=. With one run on each side and
+neither, nothing is said about times. With several pairs, significance is adjusted for their number.
+
+  python -m harness latency repeats=5 results.file=results/before.csv      before the change, then
+  python -m harness latency repeats=5 results.file=results/after.csv       after it
+  python -m harness regress before=results/before.csv after=results/after.csv margin=0.02
+
+Exit code 0: nothing is worse. 1: something is worse. 2: a wrong argument. 3: it cannot be told."""
+_DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": ""}
+# Columns that may explain a difference.
+_CIRCUMSTANCES = (
+    "devices",
+    "server",
+    "weights_identity",
+    "draft_weights_identity",
+    "commit",
+    "harness_version",
+    "torch_version",
+    "transformers_version",
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `regress`.
+
+    Raises:
+        SettingError: a wrong argument, or nothing to compare.
+        VerdictError: something is worse (exit code 1), or it cannot be told (3).
+    """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    settings = _settings(arguments)
+    margin = _margin(settings["margin"])
+    before = _runs("before", settings["before"])
+    after = _runs("after", settings["after"])
+    noise = _runs("noise", settings["noise"]) if settings["noise"] else []
+    ids_before = {run.id for run in before}
+    on_both_sides = [run for run in after if run.id in ids_before]
+    after = [run for run in after if run.id not in ids_before]
+    if not after:
+        raise SettingError(
+            "after", "holds no run that before does not hold, too", settings["after"]
+        )
+    if noise and not noise_by_figure(noise):
+        rule = "must hold two runs of latency with the same settings (repeats=10)"
+        raise SettingError("noise", rule, settings["noise"])
+    compared = compared_runs(before, after, margin, noise)
+    if not compared:
+        raise SettingError("after", _why_none(before, after), settings["after"])
+    lines = [*document(compared, margin, before, after, noise)]
+    if on_both_sides:
+        number = counted(len(on_both_sides), "run")
+        lines.append(Line(f"On both sides, and left out of after: {number}.", "warning"))
+    print_document(lines, plain_console(WIDE))
+    _judge(compared)
+
+
+def document(
+    compared: Sequence[Compared],
+    margin: float,
+    before: Sequence[Run],
+    after: Sequence[Run],
+    noise: Sequence[Run],
+) -> Document:
+    """The table of all comparisons, and what to know about them.
+
+    Args:
+        compared: the comparisons of figures, a row of the table each.
+        before, after, noise: all runs that were read, also those that have no counterpart.
+    """
+    lines: list[Table | Line] = [_table(compared)]
+    about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
+    lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
+    change = "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts"
+    lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
+    covers: set[str] = set()
+    for one in compared:
+        if one.comparison and one.comparison.change.covers:
+            covers.add(one.comparison.change.covers)
+    if covers:
+        lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
+    for one in compared:
+        if one.noise is not None:
+            threshold = f"identical runs stay within {one.noise.threshold():.1%} of each other"
+            lines.append(Line(f"{one.figure.name}: {threshold} in 95 % of the cases.", "dim"))
+    unused = ""
+    if noise and not any(one.noise for one in compared):
+        unused = "noise= has no two runs with these settings on these devices: it was not used."
+    reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
+    lines += sentences("warning", unused, *sorted(reasons), *_unpaired(before, after))
+    lines += sentences("warning", _not_quiet("before", before), _not_quiet("after", after))
+    lines += sentences("dim", *_differences(compared))
+    return lines
+
+
+class _Named(NamedTuple):
+    """A comparison, with the name of its measurement among the others."""
+
+    name: Name
+    one: Compared
+
+
+def _named(compared: Sequence[Compared]) -> list[_Named]:
+    names = told_apart([one.after for one in compared])
+    return list(map(_Named, names, compared))
+
+
+def _table(compared: Sequence[Compared]) -> Table:
+    """One row per measurement and figure."""
+    columns = (
+        Column("figure", of="figure.name", text=True),
+        Column("before", "{:.4g}".format, "means.before"),
+        Column("after", "{:.4g}".format, "means.after"),
+        Column("change,\nby prompt", of="change"),
+        Column("95 % interval", of="interval"),
+        Column("would show", "{:.1%}".format, "visible"),
+        Column("verdict", of="in_words", text=True),
+    )
+    measurement = Column("measurement", of="name.cell", text=True, once=True)
+    k = Column("K", of="name.num_draft_tokens", optional=True)
+    return Table.of(
+        "regress",
+        "",
+        _named(compared),
+        [measurement, k, *(column.at("one") for column in columns)],
+        strong=lambda named: named.one.verdict == "worse",
+    )
+
+
+def _settings(arguments: Sequence[str]) -> dict[str, str]:
+    settings = dict(_DEFAULTS)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals or name not in settings:
+            names = list(settings)
+            rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
+            raise SettingError(name, rule)
+        settings[name] = value
+    return settings
+
+
+def _margin(text: str) -> float:
+    try:
+        margin = float(text)
+    except ValueError:
+        margin = math.nan
+    if not 0 <= margin < 1:
+        raise SettingError("margin", "must be a share from 0 to 1, such as 0.02", text)
+    return margin
+
+
+def _runs(name: str, path: str) -> list[Run]:
+    """The complete runs under a path of the commands that are compared."""
+    if not path:
+        raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
+    names = [command.name for command in commands() if command.regresses]
+    every = every_run(Path(path)).runs
+    runs = [run for run in every if run.command in names and run.status in ("ok", NO_VERDICT)]
+    if not runs:
+        raise SettingError(name, f"holds no complete run of {' or '.join(names)}", path)
+    return runs
+
+
+def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
+    """Why nothing can be compared: the settings in which the newest runs of both sides differ."""
+    settings_before = settings_of(before[-1].last)
+    settings_after = settings_of(after[-1].last)
+    differing = []
+    for name in settings_before | settings_after:
+        value_before = settings_before.get(name)
+        value_after = settings_after.get(name)
+        if value_before != value_after:
+            differing.append(f"{name} {value_before} and {value_after}")
+    settings = ", ".join(differing)
+    return (
+        f"has no run with the settings of one before: {settings}. To rank settings, measure them in one sweep:"
+        " harness latency -m SETTING=VALUE,VALUE"
+    )
+
+
+def _not_quiet(side: str, runs: Sequence[Run]) -> str | None:
+    """A sentence about runs whose times other programs, or drift, have changed."""
+    disturbed = [run for run in runs if not run.last.was_quiet]
+    if not disturbed:
+        return None
+    number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
+    return f"{side}: {number} drifted, or shared the processor with other programs (drifted, processor_share)."
+
+
+def _unpaired(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
+    """Sentences about settings that were measured on one side alone."""
+    keys_before = {settings_key(run) for run in before}
+    keys_after = {settings_key(run) for run in after}
+    counts = {"before": len(keys_before - keys_after), "after": len(keys_after - keys_before)}
+    lines = []
+    for name, count in counts.items():
+        if count:
+            settings = counted(count, "combination")
+            lines.append(f"Measured {name} alone, and not compared: {settings} of settings.")
+    return lines
+
+
+def _differences(compared: Sequence[Compared]) -> list[str]:
+    """Circumstances in which both sides differ."""
+    lines = []
+    for name in _CIRCUMSTANCES:
+        values = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
+        for old, new in sorted(values, key=str):
+            if old != new:
+                words = f"{_short(name, old)} before, {_short(name, new)} after"
+                lines.append(f"{name} differs: {words}.")
+    return lines
+
+
+def _short(name: str, value: str | None) -> str:
+    if value is None:
+        return "unknown"
+    return short_commit(value) if name == "commit" else value
+
+
+def _judge(compared: Sequence[Compared]) -> None:
+    """Raise a VerdictError unless nothing is worse."""
+    worse = [named for named in _named(compared) if named.one.verdict == "worse"]
+    unknown = [one for one in compared if one.verdict == "cannot tell"]
+    if worse:
+        texts = [f"{one.figure.name} {one.change} for {name.label(', ')}" for name, one in worse]
+        raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
+    if unknown:
+        names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))
+        raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)

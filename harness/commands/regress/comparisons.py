@@ -1,0 +1,478 @@
+"""Runs before a change and after it, paired by settings and prompts, and how each figure changed.
+
+Runs with the same settings are repetitions of one measurement; `Sides` has those before the change
+and those after it. Each figure of it is compared over the units that all these runs have
+(`Compared`): prompts, or batches or laps of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.commands.eval.rows import read_answers
+from harness.commands.latency.rows import LatencyPromptRow
+from harness.commands.latency.tables.costs import tokens_per_iteration
+from harness.commands.read_runs import Run
+from harness.records.registry import COMMANDS
+from harness.results.schema import NO_VERDICT, RunRow
+from harness.results.statistics.comparisons import (
+    Comparison,
+    Direction,
+    Noise,
+    Verdict,
+    compare,
+    compare_proportions,
+    noise_of_runs,
+)
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.multiplicity import adjusted_p_values
+from harness.results.statistics.power import visible_difference
+from harness.results.verdict import ArmEvidence, why_other_work
+from harness.tables.table import grouped
+
+# The chance to be wrong that an adjusted p-value has to stay below.
+_LEVEL = 0.05
+# Settings in which repetitions of a measurement may differ, addresses of servers included.
+_OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
+
+# Draft tokens per iteration that differ by more, as a logarithm, are another K.
+_OTHER_K = 0.1
+
+# The prompts of a unit: one, or those of a batch or lap.
+Unit = tuple[int, ...]
+Values = Mapping[Unit, float]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that is compared.
+
+    Attributes:
+        better: the direction that is good: `lower` or `higher`.
+        words: the verdict if it is better, and if it is worse: `faster` and `slower`.
+        timed: whether it is a time, which differs between identical runs.
+        is_share: whether it is a share of answers, whose change is a difference in points; of others
+            it is a ratio.
+    """
+
+    name: str
+    better: Direction
+    words: tuple[str, str]
+    timed: bool = False
+    is_share: bool = False
+
+
+@dataclass(frozen=True)
+class FigureOfPrompts(Figure):
+    """A figure that every prompt has.
+
+    Attributes:
+        column: of the runs' own rows.
+        by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
+    """
+
+    column: str = field(kw_only=True)
+    by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+
+
+class Sides(NamedTuple):
+    """Two measurements with the same settings.
+
+    Attributes:
+        before, after: the runs of each, repetitions of one another.
+        margin: a change for the worse up to this share is tolerated.
+        noise: how far apart runs with the same settings on the same devices are, by the name of the
+            figure.
+    """
+
+    before: Sequence[Run]
+    after: Sequence[Run]
+    margin: float
+    noise: Mapping[str, Noise]
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return [*self.before, *self.after]
+
+    def compared(self, figure: Figure) -> Compared:
+        """The comparison of a figure, without a result yet."""
+        return Compared(self.before[-1].last, self.after[-1].last, figure)
+
+
+class Means(NamedTuple):
+    """Means of a figure over units and runs."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of a measurement before and after the change.
+
+    Attributes:
+        before, after: a row of each, for its settings and circumstances.
+        means: of the figure; None where there is nothing to compare.
+        noise: of identical runs, where that was given.
+        reason: why there is no verdict, where the interval does not show it.
+    """
+
+    before: RunRow
+    after: RunRow
+    figure: Figure
+    verdict: Verdict = "cannot tell"
+    comparison: Comparison | None = None
+    means: Means | None = None
+    noise: Noise | None = None
+    reason: str = ""
+
+    @property
+    def change(self) -> str | None:
+        """`+2.0%` or `+2.0 points`; None where nothing was compared."""
+        return None if self.comparison is None else self._signed(self.comparison.change.estimate)
+
+    @property
+    def interval(self) -> str | None:
+        """The 95 % interval of the change."""
+        if self.comparison is None or not self.comparison.change.has_bounds:
+            return None
+        change = self.comparison.change
+        return f"{self._signed(change.low)} to {self._signed(change.high)}"
+
+    @property
+    def in_words(self) -> str:
+        """The verdict: `faster`, `slower`, `no worse`, `cannot tell`."""
+        better, worse = self.figure.words
+        return {"better": better, "worse": worse}.get(self.verdict, self.verdict)
+
+    @property
+    def visible(self) -> float | None:
+        """The smallest change that such a comparison finds in 80 % of the cases."""
+        estimate = None if self.comparison is None else self.comparison.estimate
+        if estimate is None or not estimate.has_interval:
+            return None
+        return visible_difference(estimate)
+
+    def _signed(self, change: float) -> str:
+        """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""
+        return f"{100 * change:+.1f} points" if self.figure.is_share else f"{change - 1:+.1%}"
+
+
+def settings_key(run: Run) -> str:
+    """The settings by which runs are paired, as text."""
+    return json.dumps(settings_of(run.last), sort_keys=True, default=str)
+
+
+def settings_of(row: RunRow) -> dict[str, object]:
+    """The settings of a row, and which prompts it had."""
+    columns = row.columns()
+    names = [name for name, column in columns.items() if column.kind == "setting"]
+    kept = [name for name in names if name not in _OF_A_REPETITION]
+    return {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
+
+
+def compared_runs(
+    before: Sequence[Run], after: Sequence[Run], margin: float, noise: Sequence[Run] = ()
+) -> list[Compared]:
+    """Compare the measurements that both sides have, figure by figure.
+
+    Where a figure of several measurements is compared, its significance is adjusted for their
+    number (Benjamini and Hochberg).
+
+    Args:
+        before, after: complete runs; those with the same settings are repetitions.
+        margin: a change for the worse up to this share is tolerated.
+        noise: runs of one program, whose differences are noise.
+    """
+    by_settings = grouped(after, settings_key)
+    compared: list[Compared] = []
+    for key, runs_before in grouped(before, settings_key).items():
+        runs_after = by_settings.get(key)
+        if runs_after:
+            devices = {run.last.devices for run in (*runs_before, *runs_after)}
+            alike = [run for run in noise if settings_key(run) == key]
+            here = [run for run in alike if {run.last.devices} == devices]
+            sides = Sides(runs_before, runs_after, margin, noise_by_figure(here))
+            compared += COMMANDS[runs_before[0].command].changes(sides)
+    adjusted: list[Compared] = []
+    for of_figure in grouped(compared, attrgetter("figure.name")).values():
+        adjusted += _adjusted(of_figure)
+    # Back from the order of figures to that of measurements.
+    places = {one.before.run: place for place, one in enumerate(compared)}
+    return sorted(adjusted, key=lambda one: places[one.before.run])
+
+
+def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
+    """How far apart identical runs are, for each figure that is timed."""
+    noises = {}
+    for figure in filter(attrgetter("timed"), _OF_PROMPTS):
+        matrices = []
+        for alike in grouped(runs, settings_key).values():
+            values = _by_run(alike, figure)
+            units = _common_units(values)
+            if len(values) > 1 and units:
+                matrices.append(_matrix(values, units))
+        if matrices:
+            noises[figure.name] = noise_of_runs(matrices)
+    return noises
+
+
+def changes_by_prompt(sides: Sides) -> list[Compared]:
+    """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
+    reason = _why_not(sides)
+    compared = []
+    for figure in _OF_PROMPTS:
+        one = _compared_figure(figure, sides)
+        if one is not None and reason is not None:
+            one = replace(one, verdict="cannot tell", reason=reason)
+        if one is not None:
+            compared.append(one)
+    if compared:
+        return compared
+    if reason is None:
+        unread = [run for run in sides.runs if not run.prompts]
+        reason = "the times in the prompts' files cannot be read"
+        if unread:
+            reason = "files of the prompts are gone (column directory)"
+        places = {str(run.directory or run.file) for run in unread or sides.runs}
+        reason += f": {', '.join(sorted(places))}"
+    return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
+
+
+def _why_not(sides: Sides) -> str | None:
+    """Why the figures of two measurements cannot be compared; None where they can."""
+    for side, runs in (("before", sides.before), ("after", sides.after)):
+        for run in runs:
+            if run.status == NO_VERDICT:
+                return f"{side}: no verdict: {run.last.error}"
+    before, after = (_evidence(runs[-1]) for runs in (sides.before, sides.after))
+    return why_other_work(before, after)
+
+
+def _evidence(run: Run) -> ArmEvidence:
+    row = run.last
+    of_arm = [prompt for prompt in run.prompts if prompt.arm == row.arm and prompt.is_timed]
+    return ArmEvidence.of(
+        vars(row),
+        lengths={prompt.prompt_index: prompt.num_tokens for prompt in of_arm},
+        drawn=row.ignore_eos is False and bool(row.temperature),
+    )
+
+
+def change_of_accuracy(sides: Sides) -> Compared:
+    """The accuracy of `eval` over the questions that both sides were asked."""
+    compared = sides.compared(_ACCURACY)
+    correct_before = _correct(sides.before)
+    correct_after = _correct(sides.after)
+    questions = sorted(set(correct_before) & set(correct_after))
+    if not questions:
+        return replace(compared, reason="no question was answered on both sides")
+    before = [correct_before[question] for question in questions]
+    after = [correct_after[question] for question in questions]
+    comparison = compare_proportions(before, after, sides.margin)
+    means = Means(fmean(before), fmean(after))
+    return replace(compared, comparison=comparison, means=means, verdict=comparison.verdict)
+
+
+def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
+    """One figure of a measurement; None where a side does not have it."""
+    runs_before = _by_run(sides.before, figure)
+    runs_after = _by_run(sides.after, figure)
+    if not runs_before or not runs_after:
+        return None
+    with_same_seeds = None if figure.timed else _by_common_seed(sides, figure)
+    if with_same_seeds is not None:
+        runs_before, runs_after = with_same_seeds
+    compared = sides.compared(figure)
+    units = _common_units([*runs_before, *runs_after])
+    if not units:
+        return replace(compared, reason="no prompt has a time on both sides")
+    before = _matrix(runs_before, units)
+    after = _matrix(runs_after, units)
+    means = Means(_own_figure(figure, sides.before), _own_figure(figure, sides.after))
+    if with_same_seeds is not None:
+        # Runs differ by their seeds, and those of the other side just so: that is no noise.
+        before = _mean_over_runs(before)
+        after = _mean_over_runs(after)
+    noise = sides.noise.get(figure.name)
+    unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
+    comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
+    verdict = comparison.verdict
+    reason = ""
+    if figure is _TOKENS_PER_ITERATION:
+        reason = _other_k(sides)
+    if len(units) < FEWEST_FOR_INTERVAL:
+        reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
+    elif figure.timed and noise is None and len(before) == len(after) == 1:
+        reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
+    if reason:
+        verdict = "cannot tell"
+    return replace(
+        compared,
+        comparison=comparison,
+        means=means,
+        noise=noise,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
+    """The mean over runs of the figure that their own pages show."""
+    known = [getattr(run.last, figure.column) for run in runs]
+    return fmean(value for value in known if value is not None) if any(known) else math.nan
+
+
+def _other_k(sides: Sides) -> str:
+    """Why tokens per iteration are no better or worse: a server proposed more or fewer, which its settings do not
+    show. Empty where both sides proposed alike.
+    """
+    before, after = (
+        [run.last.mean_proposed for run in runs if run.last.url and run.last.mean_proposed]
+        for runs in (sides.before, sides.after)
+    )
+    if not before or not after or abs(math.log(fmean(after) / fmean(before))) < _OTHER_K:
+        return ""
+    return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
+
+
+def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
+    """The comparisons of one figure, where significance allows for their number."""
+    p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
+    adjusted = []
+    for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
+        if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
+            reason = f"not significant among {len(of_figure)} comparisons"
+            one = replace(one, verdict="cannot tell", reason=reason)
+        adjusted.append(one)
+    return adjusted
+
+
+def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
+    """The figure in each run that has it."""
+    values = [figure.by_unit(run.prompts) for run in runs]
+    return [of_run for of_run in values if of_run]
+
+
+def _by_common_seed(
+    sides: Sides, figure: FigureOfPrompts
+) -> tuple[list[Values], list[Values]] | None:
+    """The figure in runs with the same seeds before and after, in the same order; else None."""
+    before = {run.last.seed: figure.by_unit(run.prompts) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run.prompts) for run in sides.after}
+    seeds = [seed for seed in before if before[seed] and after.get(seed)]
+    if not seeds:
+        return None
+    return [before[seed] for seed in seeds], [after[seed] for seed in seeds]
+
+
+def _mean_over_runs(values: Floats) -> Floats:
+    """Geometric means, [1, num_units], of [num_runs, num_units]."""
+    return np.asarray(np.exp(np.log(values).mean(axis=0, keepdims=True)))
+
+
+def _common_units(runs: Sequence[Values]) -> list[Unit]:
+    """The units that all runs have."""
+    return sorted(set.intersection(*(set(values) for values in runs))) if runs else []
+
+
+def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
+    """The values of a figure, [num_runs, num_units]."""
+    return np.array([[values[unit] for unit in units] for values in runs])
+
+
+def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:
+    """Whether the draft's arm, or the only one, was correct, by (seed, index) of the question."""
+    correct = {}
+    for run in runs:
+        for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
+            if answer.arm == run.last.arm:
+                correct[answer.seed, answer.prompt_index] = answer.correct
+    return correct
+
+
+def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[LatencyPromptRow]]:
+    """The rows of an arm by unit; units with a failed request are left out."""
+    rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
+    members = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
+    units = {}
+    for of_unit in members.values():
+        if all(row.is_timed for row in of_unit):
+            places = sorted(row.prompt_index or 0 for row in of_unit)
+            units[tuple(places)] = of_unit
+    return units
+
+
+def _ms_of_arm(prompts: Sequence[LatencyPromptRow], arm: str) -> Values:
+    """Milliseconds per token of an arm by unit."""
+    units = _units(prompts, arm)
+    return {unit: fmean(row.ms_per_token for row in rows) for unit, rows in units.items()}
+
+
+def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
+    """Milliseconds per token of the regular and of the speculative arm, by the units that both
+    have.
+    """
+    regular = _ms_of_arm(prompts, "regular")
+    speculative = _ms_of_arm(prompts, "speculative")
+    return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
+
+
+def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
+    """Milliseconds per token of the arm that speculates, or of the only one."""
+    has_draft = any(row.arm == "speculative" for row in prompts)
+    return _ms_of_arm(prompts, "speculative" if has_draft else "regular")
+
+
+def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
+    return {unit: regular / ms for unit, (regular, ms) in ms_of_both_arms(prompts).items()}
+
+
+def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    by_unit = {}
+    for unit, rows in _units(prompts, "speculative").items():
+        lengths = [tokens_per_iteration(row) for row in rows]
+        known = [length for length in lengths if length]
+        if len(known) == len(lengths):
+            by_unit[unit] = fmean(known)
+    return by_unit
+
+
+_TOKENS_PER_ITERATION = FigureOfPrompts(
+    name="tokens per iteration",
+    better="higher",
+    words=("more", "fewer"),
+    column="tokens_per_iteration",
+    by_unit=_tokens_per_iteration,
+)
+_OF_PROMPTS = (
+    FigureOfPrompts(
+        name="ms per token",
+        better="lower",
+        words=("faster", "slower"),
+        timed=True,
+        column="ms_per_token",
+        by_unit=_ms_per_token,
+    ),
+    FigureOfPrompts(
+        name="speed-up",
+        better="higher",
+        words=("higher", "lower"),
+        timed=True,
+        column="speedup",
+        by_unit=_speedup,
+    ),
+    _TOKENS_PER_ITERATION,
+)
+_ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)

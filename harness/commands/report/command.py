@@ -1,0 +1,174 @@
+"""`report`: from CSV files to tables in the terminal, Markdown, and one HTML page with plots."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands.optional_plots import INSTALL_PLOTS, optional_plots
+from harness.commands.overview import environment_table, failures_table, files_table
+from harness.commands.read_runs import Run, measuring, read
+from harness.commands.report.others import others_table
+from harness.commands.report.pages import html_page, markdown
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import rule_of_paths
+from harness.records.command import Command
+from harness.records.registry import COMMANDS, commands
+from harness.tables.table import Document, Line, Table, sentences, without_empty
+from harness.tables.terminal import WIDE, plain_console, print_document
+
+TITLE = "Speculative decoding: what was measured"
+_DEFAULT = Path("results")
+
+_HELP = """\
+usage: python -m harness report [PATH ...] [output=DIR]
+
+From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
+
+  PATH        a CSV file of latency, eval, recovery, compare or distill, with any name, AIPerf's
+              profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
+              searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
+              (multirun/...). Default: results/
+              ./file.py:Name, a command in a file, whose runs are then shown too
+  output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
+
+  python -m harness report
+  python -m harness report multirun/latency/2026-11-20 output=paper
+  python -m harness report results outputs            prompts by category need the runs' own directories
+  python -m harness report a100.csv h100.csv
+
+A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
+Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
+pip install 'harness[report]'"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows.
+
+    Attributes:
+        headlines: sentences to begin with.
+        parts: tables and sentences, in reading order.
+        shown: commands with their runs, from which the plots are drawn.
+    """
+
+    headlines: Document
+    parts: Document
+    shown: Sequence[tuple[Command, Sequence[Run]]]
+
+
+# More rows are in the files alone, and a page of more takes minutes to make and to open.
+_ROWS_ON_A_TERMINAL = 200
+_ROWS_OF_A_PAGE = 2_000
+# So many take longer than a reader waits without a word.
+_MANY_RUNS = 2_000
+
+
+def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
+    """The report of files and directories.
+
+    Args:
+        further: commands in files, whose runs are shown as well.
+
+    Raises:
+        SettingError: a path that does not exist or holds no CSV file of ours.
+    """
+    known = measuring([*commands(), *further])
+    findings = read([Path(path) for path in paths], known)
+    num_runs = len(findings.runs)
+    if num_runs > _MANY_RUNS:
+        print(f"making tables of {num_runs:,} runs", file=sys.stderr)
+    shown = [(command, findings.of(command.row)) for command in known]
+    headlines: list[Table | Line] = []
+    parts: list[Table | Line] = []
+    for command, runs in shown:
+        headlines += command.headlines(runs)
+        parts += command.report(runs)
+    parts += [
+        others_table(findings.others),
+        failures_table(findings.failures),
+        environment_table(findings.runs),
+        files_table(findings.files),
+    ]
+    parts = [part.first(_ROWS_OF_A_PAGE) if isinstance(part, Table) else part for part in parts]
+    parts += sentences("warning", *findings.notes)
+    if counts := Counter(failure.status for failure in findings.failures):
+        unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
+        text = f"Without a full result: {unfinished}; the reasons are listed below."
+        headlines.append(Line(text, "strong"))
+    return Report(headlines, without_empty(parts), shown)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command `report`.
+
+    Raises:
+        SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
+        RunError: a disk that fails or is full.
+    """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        print(_HELP)
+        return
+    if unknown := [word for word in arguments if word.startswith("-")]:
+        rule = f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)"
+        raise SettingError("report", rule)
+    words: list[str] = []
+    output: Path | None = None
+    for argument in arguments:
+        word = argument.removeprefix("output=")
+        mistake = rule_of_paths(word)
+        if mistake is not None:
+            raise SettingError(argument, mistake)
+        if argument.startswith("output="):
+            output = Path(word)
+        else:
+            words.append(word)
+    # `./file.py:Name` is a command, anything else a path.
+    further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
+    paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [_DEFAULT]
+    if paths == [_DEFAULT] and not _DEFAULT.exists():
+        rule = "no such directory here; name CSV files or directories, or measure first"
+        raise SettingError(str(_DEFAULT), rule)
+    if output is None:
+        output = paths[0] if paths[0].is_dir() else Path()
+    report = build(paths, further)
+    # The files first: they are complete even if the terminal shows only half.
+    written = write(report, output)
+    parts = [
+        part.first(_ROWS_ON_A_TERMINAL) if isinstance(part, Table) else part
+        for part in report.parts
+    ]
+    print_document([*report.headlines, *parts], plain_console(WIDE))
+    print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
+
+
+def write(report: Report, output: Path) -> list[Path]:
+    """Write a report's files into a directory.
+
+    Raises:
+        SettingError: a place where no file can be written.
+        RunError: a disk that fails or is full.
+    """
+    drawn: dict[str, list[str]] = {}
+    note = Line("The plots are in report.html.", "dim")
+    plots = optional_plots()
+    if plots is None:
+        note = Line(f"Plots need matplotlib: {INSTALL_PLOTS}", "dim")
+    else:
+        drawn = plots.plots(report.shown)
+    contents = {
+        output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
+        output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for path, content in contents.items():
+            path.write_text(content, encoding="utf-8", errors="backslashreplace")
+    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise SettingError("output", f"cannot be written to: {error.strerror}", output) from error
+    except OSError as error:
+        raise RunError(f"{output} cannot be written to: {error.strerror}") from error
+    return list(contents)

@@ -1,0 +1,107 @@
+"""Runs a command: its experiment, and then its rows, however the experiment ended.
+
+`sweep.worker` calls this for every run, alone or a job of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from harness.config.errors import HarnessError, SettingError
+from harness.config.run import RunSettings
+from harness.engines.keeper import PairKeeper
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.records.experiment import Experiment
+from harness.records.registry import COMMANDS
+from harness.results.files import check_appendable
+from harness.results.schema import REFUSED, RunRow
+from harness.tables.terminal import print_document
+
+
+def run_command(
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    keeper: PairKeeper | None = None,
+    finishing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    run_id: str | None = None,
+) -> Sequence[RunRow]:
+    """Run a command; its rows, which are returned, are written and printed however it ends.
+
+    Only a mistake in the settings leaves no rows, unless something was measured before it was found.
+
+    Args:
+        directory: of the run's own files.
+        keeper: holds the loaded pair where several runs follow each other; None for a run alone.
+        finishing: a context in which rows are made and written; of a job it postpones signals.
+        run_id: that the rows carry; None for a new one.
+
+    Raises:
+        SettingError: a mistake in the settings, or one that only the models' configurations reveal.
+        RunError: the run failed. Its rows, with the measurements until then, are written first.
+        VerdictError: the run succeeded, and its answer is not the good one.
+    """
+    if settings.results.file:
+        check_appendable(settings.results.file)
+    experiment, session = _begin(command, settings, directory, keeper, run_id)
+    is_mistake = False
+    try:
+        with session.watch():
+            experiment.measure(session)
+    except SettingError:
+        is_mistake = True
+        raise
+    finally:
+        with finishing():
+            try:
+                rows = experiment.rows(session)
+            except Exception:
+                if session.error is None:
+                    raise
+                # Half a measurement may make no rows. Those of none say what ended it.
+                rows = COMMANDS[command].begin(settings).rows(session)
+            if is_mistake and not any(row.has_figures for row in rows):
+                rows = []
+            written = session.write_rows(rows)
+        session.close()
+        document = rows and experiment.document(rows)
+        if document:
+            try:
+                print_document(document)
+            finally:
+                say(str(written))
+    experiment.judge(rows)
+    # Some commands have written rows while they measured.
+    return session.written
+
+
+def record_failure(
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    error: HarnessError,
+    *,
+    run_id: str | None = None,
+) -> Sequence[RunRow]:
+    """Write the rows of a run that wrote none before this error ended it."""
+    experiment, session = _begin(command, settings, directory, None, run_id)
+    session.status = REFUSED if isinstance(error, SettingError) else "failed"
+    session.error = str(error)
+    rows = experiment.rows(session)
+    session.write_rows(rows)
+    return rows
+
+
+def _begin(
+    command: str,
+    settings: RunSettings,
+    directory: Path,
+    keeper: PairKeeper | None,
+    run_id: str | None,
+) -> tuple[Experiment, Session]:
+    experiment: Experiment = COMMANDS[command].begin(settings)
+    return experiment, Session(experiment.settings, settings, directory, keeper, run_id)

@@ -1,0 +1,350 @@
+"""The HTTP side of `serve`: OpenAI's completions and chats, and what the page needs.
+
+A request becomes answers in the scheduler (`Service.ask`), whose pieces come back in a queue; here
+they get the shape that OpenAI's API has. The page needs `/race`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from harness import __version__
+from harness.commands.serve.answers import Answer, Piece, metrics
+from harness.commands.serve.bodies import Chat, Completion, GenerationBody, Prediction, Race
+from harness.commands.serve.guard import Guard, error_body, error_response
+from harness.commands.serve.service import Service
+from harness.config.errors import SettingError
+from harness.config.machine import is_loopback
+
+# For the description of the API at /openapi.json.
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": HTTPStatus(status).phrase}
+    for status in (400, 401, 411, 413, 422, 429, 500, 503)
+}
+_GONE = "the client went away"
+
+
+def make_app(service: Service, key: str | None) -> FastAPI:
+    """The application.
+
+    Args:
+        key: what requests must bring; None for nothing.
+    """
+    settings = service.settings
+    registry = CollectorRegistry()
+    app = FastAPI(title="harness", docs_url=None, redoc_url=None)
+    max_bytes = round(settings.max_body_mb * 1e6)
+    app.add_middleware(
+        Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry
+    )
+    note = _noting(service, registry)
+    # Without a draft there is nothing to choose between.
+    app.include_router(_generation(service, service.arm_names[-1], note))
+    app.include_router(
+        _generation(service, "regular", note), prefix="/regular", include_in_schema=False
+    )
+    _add_pages(app, service, registry)
+    _add_error_handlers(app)
+    return app
+
+
+def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+    """Everything but generation: the page and its race, health and metrics."""
+
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(Path(__file__).with_name("page.html"))
+
+    @app.get("/health", responses=_ERRORS)
+    def health() -> dict[str, str]:
+        if not service.scheduler.thread.is_alive():
+            raise HTTPException(503, "the service is ending")
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def show_metrics() -> PlainTextResponse:
+        return PlainTextResponse(generate_latest(registry))
+
+    @app.post("/race", responses=_ERRORS)
+    async def race(body: Race, request: Request) -> Any:
+        """The race; with `stream`, events with what each arm has so far come first."""
+        frames = _Frames()
+        racing = await run_in_threadpool(service.race, body, frames.show)
+        shown = frames.until_done(request, racing)
+        if body.stream:
+            return StreamingResponse(_events(shown), media_type="text/event-stream")
+        return [frame async for frame in shown][-1]
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Word every error as OpenAI's API does."""
+
+    @app.exception_handler(SettingError)
+    async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
+        return error_response(400, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return error_response(error.status_code, error.detail)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = error.errors()
+        # Where a member may have several types there is an error for each: the one that got
+        # furthest is about the type that was meant. Their places name these types in brackets.
+        member = errors[0]["loc"][:2]
+        of_member = [each for each in errors if each["loc"][:2] == member]
+        first = max(of_member, key=lambda each: len(each["loc"]))
+        parts = [str(part) for part in first["loc"][1:]]
+        place = ".".join(part for part in parts if "[" not in part) or "body"
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "this service does not have it; leave it out"
+        return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
+
+
+def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> APIRouter:
+    """The endpoints that generate with one arm; `note` counts each answer that has ended."""
+    router = APIRouter(responses=_ERRORS)
+
+    async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        # A long text takes seconds, in which others are answered.
+        return [await run_in_threadpool(service.tokens_of, prompt) for prompt in prompts]
+
+    async def respond(
+        request: Request, body: GenerationBody, prompts: list[list[int]], chat: bool = False
+    ) -> Any:
+        """The response to a request: a stream of events, or one JSON object."""
+        queue: asyncio.Queue[Piece] = asyncio.Queue()
+        answers = service.ask(arm, prompts, body, queue)
+        pieces = _pieces(request, answers, queue, note)
+        shape = _Shape(service.name, body, answers, chat)
+        if body.stream:
+            return StreamingResponse(_events(shape.chunks(pieces)), media_type="text/event-stream")
+        return shape.whole([piece async for piece in pieces])
+
+    @router.get("/version")
+    def version() -> dict[str, Any]:
+        return {"version": __version__, "started": service.started}
+
+    @router.get("/v1/models")
+    def models() -> dict[str, Any]:
+        about = {"id": service.name, "object": "model", "created": service.started}
+        about |= {"owned_by": "harness"} | service.about()
+        return {"object": "list", "data": [about]}
+
+    @router.post("/v1/completions")
+    async def completions(body: Completion, request: Request) -> Any:
+        return await respond(request, body, await tokens_of(body.prompts))
+
+    @router.post("/v1/chat/completions")
+    async def chat(body: Chat, request: Request) -> Any:
+        messages = [{"role": message.role, "content": message.text} for message in body.messages]
+        prompt = await run_in_threadpool(service.encode, messages)
+        return await respond(request, body, [prompt], chat=True)
+
+    @router.post("/predict")
+    async def predict(body: Prediction, request: Request) -> str:
+        """The prompt and its continuation, as LLMSpeculativeSampling gives it."""
+        answer = await respond(request, GenerationBody(), await tokens_of([body.prompt]))
+        return body.prompt + answer["choices"][0]["text"]
+
+    return router
+
+
+class _Shape:
+    """Answers as OpenAI shapes them.
+
+    Args:
+        model: its name.
+        chat: whether they answer a chat, and not a completion.
+    """
+
+    def __init__(
+        self, model: str, body: GenerationBody, answers: Sequence[Answer], chat: bool
+    ) -> None:
+        self._body = body
+        self._answers = answers
+        self._chat = chat
+        kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
+        name = f"{prefix}-{secrets.token_hex(12)}"
+        self._head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The response to a request without a stream."""
+        choices = []
+        for number in range(len(self._answers)):
+            own = [piece for piece in pieces if piece.choice == number]
+            text = "".join(piece.text for piece in own)
+            tokens = [token for piece in own for token in piece.token_ids]
+            whole = Piece(number, text, tokens, own[-1].finish_reason)
+            choices.append(self._choice(whole, "message", is_first=True))
+        return {**self._head, "choices": choices, **self._sums()}
+
+    async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of the response to a request with a stream."""
+        head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
+        options = self._body.stream_options
+        begun: set[int] = set()
+        num_sent = 0
+        async for piece in pieces:
+            choice = self._choice(piece, "delta", piece.choice not in begun)
+            begun.add(piece.choice)
+            num_sent += len(piece.token_ids)
+            usage = {"usage": self._usage(num_sent)} if options.continuous_usage_stats else {}
+            yield {**head, "choices": [choice], **usage}
+        if options.include_usage:
+            yield {**head, "choices": [], **self._sums()}
+
+    def _choice(self, piece: Piece, member: str, is_first: bool) -> dict[str, Any]:
+        """A piece as an entry of `choices`.
+
+        Args:
+            member: what a chat's text is in, `message` or `delta`.
+            is_first: whether it is the first piece of its answer.
+        """
+        content: dict[str, Any] = {"text": piece.text}
+        if self._chat:
+            role = {"role": "assistant"} if is_first else {}
+            content = {member: {**role, "content": piece.text}}
+        if self._body.return_token_ids:
+            content["token_ids"] = piece.token_ids
+            if is_first:
+                content["prompt_token_ids"] = self._answers[piece.choice].question.prompts[0]
+        return {
+            "index": piece.choice,
+            **content,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _sums(self) -> dict[str, Any]:
+        num_new = sum(answer.num_tokens for answer in self._answers)
+        return {"usage": self._usage(num_new), "metrics": metrics(self._answers)}
+
+    def _usage(self, num_new: int) -> dict[str, int]:
+        num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+        }
+
+
+async def _pieces(
+    request: Request,
+    answers: Sequence[Answer],
+    queue: asyncio.Queue[Piece],
+    note: Callable[[Answer], None],
+) -> AsyncIterator[Piece]:
+    """The pieces of all answers until each has ended. Left before that, it cancels them.
+
+    Raises:
+        HTTPException: an answer failed, or the client went away.
+    """
+    running = len(answers)
+    try:
+        while running:
+            piece = await _while_connected(request, queue.get())
+            if piece.finish_reason == "error":
+                raise HTTPException(500, piece.text)
+            running -= piece.finish_reason is not None
+            yield piece
+    finally:
+        for answer in answers:
+            answer.cancelled = True
+            note(answer)
+
+
+class _Frames:
+    """Frames of a race on their way from the scheduler's thread to a client."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._gone = False
+
+    def show(self, frame: dict[str, Any]) -> None:
+        """Pass a frame on, from any thread. Raises HTTPException if the client has gone away."""
+        if self._gone:
+            raise HTTPException(499, _GONE)
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, frame)
+
+    async def until_done(
+        self, request: Request, racing: Future[dict[str, Any]]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The frames, and the whole race at last."""
+        race = asyncio.wrap_future(racing)
+        race.add_done_callback(lambda _: self._queue.put_nowait(None))
+        try:
+            while frame := await _while_connected(request, self._queue.get()):
+                yield frame
+            yield race.result()
+        finally:
+            self._gone = True
+            race.cancel()
+
+
+async def _while_connected(request: Request, waiting: Any) -> Any:
+    """Wait for a result; if the client goes away first, cancel it and raise HTTPException."""
+    result = asyncio.ensure_future(waiting)
+    try:
+        while not (await asyncio.wait([result], timeout=1.0))[0]:
+            if await request.is_disconnected():
+                raise HTTPException(499, _GONE)
+        return result.result()
+    finally:
+        result.cancel()
+
+
+async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Server-sent events as OpenAI sends them, the last one with an error if there is one."""
+    try:
+        async for content in contents:
+            yield _event(content)
+    except HTTPException as error:
+        yield _event(error_body(error.status_code, error.detail))
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer], None]:
+    """A function that counts an answer that has ended in the metrics at `/metrics`."""
+    tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
+    drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
+    accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)
+    first = Histogram(
+        "harness_time_to_first_token_seconds", "From request to token.", registry=registry
+    )
+    scheduler = service.scheduler
+    running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
+    running.set_function(lambda: scheduler.num_running)
+    waiting = Gauge("harness_answers_waiting", "Answers that are waiting.", registry=registry)
+    waiting.set_function(lambda: scheduler.num_waiting)
+
+    def note(answer: Answer) -> None:
+        tokens.labels(answer.arm).inc(answer.num_tokens)
+        drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
+        accepted.inc(sum(accepted for _, accepted in answer.outcomes))
+        if answer.seconds_to_first_token is not None:
+            first.observe(answer.seconds_to_first_token)
+
+    return note

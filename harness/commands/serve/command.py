@@ -1,0 +1,117 @@
+"""`serve`: load the pair, and answer until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from harness.commands.serve.record import ServeSettings
+from harness.config.errors import SettingError
+from harness.engines.keeper import PairKeeper
+from harness.engines.server.connection import api_key
+from harness.models.case import Demand
+from harness.models.failures import as_run_error
+
+try:
+    import uvicorn
+
+    from harness.commands.serve.app import make_app
+    from harness.commands.serve.service import Service
+except ImportError as error:
+    if (error.name or "").partition(".")[0] not in (
+        "fastapi",
+        "prometheus_client",
+        "pydantic",
+        "starlette",
+        "uvicorn",
+    ):
+        raise
+    raise SettingError(
+        "serve", "needs more packages: pip install 'harness[serve]'", error.name
+    ) from error
+
+# Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
+_GRACE_S = 3
+_SENDING_S = 5
+
+
+def run(
+    settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> None:
+    """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin.
+
+    Args:
+        loading: a context in which the engine is opened, by another thread.
+    """
+    key = api_key("api_key_variable", settings.api_key_variable)
+    # Before the weights load, which may take minutes.
+    listening = listen(settings)
+    try:
+        keeper = PairKeeper()
+        limits = settings.max_prompt_tokens, settings.max_new_tokens, settings.most_draft_tokens
+        placed = keeper.place(settings, Demand(settings.batch_size, *limits, settings.runner))
+        _say(placed.describe())
+        keeper.load()
+        with loading():
+            service = Service(keeper, settings, _say)
+        gc.collect()
+        gc.freeze()
+    except BaseException as error:
+        listening.close()
+        known = as_run_error(error) if isinstance(error, Exception) else None
+        raise known or error from error
+    app = make_app(service, key)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",  # the application has none, and uvicorn prints how its own is cut short
+        timeout_graceful_shutdown=_GRACE_S + _SENDING_S,
+    )
+    host, port = listening.getsockname()[:2]
+    served = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
+    print(
+        f"Serving {served} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
+        flush=True,
+    )
+    # uvicorn takes the signals, ends, and passes them on.
+    with suppress(KeyboardInterrupt):
+        _Server(config, service).run(sockets=[listening])
+    service.scheduler.close()
+
+
+class _Server(uvicorn.Server):
+    """Lets answers end within a grace period after a signal; the others end with an error."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.to_thread(self._service.scheduler.close, _GRACE_S)
+        await asyncio.gather(closing, super().shutdown(sockets))
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def listen(settings: ServeSettings) -> socket.socket:
+    """A socket at the address of the settings. Raises SettingError where there can be none."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except socket.gaierror as error:
+        raise SettingError("host", "must be an address of this machine", settings.host) from error
+    except OSError as error:
+        raise SettingError(
+            "port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port
+        ) from error
+    # Connections inherit it. Without it each piece of an answer but the first waits for the client
+    # to acknowledge the one before, 40 ms on Linux; asyncio sets it for sockets of its own alone.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -1,0 +1,91 @@
+"""`serve`: the pair over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config.engines import Abilities
+from harness.config.machine import is_loopback
+from harness.config.run import RunSettings
+from harness.config.settings import require, require_at_least
+from harness.records.command import Command
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(RunSettings):
+    """`serve`: the pair over HTTP. `decoding` is what requests leave out.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        api_key_variable: name of the environment variable with the key that requests must bring.
+        batch_size: answers that are generated at once.
+        max_waiting: answers that may wait beyond those.
+        max_prompt_tokens: the most tokens of a prompt.
+        max_new_tokens: the most new tokens of an answer.
+        max_body_mb: the largest request, in MB (10^6 bytes).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 5000
+    api_key_variable: str | None = None
+    max_waiting: int = 64
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 256
+    max_body_mb: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
+        require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
+        require(
+            0 < self.max_body_mb <= 1000,
+            "max_body_mb",
+            "must be positive, and at most 1000",
+            self.max_body_mb,
+        )
+        require(
+            not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel"
+        )
+        default = self.decoding.max_new_tokens
+        rule = f"must be at most max_new_tokens={self.max_new_tokens}"
+        require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)
+        rule = "must name a variable with a key, because others can reach this host"
+        require(
+            is_loopback(self.host) or self.api_key_variable is not None,
+            "api_key_variable",
+            rule,
+            self.api_key_variable,
+        )
+
+    def check_engine(self, engine: Abilities) -> None:
+        rule = "must be local: serve runs our own loop"
+        require(engine.own_loop, "engine", rule, self.engine.name)
+        has_trees = self.draft is not None and self.draft.most_nodes > 0
+        tree = getattr(self.draft, "tree", "chain")
+        require(not has_trees, "draft.tree", "must be chain with serve", tree)
+
+
+class Serve(Command):
+    """Serves a pair until Ctrl-C."""
+
+    name = "serve"
+    summary = "the pair as a service with OpenAI's API, and both decoders' race as a page"
+    example = "model=13B draft=7B"
+    examples = (
+        ("", "the shipped tiny pair on http://127.0.0.1:5000/"),
+        ("model=13B draft=7B batch_size=32", "as many answers at once"),
+        ("host=0.0.0.0 api_key_variable=KEY", "for other machines"),
+    )
+    notes = """\
+Ctrl-C ends it. A question to it:
+  curl http://127.0.0.1:5000/predict -H 'Content-Type: application/json' \\
+    -d '{"prompt": "Once upon a time"}'"""
+    help_order = 7
+    settings = ServeSettings
+    experiment = "harness.commands.serve.command"
+    measures = False
+    sweeps = False
+
+
+RECORD = Serve()

@@ -1,0 +1,250 @@
+"""Continuous batching: one thread owns the models; answers join and leave between iterations.
+
+An arm's loop of decoding yields a record per turn, and takes a `Change` after each: the rows that
+have left and the requests that join. It numbers rows in the order in which they join.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import takewhile
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from harness.commands.serve.answers import Answer
+from harness.config.errors import in_one_line
+from harness.decoding.batch import Change, Records
+from harness.decoding.protocols import Iteration
+from harness.engines.local.engine import LocalArm
+from harness.models.failures import as_run_error
+
+_ENDING = "the service is ending"
+
+
+class _Batch:
+    """The answers that are generated together, all by one arm.
+
+    Attributes:
+        arm: its name; None while there are no answers.
+        rows: the answers by their numbers in the arm's loop.
+    """
+
+    def __init__(self, find_arm: Callable[[str], LocalArm]) -> None:
+        self._find_arm = find_arm
+        self._records: Records | None = None
+        self.arm: str | None = None
+        self.rows: dict[int, Answer] = {}
+        # Rows that have ended, which the loop is told at the next turn.
+        self._left: list[int] = []
+        self._num_joined = 0
+
+    def drop_cancelled(self) -> None:
+        """Forget the answers that nobody waits for any more."""
+        # Once for each answer, because another thread may cancel it at any moment.
+        cancelled = [number for number, answer in self.rows.items() if answer.cancelled]
+        for number in cancelled:
+            del self.rows[number]
+        self._left += cancelled
+        if not self.rows:
+            self.close()
+
+    def join(self, joining: list[Answer]) -> None:
+        """Take answers of one arm into the batch; the next `step` must get them too."""
+        if joining:
+            self.arm = joining[0].arm
+        self.rows |= dict(enumerate(joining, self._num_joined))
+        self._num_joined += len(joining)
+
+    def step(self, joining: list[Answer]) -> None:
+        """Go on by one iteration of all rows; where answers join, read their prompts instead."""
+        try:
+            self._decode(joining)
+        except Exception as error:
+            for answer in self.rows.values():
+                answer.fail(str(as_run_error(error) or in_one_line(error)))
+            self.rows = {}
+        if not self.rows:
+            self.close()
+
+    def close(self) -> None:
+        """Give back the caches."""
+        if self._records is not None:
+            self._records.close()
+        self._records = None
+        self.arm = None
+        self._left = []
+        self._num_joined = 0
+
+    def _decode(self, joining: list[Answer]) -> None:
+        assert self.arm is not None
+        arm = self._find_arm(self.arm)
+        if self._records is None:
+            # A loop begins with one answer; the others join it at once.
+            self._records = arm.stream(joining[0].question)
+            self._deliver(next(self._records))
+            joining = joining[1:]
+        # The first answer may have ended with its first token.
+        if joining or self.rows:
+            requests = [arm.request(answer.question) for answer in joining]
+            self._deliver(self._records.send(Change(self._left, requests)))
+
+    def _deliver(self, record: Iteration) -> None:
+        """Give the tokens of a record to their answers; those that end leave."""
+        self._left = []
+        for number, tokens, proposed, accepted in zip(
+            record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
+        ):
+            if self.rows[number].take(tokens, len(proposed), accepted):
+                del self.rows[number]
+                self._left.append(number)
+
+
+class Scheduler:
+    """Runs answers in its thread.
+
+    The arms share the runners of one engine, so only one arm decodes at a time. Answers begin in
+    the order in which they were asked for: one for the other arm waits until the batch has ended,
+    and those behind it wait too.
+
+    Args:
+        find_arm: gives an arm by its name.
+        max_rows: the most answers that are generated together.
+        max_waiting: the most answers beyond these that may wait.
+
+    Attributes:
+        before_turn: called in the thread before every iteration.
+        stopped: set once answers that still run have been failed; long work should then end.
+    """
+
+    def __init__(
+        self,
+        find_arm: Callable[[str], LocalArm],
+        max_rows: int,
+        max_waiting: int,
+    ) -> None:
+        self._max_rows = max_rows
+        self._max_waiting = max_waiting
+        self.before_turn: Callable[[], None] = lambda: None
+        self._batch = _Batch(find_arm)
+        self._waiting: list[Answer] = []
+        self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self.thread.start()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._batch.rows)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, answers: list[Answer]) -> None:
+        """Have answers generated, all of them or none.
+
+        Raises:
+            HTTPException: too many wait already, or the service is ending.
+        """
+        with self._changed:
+            self._check(len(answers))
+            self._waiting += answers
+            self._changed.notify()
+
+    def alone(self, work: Callable[[], Any]) -> Future[Any]:
+        """Call `work`, such as a race, in the scheduler's thread when no answer is generated.
+
+        Raises:
+            HTTPException: as `submit` does.
+        """
+        future: Future[Any] = Future()
+        with self._changed:
+            self._check(1)
+            self._alone.append((work, future))
+            self._changed.notify()
+        return future
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
+        with self._changed:
+            self._closing = True
+            waiting = self._waiting
+            self._waiting = []
+            alone = self._alone
+            self._alone = deque()
+            self._changed.notify()
+        for answer in waiting:
+            answer.fail(_ENDING)
+        for _, future in alone:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(HTTPException(503, _ENDING))
+        self.thread.join(grace_s)
+        self.stopped.set()
+        # Not in the scheduler's thread, whose iteration may take long.
+        for answer in list(self._batch.rows.values()):
+            answer.fail(_ENDING)
+        self.thread.join()
+
+    def check_running(self) -> None:
+        """Raise HTTPException once the service has stopped."""
+        if self.stopped.is_set():
+            raise HTTPException(503, _ENDING)
+
+    def _check(self, num_more: int) -> None:
+        if self._closing or not self.thread.is_alive():
+            raise HTTPException(503, _ENDING)
+        num_waiting = len(self._waiting) + len(self._alone)
+        num_asked = self.num_running + num_waiting + num_more
+        if num_asked > self._max_rows + self._max_waiting:
+            raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
+
+    def _run(self) -> None:
+        while not self.stopped.is_set():
+            with self._changed:
+                while not (self._closing or self._waiting or self._alone or self.num_running):
+                    self._changed.wait()
+                if self._closing and not self.num_running:
+                    return
+            self._turn()
+
+    def _turn(self) -> None:
+        """One iteration of the batch, or the next work that must be alone."""
+        self.before_turn()
+        self._batch.drop_cancelled()
+        if not self.num_running:
+            with self._changed:
+                next_alone = self._alone.popleft() if self._alone else None
+            if next_alone is not None:
+                self._work_alone(*next_alone)
+        with self._changed:
+            # At once, so that `close` finds each answer either waiting or in the batch.
+            joining = self._take_joining()
+            self._batch.join(joining)
+        if self.num_running:
+            self._batch.step(joining)
+
+    def _take_joining(self) -> list[Answer]:
+        """Remove from those that wait the answers that can join the batch now, and return them."""
+        self._waiting = [answer for answer in self._waiting if not answer.cancelled]
+        # Work that must be alone waits for answers that run, and not for those that wait.
+        room = 0 if self._alone else self._max_rows - self.num_running
+        arm = self._batch.arm or (self._waiting[0].arm if self._waiting else None)
+        joining = list(takewhile(lambda answer: answer.arm == arm, self._waiting[:room]))
+        self._waiting = self._waiting[len(joining) :]
+        return joining
+
+    def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except HTTPException as error:
+            future.set_exception(error)
+        except Exception as error:
+            future.set_exception(HTTPException(500, str(as_run_error(error) or in_one_line(error))))

@@ -1,0 +1,257 @@
+"""Settings in words, once for every command: titles, lines of settings, labels and warnings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.commands.eval.rows import EvalRow
+from harness.config.synthetic import is_length, rates_of_row
+from harness.engines.registry import is_elsewhere
+from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
+
+
+def title(row: RunRow) -> str:
+    """`13B with draft 7B, random weights on NVIDIA A100`."""
+    return f"{pair_name(row, ' with draft ')} on {device_of(row)}"
+
+
+def settings_line(rows: Sequence[RunRow]) -> str:
+    """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
+    # Of a run that ended early the number of prompts is shown too: those that it finished.
+    row = replace(rows[-1], status="ok")
+    texts = {column: in_words(row, column) for column in _LINE}
+    texts["max_new_tokens"] = _lengths(rows)
+    return " · ".join(filter(None, [*texts.values(), *labels(row)]))
+
+
+def device_of(row: RunRow) -> str:
+    return row.devices or "an unknown device"
+
+
+def _lengths(rows: Sequence[RunRow]) -> str | None:
+    """Lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
+    shortest = [getattr(row, "shortest_answer", None) for row in rows]
+    longest = [getattr(row, "longest_answer", None) for row in rows]
+    least = min(filter(None, shortest), default=None)
+    most = max(filter(None, longest), default=None)
+    if least is None or most is None:
+        return in_words(rows[-1], "max_new_tokens")
+    return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
+
+
+def labels(row: RunRow) -> list[str]:
+    """`random weights` and `synthetic 0.8`, as far as they apply; none for a real measurement."""
+    applying = []
+    if row.weights == "random":
+        applying.append("random weights")
+    if row.synthetic:
+        applying.append(f"synthetic {synthetic_in_words(row)}")
+    return applying
+
+
+def synthetic_in_words(row: Any) -> str:
+    """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
+    value = synthetic_value(row)
+    return f"length {value}" if is_length(rates_of_row(row.synthetic_acceptance)) else value
+
+
+def synthetic_value(row: Any) -> str:
+    """`decoding.synthetic_acceptance` as it is typed: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
+    rates = rates_of_row(row.synthetic_acceptance)
+    if isinstance(rates, tuple):
+        return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
+    return f"{rates:g}"
+
+
+def pair_name(row: RunRow, joint: str = " with ") -> str:
+    """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
+    target = row.model or "unknown model"
+    if row.server:
+        target += f" ({row.server})"
+    return ", ".join([f"{target}{_draft_name(row, joint)}", *labels(row)])
+
+
+def _draft_name(row: RunRow, joint: str) -> str:
+    if not row.draft:
+        return ""
+    if not is_elsewhere(row.engine):
+        return f"{joint}{row.draft}"
+    # A server does not tell its draft. The user may have named it.
+    return " with its own draft" if row.draft == "server" else f"{joint}{row.draft} (as labelled)"
+
+
+def arm_name(row: Any) -> str:
+    """`speculative (lossy)` where the output may differ from the target's."""
+    return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
+
+
+def lossy_rule(row: Any) -> str | None:
+    """`rule typical` or `lenience 0.8`; None for a lossless rule."""
+    if row.lossy and row.rule in ("typical", "eagle"):
+        return f"rule {row.rule}"
+    return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
+
+
+def lossy_warning(row: Any) -> str | None:
+    """A warning about a lossy rule; None for a lossless one."""
+    rule = lossy_rule(row)
+    return rule and f"{rule}: the speculative output no longer follows the target (lossy)."
+
+
+def smaller_batch(row: Any) -> str | None:
+    """A note that the last batch was smaller; None where all batches were full."""
+    smallest = row.smallest_batch
+    full = row.batch_size
+    if not smallest or not full or smallest >= full:
+        return None
+    return f"The last batch had {counted(smallest, 'row')} instead of {full}."
+
+
+def too_long_warning(row: Any) -> str | None:
+    """A note about prompts longer than the context; None where there were none."""
+    number = row.num_skipped or row.num_truncated
+    if not number:
+        return None
+    action = "Left out" if row.num_skipped else "Cut to their last tokens"
+    return f"{action} because they are too long for the context: {number} of the prompts."
+
+
+def common_settings(rows: Sequence[RunRow]) -> str:
+    """The settings that all rows share, in one line."""
+    shared: list[str | None] = []
+    for column in FIRST_SETTINGS:
+        texts = {in_words(row, column) for row in rows} - {None}
+        if len(texts) == 1:
+            shared += texts
+    return " · ".join(filter(None, shared))
+
+
+def short_commit(commit: str) -> str:
+    """`17a8ca98e-dirty`."""
+    return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def in_words(row: RunRow, column: str) -> str | None:
+    """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
+
+    Args:
+        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.threshold` is an
+            entry of the column `settings`.
+
+    Returns:
+        Empty for a value that goes without saying, as most defaults do, and where there is none.
+        None for the prompts of a run that ended early, which does not tell how many it should ask.
+    """
+    if column in _COMPOSED:
+        return _COMPOSED[column](row)
+    column, _, entry = column.partition(".")
+    value = getattr(row, column, None)
+    if entry:
+        value = (value or {}).get(entry)
+    if value is None:
+        return ""
+    text = _as_text(value)
+    if entry:
+        return f"{entry} {text}"
+    named = f"{column}={text}"
+    if named in _UNSAID:
+        return ""
+    phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
+    return _PHRASES_OF_VALUES.get(named, phrase)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _prompts(row: Any) -> str | None:
+    if isinstance(row, EvalRow):
+        operands = f" of {row.operands.replace('-', ' to ')}" if row.operands else ""
+        metric = f", scored by {row.metric}" if row.metric else ""
+        return f"{row.task}{operands}{metric}"
+    if row.status not in (None, "ok"):
+        # A run that ended early does not tell how many prompts it was asked for.
+        return None
+    number = getattr(row, "num_prompts", None)
+    name = getattr(row, "prompts", None)
+    if not number or not name:
+        return ""
+    different = getattr(row, "num_different_prompts", None)
+    if different is not None:
+        return f"{different} prompts ({name}) asked {number} times"
+    return f"{number} prompts ({name})"
+
+
+def _batch(row: RunRow) -> str:
+    size = row.batch_size
+    if is_elsewhere(row.engine) and row.request_rate:
+        return f"{row.request_rate:g} requests/s"
+    if is_elsewhere(row.engine):
+        return f"{size} in flight" if size else ""
+    return "" if size in (None, 1) else f"batches of {size}"
+
+
+def _k(row: RunRow) -> str:
+    return f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
+
+
+def _number_formats(row: Any) -> str:
+    return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
+
+
+# The line of settings of one run.
+_LINE = (
+    "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
+    " draft_tree draft_budget shared number_formats engine runner"
+).split()
+# Settings that readers look at first among many runs; K has a column of its own in their tables.
+FIRST_SETTINGS = [
+    name for name in [*_LINE, "devices", "test", "fault"] if name != "num_draft_tokens"
+]
+# How a column's value reads; that of any other column reads `name value`.
+_PHRASES = {
+    "max_new_tokens": "{} new tokens",
+    "lenience": "lenience {} (lossy)",
+    "devices": "on {}",
+    "test": "test={}",
+    "draft_layers": "layers {}",
+    "draft_budget": "trees of up to {} tokens",
+    "max_ngram": "n-grams of up to {}",
+}
+# Values with words of their own.
+_PHRASES_OF_VALUES = {
+    "temperature=0": "greedy",
+    "ignore_eos=false": "ends where the model does",
+    "rule=typical": "rule typical (lossy)",
+    "draft_sampling=greedy": "drafts by argmax",
+    "draft_tree=static": "static trees",
+    "draft_tree=dynamic": "dynamic trees",
+    "shared=true": "searches earlier answers",
+}
+# Values that go without saying, most of them defaults.
+_UNSAID = (
+    "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
+    " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
+    " draft_sampling=target draft_tree=chain draft_budget=16 shared=false engine=local runner=static"
+    " runner=generate fault=none"
+).split()
+# What is said of a row by more than the value of one column.
+_COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
+    "prompts": _prompts,
+    "batch_size": _batch,
+    "num_draft_tokens": _k,
+    "number_formats": _number_formats,
+    "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
+    "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
+    "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
+}

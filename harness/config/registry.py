@@ -1,0 +1,258 @@
+"""Finds records by name: in this package, in packages that are installed, and in files of the user's own."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from harness.config.errors import SettingError, nearest
+
+# Errors whose text says enough.
+_PLAIN_ERRORS = (AttributeError, ImportError, OSError)
+
+
+class Record:
+    """Anything that a user can name, by its `name`."""
+
+    name: str
+
+
+class RecordWithSettings(Record):
+    """A record whose choice brings settings of its own.
+
+    Attributes:
+        settings: their dataclass.
+    """
+
+    settings: ClassVar[Any]
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+# `./my_method.py:MyMethod`
+_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
+
+
+class Registry(Generic[AnyRecord]):
+    """Records of one kind.
+
+    A built-in record is the `RECORD` of a module that has the record's name. An installed package offers one as an
+    entry point of the group. `./file.py:Name` names a class, or an object, in a file.
+
+    Args:
+        setting: that names a record, for errors: `draft`.
+        base: class of the records.
+        package: with a module for each built-in record.
+        file: of a record that has a folder of its own, the module in it.
+        group: of entry points.
+        advice: on writing a record of one's own, for errors.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        base: type[AnyRecord],
+        package: str,
+        group: str,
+        advice: str = "",
+        file: str = "",
+    ) -> None:
+        self._setting = setting
+        self._base = base
+        self._package = package
+        self._file = file
+        self._group = group
+        self._advice = advice
+        self._loaded: dict[str, AnyRecord] = {}
+
+    def names(self) -> list[str]:
+        """Every name that needs no file, the built-in ones first."""
+        return list(dict.fromkeys([*self._built_in(), *self._installed()]))
+
+    def is_in_file(self, name: str) -> bool:
+        """Whether the name is of the form `./file.py:Name`."""
+        return _IN_FILE.fullmatch(name) is not None
+
+    def check_names_class(self, name: str) -> None:
+        """Raise a SettingError for a file without one of its classes: `./my_method.py`."""
+        file = Path(name).expanduser()
+        if file.suffix != ".py" or file.is_dir():
+            return
+        classes = ["NAME"]
+        with suppress(OSError, SyntaxError, ValueError):
+            parts = ast.parse(file.read_bytes()).body
+            classes = [part.name for part in parts if isinstance(part, ast.ClassDef)] or classes
+        typed = " or ".join(f"{name}:{one}" for one in classes)
+        raise SettingError(self._setting, f"must name a class of the file too: {typed}", name)
+
+    def __getitem__(self, name: str) -> AnyRecord:
+        """The record of this name.
+
+        Raises:
+            SettingError: there is none, or its module cannot be loaded.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def all(self) -> dict[str, AnyRecord]:
+        """Every record that needs no file, by name. One that cannot be loaded is left out."""
+        records = {}
+        for name in self.names():
+            try:
+                records[name] = self[name]
+            except SettingError:
+                continue
+        return records
+
+    def built_in(self) -> dict[str, AnyRecord]:
+        """Every record of this project, by name."""
+        return {name: self[name] for name in self._built_in()}
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the record belongs to this project."""
+        return name in self._built_in()
+
+    def source(self, name: str) -> bytes | None:
+        """The code of a record that is not built in, as far as one file holds it; None for a built-in one."""
+        if self.is_built_in(name):
+            return None
+        file = inspect.getsourcefile(type(self[name]))
+        return Path(file).read_bytes() if file else b""
+
+    def forget(self) -> None:
+        """Load records again when they are next asked for."""
+        self._loaded.clear()
+
+    def _load(self, name: str) -> AnyRecord:
+        in_file = _IN_FILE.fullmatch(name)
+        installed = self._installed()
+        try:
+            if in_file:
+                module = _module_of(Path(in_file["file"]))
+                found = getattr(module, in_file["attribute"])
+            elif self.is_built_in(name):
+                path = ".".join(filter(None, [self._package, name, self._file]))
+                found = importlib.import_module(path).RECORD
+            elif name in installed:
+                found = installed[name].load()
+            else:
+                rule = f"no such name{nearest(name, self.names())}"
+                raise SettingError(self._setting, rule, name)
+        except SettingError:
+            raise
+        # A script that was never meant to be imported may end the process.
+        except (Exception, SystemExit) as error:
+            cause = (
+                str(error)
+                if isinstance(error, _PLAIN_ERRORS)
+                else f"{type(error).__name__}: {error}"
+            )
+            rule = f"cannot be loaded: {cause}"
+            raise SettingError(self._setting, rule, name) from error
+        return self._checked(name, found)
+
+    def _checked(self, name: str, record: Any) -> AnyRecord:
+        """The record itself; a class is instantiated."""
+        if inspect.isclass(record) and issubclass(record, self._base):
+            record = record()
+        if not isinstance(record, self._base):
+            rule = f"must inherit from {self._base.__module__}.{self._base.__name__}"
+            raise SettingError(self._setting, f"{rule}{self._advice}", name)
+        if not self.is_built_in(name):
+            record.name = name
+        return record
+
+    def _built_in(self) -> tuple[str, ...]:
+        return _modules_of(self._package, bool(self._file))
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        installed = _entry_points(tuple(sys.path)).select(group=self._group)
+        return {point.name: point for point in installed}
+
+
+@functools.cache
+def _modules_of(package: str, are_folders: bool) -> tuple[str, ...]:
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return tuple(module.name for module in modules if module.ispkg == are_folders)
+
+
+@functools.lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of all packages on `path`, which is `sys.path`. To find them takes a tenth of a second."""
+    # Of another class with Python 3.11, with the same methods.
+    found: Any = entry_points()
+    return cast(EntryPoints, found)
+
+
+def _module_of(file: Path) -> ModuleType:
+    """The module in a file, imported by its name, so that processes started from here can import it too."""
+    path = file.expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    directory = str(path.parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [os.environ.get("PYTHONPATH"), directory])
+        )
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != path:
+        raise ImportError(f"another module is called {path.stem}: rename the file")
+    return module
+
+
+Chosen = TypeVar("Chosen", bound="RecordWithSettings")
+
+
+class SettingsRegistry(Registry[Chosen]):
+    """Records of which each has settings of its own: only `lookup` has `draft.max_ngram`.
+
+    A group of a run's configuration, `draft` or `engine`, names one record and has its settings.
+
+    Attributes:
+        key: the setting of the group that names the record, `draft.method` or `engine.name`.
+        default: the record of a group without that setting.
+    """
+
+    key: ClassVar[str]
+    default: ClassVar[str]
+
+    def settings_class(self, config: Mapping[str, Any]) -> Any:
+        """The class of the settings that a group's configuration is for."""
+        return self[str(config.get(self.key, self.default))].settings
+
+    def owners(self, setting: str) -> list[str]:
+        """The names of the records with a setting, among those that need no file."""
+        records = self.all().items()
+        return [name for name, record in records if setting in record.settings.setting_names()]
+
+    def setting_names(self) -> list[str]:
+        """Every setting of the records that need no file, each once."""
+        kinds = [record.settings for record in self.all().values()]
+        return list(dict.fromkeys(name for kind in kinds for name in kind.setting_names()))
+
+    def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+        """A group's configuration without settings that only other records of a sweep have.
+
+        `-m draft=lookup,suffix draft.max_ngram=2` sets `max_ngram` in both jobs; the job of
+        `suffix` is to go without. What no record of the sweep has stays, and is refused later.
+
+        Args:
+            names: the records of the sweep.
+        """
+        own = self.settings_class(config).setting_names()
+        others = {setting for name in names for setting in self[name].settings.setting_names()}
+        return {key: value for key, value in config.items() if key in own or key not in others}

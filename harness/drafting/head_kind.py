@@ -1,0 +1,69 @@
+"""The record of a kind of draft head: how it is recognised, built and trained.
+
+A kind is a subclass of `HeadKind` in a file of `drafting/kinds/`, or in an installed package (entry point group
+`harness.heads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.config.registry import Record
+
+if TYPE_CHECKING:
+    from harness.drafting.heads.blocks import Head, HeadConfig
+    from harness.drafting.heads.formats import Shapes, StoredHead
+
+
+class HeadKind(Record):
+    """One kind of head on the target's hidden states.
+
+    Attributes:
+        name: as speculators and vLLM call it.
+        one_pass: whether one forward pass of the head drafts all tokens.
+        drafts_trees: whether its drafters can propose trees.
+        trains: whether `distill` can train it.
+        weight_files: names of files with its weights, in the order in which they are looked for.
+        saved_as: the file that training writes.
+    """
+
+    one_pass: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+    weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
+    saved_as: ClassVar[str] = "model.safetensors"
+
+    def recognises(self, raw: Mapping[str, Any]) -> bool:
+        """Whether a stored configuration describes a head of this kind."""
+        raise NotImplementedError
+
+    def config(self, stored: StoredHead, shapes: Shapes | None) -> HeadConfig:
+        """The configuration, checked against the target, `stored.target`.
+
+        Args:
+            stored: the configuration as it is stored, with the user's settings and the target.
+            shapes: of the stored tensors, by their names; None where no weights are needed.
+
+        Raises:
+            SettingError: for another target, or a format that is not known completely.
+        """
+        raise NotImplementedError
+
+    def build(self, config: Any) -> Head:
+        """The module of a configuration that `config` made."""
+        raise NotImplementedError
+
+    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        """A head to be trained from nothing: its configuration as it is stored, and the tensors it will hold.
+
+        Args:
+            text: the target's text configuration.
+            verifier: the target's name or repository.
+        """
+        raise NotImplementedError
+
+    def vllm(self) -> dict[str, Any]:
+        """Entries of vLLM's `speculative_config`."""
+        # vLLM's word for EAGLE heads and draft models that draft in one pass: not all that do.
+        return {"method": self.name, "parallel_drafting": False}

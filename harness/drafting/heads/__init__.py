@@ -1,0 +1,1 @@
+"""Draft heads: their files, features, caches, and how they draft."""

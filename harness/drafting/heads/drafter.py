@@ -1,0 +1,299 @@
+"""Drafting with a head: what the drafters of all kinds of heads have in common.
+
+A head continues from features, the target's own hidden states. `observe` keeps those of the decided
+tokens (`unread`). `propose` then hands them to the kind's `draft`, which reads them into the head's
+cache and draws K tokens. `draft` is a function of tensors, so that `prepared_head` can compile or
+capture it; where nothing is prepared, or nothing that fits, it runs eagerly.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.decoding.protocols import Drafter, Proposal, Step
+from harness.decoding.randomness import existing_index
+from harness.decoding.transfer import most, to_device
+from harness.decoding.warp import AnyWarp, current_warp
+from harness.drafting.heads.slot_cache import SlotCache
+from harness.drafting.heads.unread import Unread, UnreadFeatures
+from harness.runners.attention import without_cudnn
+
+# Unread features accumulate until the next proposal; above this many they are processed early to
+# bound memory.
+MOST_UNREAD = 64
+
+
+class Draft(NamedTuple):
+    """Tokens drawn by a head.
+
+    Attributes:
+        tokens: [B, K], the target's.
+        probabilities: [B, K, V], the distributions that they were drawn from.
+        logits: [B, K, V of the head], what these were made of.
+        lengths: [B], how many of the tokens are offered; None for all.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor
+    logits: Tensor
+    lengths: Tensor | None = None
+
+
+class PreparedDrafts(Protocol):
+    """A head's whole proposals as prepared calls: `PreparedHead`, or `PreparedTrees` for trees.
+
+    Attributes:
+        cache: the one that the calls use, of fixed size.
+    """
+
+    cache: SlotCache
+
+    def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
+        """Return the number of draft tokens of the prepared proposal that serves for one of
+        `number` tokens; None where there is none. A proposal of trees has levels instead.
+        """
+
+    def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of the prepared proposal of `number` tokens or levels.
+
+        Args:
+            inputs: what `draft` takes beside `unread`: uniforms [B, K]; for trees those of `Draws`.
+        """
+
+
+class HeadDrafter(Drafter):
+    """A drafter over a head; each kind adds `draft`.
+
+    A head with a cache has an entry there for each decided token but the last, which has no
+    features yet. The head may be on another device than the target's tokens.
+
+    Args:
+        head: a `blocks.Head`.
+        target: lends its embedding and its output matrix to a head without them.
+        warp: the one applied to the target's logits.
+        confidence: offer tokens only as far as a confidence head (DSpark) expects each to be
+            accepted with at least this probability; 0 offers all.
+
+    Attributes:
+        num_reread: how many of the last features of each row are read again with the next ones.
+        vocabulary_size: the width of the target's logits.
+        prepared: drafts in place of `draft` where it can; None where nothing is prepared.
+        cache: the head's.
+    """
+
+    num_reread = 0
+    prepared: PreparedDrafts | None = None
+
+    def __init__(
+        self, head: Any, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+    ) -> None:
+        self.head = head
+        self.device = next(head.parameters()).device
+        self._warp = warp
+        self._confidence = confidence
+        self.layers = head.config.layers
+        self.vocabulary_size = head.config.vocabulary_size
+        self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
+        self._output: Any = head.lm_head or target.get_output_embeddings()
+        # The target's token for each output of a head that knows only some of them; else None.
+        self._tokens: Tensor | None = head.known_tokens
+        self.cache = SlotCache()
+
+    @property
+    def warp(self) -> AnyWarp:
+        """The warp of the batch as it is now."""
+        return current_warp(self._warp)
+
+    @abstractmethod
+    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
+
+        It never waits for the device, and changes nothing but the entries of `cache`. Its first
+        `cache.num_slots` slots are those that it may write and see.
+        """
+
+    def read(self, unread: Unread) -> Any:
+        """Read the features into the cache; a head without one has nothing to do."""
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """Return how many slots behind the unread features a proposal may write."""
+        return num_draft_tokens
+
+    def num_drafted(self, number: int) -> int:
+        """Return how many of `number` tokens, or levels of a tree, the head can draft."""
+        return number
+
+    def most_unread(self, number: int) -> int:
+        """Return how many features a row can have unread after a verdict over `number` tokens."""
+        return self.num_reread + number + 1
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        self.vocabulary_size = step.logits.shape[-1]
+        # A twin is in the buffers of the prepared calls until it must grow, or repeat rows; then it
+        # is copied, theirs keep their size, and proposals run eagerly (`_has_room`).
+        self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
+        self._unread = UnreadFeatures(self.device)
+        self.add(prompts, first_tokens, step)
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        assert step.hidden is not None, "the target's runner captures no hidden states"
+        # Where the target's tokens are, and proposals are wanted.
+        self._home = step.hidden.device
+        self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
+        self.cache.ensure_rows(len(self._unread.counts))
+        self._propose_nothing()
+
+    def _propose_nothing(self) -> None:
+        """Forget the last proposal: a verdict that follows is over no draft tokens."""
+        num_rows = len(self._unread.counts)
+        self._proposed = torch.empty(num_rows, 0, dtype=torch.long, device=self.device)
+
+    @torch.inference_mode()
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        return self._chain(num_draft_tokens, uniforms, self.prepared)
+
+    def _chain(
+        self, num_draft_tokens: int, uniforms: Tensor, prepared: PreparedDrafts | None
+    ) -> Proposal:
+        outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
+        drafted = Draft(*outputs)
+        # A prepared proposal may have more tokens, and offer more.
+        tokens = drafted.tokens[:, :num_draft_tokens]
+        probabilities = drafted.probabilities[:, :num_draft_tokens]
+        lengths = None
+        if drafted.lengths is not None:
+            lengths = drafted.lengths.clamp(max=num_draft_tokens).tolist()
+        self._proposed = tokens
+        return Proposal(tokens.to(self._home), probabilities.to(self._home), lengths)
+
+    def _run(
+        self,
+        call: Callable[..., tuple[Any, ...]],
+        number: int,
+        inputs: Sequence[Tensor],
+        prepared: PreparedDrafts | None,
+    ) -> tuple[Any, ...]:
+        """Return the outputs of a proposal, by a prepared call where one fits.
+
+        Args:
+            call: what is prepared, or else runs now: it takes `Unread` and the inputs.
+            number: how many tokens to draft, or levels of a tree.
+        """
+        fitting = None if prepared is None else self._fitting(prepared, number)
+        unread = self._unread.all()
+        if prepared is None or fitting is None:
+            outputs = self._run_eagerly(call, number, unread, *inputs)
+        else:
+            outputs = prepared(fitting, unread, *inputs)
+        self._unread.count_as_read(self.num_reread)
+        return outputs
+
+    def _fitting(self, prepared: PreparedDrafts, number: int) -> int | None:
+        """Return the number of the prepared proposal to use now, None where none fits.
+
+        Features that are too many for it are read early.
+        """
+        fitting = prepared.number_for(self, number)
+        if fitting is None:
+            return None
+        if most(self._unread.counts) > self.most_unread(fitting):
+            self._read_early()
+        return fitting if self._has_room(prepared, fitting) else None
+
+    def _run_eagerly(
+        self, call: Callable[..., tuple[Any, ...]], number: int, unread: Unread, *inputs: Tensor
+    ) -> tuple[Any, ...]:
+        num_ahead = self.num_ahead(number)
+        num_read = most(self._unread.num_read)
+        self.cache.num_slots = num_read + unread.features.shape[1] + num_ahead
+        with without_cudnn():
+            return call(unread, *inputs)
+
+    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
+        """Note which tokens are proposed. Features do not depend on who proposed them."""
+        self._proposed = tokens.to(self.device)
+
+    @torch.inference_mode()
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        if most(self._unread.counts) > MOST_UNREAD:
+            self._read_early()
+        assert step.hidden is not None
+        self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
+        # A view: an iteration that drafts nothing must launch nothing here.
+        self._proposed = self._proposed[:, :0]
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        index = to_device(rows, self.device)
+        self.cache.select(index)
+        self._unread.select(rows, index)
+        self._propose_nothing()
+
+    def _read_early(self) -> None:
+        """Read all features now. The last one of each row is read again with those that follow,
+        because `draft` needs at least one.
+        """
+        unread = self._unread.all()
+        self.cache.num_slots = most(self._unread.num_read) + unread.features.shape[1]
+        with without_cudnn():
+            self.read(unread)
+        self._unread.count_as_read(max(1, self.num_reread))
+
+    def _has_room(self, prepared: PreparedDrafts, number: int) -> bool:
+        """Return whether the cache is the prepared one, with room for a prepared proposal."""
+        cache = prepared.cache
+        needed = most(self._unread.num_read) + self.most_unread(number) + self.num_ahead(number)
+        return needed <= cache.num_slots and self.cache.shares(cache)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Embed tokens, by the head's matrix or the target's."""
+        return _call_elsewhere(self._embedding, tokens)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
+        logits = _call_elsewhere(self._output, states)
+        return logits if self._tokens is not None else logits[..., : self.vocabulary_size]
+
+    def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]."""
+        probabilities = self._warp(logits)
+        drawn = existing_index(probabilities, uniforms)
+        tokens = drawn if self._tokens is None else self._tokens[drawn]
+        return Draft(tokens, self.over_vocabulary(probabilities, 0.0), logits)
+
+    def over_vocabulary(self, numbers: Tensor, of_others: float) -> Tensor:
+        """Spread numbers [..., V of the head] over the target's tokens [..., V]; tokens that the
+        head does not know get the number `of_others`.
+        """
+        if self._tokens is None:
+            return numbers
+        shape = (*numbers.shape[:-1], self.vocabulary_size)
+        return numbers.new_full(shape, of_others).index_copy(-1, self._tokens, numbers)
+
+
+def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:
+    """Apply a matrix that may be on another device, and bring the outputs back."""
+    place = module.weight.device
+    # An offloaded matrix is on the meta device, and its own hook brings it in.
+    outputs = module(inputs if place.type == "meta" else inputs.to(place))
+    return outputs.to(inputs.device)
+
+
+def stacked(drawn: Sequence[Draft]) -> Draft:
+    """Stack K drafts of one token [B] each."""
+    tokens = [draft.tokens for draft in drawn]
+    probabilities = [draft.probabilities for draft in drawn]
+    logits = [draft.logits for draft in drawn]
+    return Draft(
+        torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1), torch.stack(logits, dim=1)
+    )

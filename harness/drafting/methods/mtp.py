@@ -1,0 +1,46 @@
+"""The multi-token-prediction layers in the target's own checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.drafting.method import DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.drafting.methods.model import SampledDraftSettings, drafters_of_head, vllm_sampling
+
+if TYPE_CHECKING:
+    from harness.decoding.protocols import Runner
+    from harness.drafting.heads.find import DraftPlan
+    from harness.models.checkpoints import Checkpoint, ReadCheckpoint
+
+
+class Mtp(Method):
+    """Layers that predict several tokens, as far as transformers reads them."""
+
+    name = "mtp"
+    summary = "the multi-token-prediction layers in the target's own checkpoint"
+    settings = SampledDraftSettings
+    can_join_hybrid = True
+
+    def plan(
+        self,
+        settings: SampledDraftSettings,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
+    ) -> DraftPlan:
+        """Return a plan with the head that the target's checkpoint holds."""
+        from harness.drafting.heads.find import DraftPlan
+        from harness.drafting.heads.mtp_checkpoint import read_mtp
+
+        return DraftPlan(settings, head=read_mtp(settings, target, weights=needs_weights))
+
+    def drafter(
+        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
+    ) -> MakeDrafter:
+        return drafters_of_head(settings, pair)
+
+    def vllm(self, planned: DraftedPair, settings: SampledDraftSettings) -> dict[str, Any]:
+        return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}
+
+
+RECORD = Mtp()

@@ -1,0 +1,109 @@
+"""A head's whole trees as prepared calls: compiled, captured as CUDA graphs, or both.
+
+A call reads the features, predicts all levels, and chooses the nodes (`HeadTrees.grow`).
+`prepared_head` does the preparing, as for chains; here is what differs for trees. Each prepared
+call is compared with the eager one, node by node: a node is known by its path, because rounding may
+change the order of nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.drafting.heads.drafter import HeadDrafter
+from harness.drafting.heads.prepared import PreparedHead
+from harness.drafting.trees.growth import Grown, Growth
+from harness.drafting.trees.head_trees import HeadTrees
+from harness.runners.checks import require_close
+from harness.runners.graphs import TensorCall
+from harness.runners.slots import UnsupportedModelError
+
+# The share of nodes that a prepared tree must have in common with the eager one. Rounding may
+# exchange nodes that score nearly the same, and whatever is drawn below them.
+_LEAST_IN_COMMON = 0.5
+
+# A row's number, then the tokens on the way from its root to a node. (2,) is the root of row 2.
+Path = tuple[int, ...]
+
+
+class _Nodes(NamedTuple):
+    """The roots and nodes of B trees, by their paths.
+
+    Attributes:
+        places: the row and the number of each, 0 for a root.
+        chosen_by: [B, N + 1, ...], what the root and each node were chosen by; see `Grown`.
+    """
+
+    places: dict[Path, tuple[int, int]]
+    chosen_by: Tensor
+
+    def of(self, paths: Iterable[Path]) -> Tensor:
+        """Return what the nodes with these paths were chosen by."""
+        return torch.stack([self.chosen_by[self.places[path]] for path in paths])
+
+
+class PreparedTrees(PreparedHead):
+    """Prepared trees of a head. Numbers that `PreparedHead` takes are of levels, not of tokens."""
+
+    _drafter: HeadTrees
+
+    def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
+        """A head may know fewer levels."""
+        return sorted({self._drafter.num_drafted(number) for number in numbers})
+
+    def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
+        """Only trees of just this depth will do: deeper ones have other nodes."""
+        is_prepared = number in self._numbers and drafter.warp == self._drafter.warp
+        return number if is_prepared else None
+
+    def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        # A growth's tensors must be on the device before the call is compiled or captured.
+        growth = self._drafter.growth(number)
+        return functools.partial(self._drafter.grow, growth, number)
+
+    def example(self, size: int, number: int) -> tuple[Tensor, ...]:
+        """The temperature is low, so that trees are deep."""
+        device = self._drafter.device
+        uniforms = torch.full((size, self._drafter.plan.budget), 0.5, device=device)
+        return uniforms, torch.full((size,), 0.1, device=device)
+
+    def require_same(
+        self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
+    ) -> None:
+        growth = self._drafter.growth(number)
+        actual = _nodes(growth, call(*inputs))
+        expected = _nodes(growth, self._eager(number)(*inputs))
+        common = list(actual.places.keys() & expected.places.keys())
+        num_roots = len(inputs[0])
+        num_nodes = len(expected.places) - num_roots
+        if len(common) - num_roots < _LEAST_IN_COMMON * num_nodes:
+            raise UnsupportedModelError("grows other trees than the eager head")
+        found = actual.of(common)
+        reference = expected.of(common)
+        # A token that a head excludes has no likelihood, and a logarithm of minus infinity.
+        is_candidate = ~reference.isneginf()
+        require_close([found[is_candidate]], [reference[is_candidate]], self._target, difference)
+
+
+def _nodes(growth: Growth, outputs: tuple[Tensor, ...]) -> _Nodes:
+    """Find the nodes of trees that have grown; `outputs` are the tensors of `Grown`."""
+    grown = Grown(*outputs)
+    proposal = growth.trees(grown)
+    chosen_by = proposal.probabilities
+    if chosen_by is None:
+        # Scores or logits of the nodes; the root has none.
+        chosen_by = functional.pad(grown.chosen_by, (1, 0))
+    places: dict[Path, tuple[int, int]] = {}
+    for row, tokens in enumerate(proposal.tokens.tolist()):
+        paths: list[Path] = [(row,)]
+        for token, parent in zip(tokens, proposal.shape.parents[row], strict=True):
+            paths.append((*paths[parent], token))
+        for number, path in enumerate(paths):
+            places.setdefault(path, (row, number))
+    return _Nodes(places, chosen_by)

@@ -1,0 +1,1 @@
+"""The models' own probabilities, to check texts against."""

@@ -1,0 +1,1 @@
+"""The engine `local`: our loop over a loaded pair."""

@@ -1,0 +1,302 @@
+"""This project's own decoding loop as an engine, over the runners of a loaded pair.
+
+An arm turns a `Question` into the loop's `Request`: random numbers, warp, limits. The loops of
+`decoding.loops` decide the tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, Fault
+from harness.decoding.adaptive import Adaptive
+from harness.decoding.batch import Records, Request
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Drafter, NonFiniteError
+from harness.decoding.randomness import uniforms
+from harness.decoding.tree_speculation import speculative_trees
+from harness.decoding.warp import AnyWarp, BatchWarp
+from harness.drafting.checked import CheckedDrafter, blaming
+from harness.drafting.method import MakeDrafter
+from harness.drafting.registry import METHODS
+from harness.engines.checks.reference import ModelReference, not_finite
+from harness.engines.local.faults import faulty_runner, faulty_warp
+from harness.engines.local.load import keep_in_flight
+from harness.engines.local.pair_runners import PairRunners, new_drafters, open_runners
+from harness.engines.local.pass_times import pass_ms, pass_widths
+from harness.engines.local.rules import rule_of, tree_rule_of, warp_of
+from harness.engines.local.runner_choice import Demanded
+from harness.engines.local.stopwatches import Phases
+from harness.engines.pair import Pair
+from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.requests import RequestRecord
+from harness.models.devices import release_memory
+from harness.models.quantization import eight_bit_layers
+from harness.models.ranks import of_rank_0
+from harness.runners.snapshot import SnapshotRunner
+
+
+@dataclass(frozen=True)
+class LocalArm(Arm):
+    """An arm of the local engine.
+
+    Attributes:
+        pair: the models.
+        runners: of the pair.
+        policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
+            from question to question.
+        make_drafter: makes a drafter for a warp, for each question; None without a draft.
+        fault: a mistake planted in the speculative arm.
+        phases: stopwatches around target and drafter; None for none.
+    """
+
+    name: str
+    pair: Pair
+    runners: PairRunners
+    policy: Adaptive
+    make_drafter: MakeDrafter | None = None
+    fault: Fault = "none"
+    phases: Phases | None = None
+    tells_drafts = True
+
+    def stream(self, question: Question) -> Records:
+        """Records as they are decided; the iterator takes a `batch.Change` after each."""
+        request = self.request(question)
+        if self.name == "regular":
+            return self._explained(self._regular(request))
+        return self._explained(self._speculative(request, question.decoding))
+
+    def request(self, question: Question) -> Request:
+        """The loop's form of a question, which begins a batch or joins a running one."""
+        decoding = question.decoding
+        num_uniforms = self._num_uniforms(decoding)
+        device = self.pair.target.input_device
+        return Request(
+            prompts=question.prompts,
+            uniforms=uniforms(question.seed, question.indices, num_uniforms, device),
+            warp=warp_of(decoding),
+            max_new_tokens=decoding.max_new_tokens,
+            stop_tokens=question.stop_tokens,
+        )
+
+    def _num_uniforms(self, decoding: DecodingSettings) -> int:
+        """The random numbers of a row: one for each position, and one that a verification reads
+        past the end.
+
+        Trees and block verification take new ones in every iteration, for each node or draft token
+        and the token after them. A longer stream begins with the shorter one, so that the first
+        numbers are the same for every rule and both arms.
+        """
+        num_positions = decoding.max_new_tokens + 1
+        if self.name == "regular":
+            return num_positions
+        if self._most_nodes:
+            return num_positions * (self._most_nodes + 1)
+        if decoding.rule == "block":
+            return num_positions * (decoding.most_draft_tokens + 1)
+        return num_positions
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """Records of requests that join and leave one batch between its turns."""
+        # The batch begins with the first request; `keep_in_flight` adds the others.
+        records = self.stream(requests[0].question)
+        return keep_in_flight(records, self.request, requests, num_in_flight)
+
+    @property
+    def _most_nodes(self) -> int:
+        """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
+        return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
+
+    def _target(self) -> Any:
+        """The target's runner; with stopwatches, the time in `decide` is the phase `forward`."""
+        target = self.runners.target
+        if self.phases is None:
+            return target
+        layers = eight_bit_layers(self.pair.target.model)
+        return self.phases.watch("forward", target, "decide", layers)
+
+    def _drafter(self, warp: BatchWarp) -> Any:
+        """A new drafter; with stopwatches, the time in `propose` is the phase `drafting`."""
+        assert self.make_drafter is not None
+        drafter = self.make_drafter(warp)
+        if self.phases is None:
+            return drafter
+        model = self.runners.draft_model
+        layers = () if model is None else eight_bit_layers(model.model)
+        proposes = "propose_tree" if self._most_nodes else "propose"
+        return self.phases.watch("drafting", drafter, proposes, layers)
+
+    # Where ranks share the models, all go on with the tokens of rank 0 (`agree`).
+
+    def _regular(self, request: Request) -> Records:
+        return autoregressive(self._target(), request, self.runners.works_ahead, agree=of_rank_0)
+
+    def _speculative(self, request: Request, decoding: DecodingSettings) -> Records:
+        warp = faulty_warp(self.fault)
+        target: Any = faulty_runner(self.fault, self._target())
+        number = decoding.num_draft_tokens
+        num_draft_tokens = self.policy if number == "auto" else number
+        if self._most_nodes:
+            return speculative_trees(
+                target,
+                self._drafter(warp),
+                request,
+                depth=num_draft_tokens,
+                budget=self._most_nodes,
+                rule=tree_rule_of(decoding, self.fault),
+                warp=warp,
+                agree=of_rank_0,
+            )
+        rule = rule_of(decoding, self.fault)
+        return speculative(
+            target,
+            self._drafter(warp),
+            request,
+            num_draft_tokens=num_draft_tokens,
+            lenience=rule.lenience,
+            verification=rule.verification,
+            redraw=decoding.rule == "block",
+            warp=warp,
+            ahead=self.runners.works_ahead,
+            agree=of_rank_0,
+        )
+
+    def _explained(self, records: Records) -> Records:
+        """The records; logits that are no numbers end them with an error that names the model, and
+        anything unknown with one that names a draft that is not built in.
+        """
+        draft = self.pair.draft_settings
+        blame: AbstractContextManager[None] = nullcontext()
+        if self.name == "speculative" and draft and not METHODS.is_built_in(draft.method):
+            blame = blaming(draft.name)
+        try:
+            with blame:
+                yield from records
+        except NonFiniteError as error:
+            raise not_finite(self.pair, error.role, f"new token {error.position}") from error
+
+
+class LocalEngine(Engine):
+    """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
+
+    Args:
+        decoding: of the questions that runners are prepared for; others are answered more slowly.
+        runner: the one to try first; a model that cannot have it gets a plainer one, and `say` one
+            line with the reason.
+        batch_size: the most rows of a batch that runners are prepared for.
+        longest_prompt: the most tokens of a prompt that they are prepared for.
+        share_prefix: read the common beginning of a batch's prompts only once.
+        fault: a mistake to plant in the speculative arm.
+
+    Attributes:
+        runners: of the pair, until the engine is closed.
+
+    Raises:
+        SettingError: for a runner that the devices do not have.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        decoding: DecodingSettings,
+        *,
+        runner: RunnerName = "auto",
+        batch_size: int = 1,
+        longest_prompt: int = 0,
+        share_prefix: bool = False,
+        fault: Fault = "none",
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        demanded = Demanded(
+            decoding=decoding,
+            runner=runner,
+            batch_size=batch_size,
+            longest_prompt=longest_prompt,
+            share_prefix=share_prefix,
+            fault=fault,
+        )
+        self._pair = pair
+        self._fault: Fault = fault
+        self._is_checked = False
+        self.runners = open_runners(pair, demanded, say)
+        self.reference: ModelReference = ModelReference(pair, self.runners)
+        self.devices = pair.devices
+        self.stopwatches_are_free = self._stopwatches_are_free()
+        self.runner = str(self.runners.names)
+        self.setup_seconds = self.runners.setup_seconds
+        self.arms: Sequence[Arm] = self._make_arms(self.runners.make_drafter)
+
+    def _stopwatches_are_free(self) -> bool:
+        """Whether all is on a CPU without 8-bit layers. Elsewhere stopwatches slow the run: they
+        synchronise the GPU, or time every 8-bit layer.
+        """
+        for model in (self._pair.target, self.runners.draft_model):
+            if model is not None and eight_bit_layers(model.model):
+                return False
+        return all(device.type == "cpu" for device in self.devices)
+
+    def watched(self) -> Sequence[tuple[Arm, Phases]]:
+        """Copies of the arms with stopwatches.
+
+        Those that answer what the arms themselves have answered learn nothing from them.
+        """
+        phases = [Phases(self.devices) for _ in self.arms]
+        make = self.runners.make_drafter
+        if not self.stopwatches_are_free:
+            make = new_drafters(self._pair, self.runners)
+        return list(zip(self._make_arms(make, phases), phases, strict=True))
+
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
+        such passes.
+
+        None in place of a width between that is not timed.
+        """
+        number = question.decoding.num_draft_tokens
+        if self.runners.make_drafter is None or number == "auto":
+            return None
+        # Prepared runners have few widths, and read others more slowly.
+        if self.runners.names.target not in ("eager", "static"):
+            return None
+        # A recurrent state also reads again what was kept before.
+        if isinstance(self.runners.target, SnapshotRunner):
+            return None
+        # The text has no room for the widest pass.
+        if number >= question.decoding.max_new_tokens:
+            return None
+        widths = pass_widths(number)
+        return pass_ms(self.runners.target, question.prompts, widths, self.devices)
+
+    def close(self) -> None:
+        """Free the runners; the pair is the caller's."""
+        self.arms = ()
+        self.runners.close()
+        release_memory(self.devices)
+
+    def _make_arms(
+        self, make: MakeDrafter | None, phases: Sequence[Phases | None] = (None, None)
+    ) -> list[Arm]:
+        """The regular arm and, where there is a draft, the speculative one."""
+        policy = Adaptive(self.runners.num_choices)
+        common = (self._pair, self.runners, policy)
+        arms: list[Arm] = [LocalArm("regular", *common, None, self._fault, phases[0])]
+        if make is not None:
+            make = functools.partial(self._drafter, make)
+            arms.append(LocalArm("speculative", *common, make, self._fault, phases[1]))
+        return arms
+
+    def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
+        """A drafter for a question. The first one of a method that is not built in is checked."""
+        drafter = make(warp)
+        settings = self._pair.draft_settings
+        if settings is None or self._is_checked or METHODS.is_built_in(settings.method):
+            return drafter
+        self._is_checked = True
+        return CheckedDrafter(drafter, settings.name, self._pair.vocabulary_size)

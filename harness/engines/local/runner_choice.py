@@ -1,0 +1,281 @@
+"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that.
+
+From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only` or `compiled`,
+`static`, `eager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from harness.config.errors import SettingError
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, Fault
+from harness.decoding.protocols import Runner
+from harness.drafting.heads.prepared import PreparedHead
+from harness.drafting.hybrid import part_with_head
+from harness.drafting.method import MakeDrafter
+from harness.drafting.trees.head_trees import HeadTrees
+from harness.drafting.trees.prepared_trees import PreparedTrees
+from harness.engines.local.rules import warp_of
+from harness.engines.pair import Pair
+from harness.models.checkpoints import recurrent_kind
+from harness.models.loading import LoadedModel
+from harness.runners.agreement import agreeing
+from harness.runners.compiled import PreparedRunner
+from harness.runners.eager import EagerRunner
+from harness.runners.prepared_calls import CompilationError, RunnerShapes
+from harness.runners.slots import UnsupportedModelError
+from harness.runners.snapshot import SnapshotRunner
+from harness.runners.static import StaticRunner
+from harness.runners.tree_checks import check_trees
+
+T = TypeVar("T")
+
+# Runners whose passes are compiled or captured before decoding begins.
+_PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
+
+# The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
+# with the same model, and checks it once.
+_checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+_AUTO_PREPARED = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanded:
+    """The questions of a run, for which the runners of its pair are prepared.
+
+    Attributes:
+        decoding: of the questions.
+        runner: to try first; a model that cannot have it gets a plainer one.
+        batch_size: the most rows of a batch.
+        longest_prompt: the most tokens of a prompt.
+        share_prefix: read the common beginning of a batch's prompts only once.
+        fault: a mistake in the decisions.
+        most_nodes: of the trees that are verified; 0 for chains. `open_runners` sets it.
+    """
+
+    decoding: DecodingSettings
+    runner: RunnerName
+    batch_size: int = 1
+    longest_prompt: int
+    share_prefix: bool = False
+    fault: Fault = "none"
+    most_nodes: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
+        decoding = self.decoding
+        drafted = max(decoding.most_draft_tokens, self.most_nodes)
+        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
+
+    @property
+    def numbers_drafted(self) -> list[int]:
+        """The numbers of draft tokens that are prepared."""
+        most = self.decoding.most_draft_tokens
+        if self.decoding.num_draft_tokens == "auto":
+            return [number for number in _AUTO_PREPARED if number <= most]
+        return [most]
+
+
+def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
+    """The runner that `auto` means on these devices; any other is itself.
+
+    Raises:
+        SettingError: for CUDA graphs where there is no CUDA device.
+    """
+    on_cuda = any(device.type == "cuda" for device in devices)
+    if runner == "auto":
+        return "graphs" if on_cuda else "static"
+    if runner.startswith("graphs") and not on_cuda:
+        raise SettingError("runner", "needs a CUDA device (runner=compiled works without)", runner)
+    return runner
+
+
+def build_runner(
+    loaded: LoadedModel,
+    runner: RunnerName,
+    vocabulary_size: int,
+    say: Callable[[str], None],
+    shapes: RunnerShapes,
+    hidden_layers: tuple[int, ...] = (),
+    role: str = "model",
+) -> tuple[Runner, RunnerName]:
+    """A runner for a model, and its name.
+
+    Args:
+        runner: the one to try first.
+        vocabulary_size: logits are cut to this width.
+        say: gets a line when a model cannot have the runner.
+        hidden_layers: the layers whose states the drafter reads.
+        role: `model` for the target, or `draft`; errors name it.
+
+    Raises:
+        SettingError: for a model that cannot be read as the run would read it.
+    """
+    name = loaded.settings.name
+    chosen = resolve(runner, [loaded.input_device])
+    common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
+    common["hidden_layers"] = hidden_layers
+    if recurrent_kind(loaded.model.config) is not None:
+        if chosen != "eager":
+            say(f"{name} has a recurrent state; it runs with runner=eager")
+        return _snapshot_runner(loaded, shapes, role, common), "eager"
+
+    def build(chosen: RunnerName) -> Runner:
+        if chosen == "eager":
+            return _eager_runner(loaded, shapes, role, common)
+        if chosen == "static":
+            return _static_runner(loaded.model, shapes, common)
+        built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
+        built.prepare(shapes)
+        return built
+
+    built, chosen = first_possible(name, chosen, build, say)
+    if shapes.trees.widths:
+        _check_trees(built, loaded, shapes, common)
+    return built, chosen
+
+
+def prepare_head(
+    pair: Pair, make_drafter: MakeDrafter, demanded: Demanded, say: Callable[[str], None]
+) -> tuple[PreparedHead | None, RunnerName]:
+    """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
+    eagerly.
+
+    Args:
+        make_drafter: makes a drafter over the head.
+        say: gets a line when the head cannot have the runner.
+    """
+    assert pair.draft_settings is not None
+    chosen = resolve(demanded.runner, [pair.target.input_device])
+
+    def build(chosen: RunnerName) -> PreparedHead | None:
+        if chosen not in _PREPARED:
+            return None
+        drafter = part_with_head(make_drafter(warp_of(demanded.decoding)))
+        if drafter is None:
+            raise UnsupportedModelError("drafts by code of its own")
+        kind = PreparedTrees if isinstance(drafter, HeadTrees) else PreparedHead
+        options = _preparation(chosen)
+        prepared = kind(drafter, pair.target.model, pair.vocabulary_size, **options)
+        prepared.prepare(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted)
+        return prepared
+
+    return first_possible(pair.draft_settings.name, chosen, build, say)
+
+
+def first_possible(
+    name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
+) -> tuple[T, RunnerName]:
+    """Build with a runner, or the next plainer one each time `build` raises UnsupportedModelError.
+
+    Args:
+        name: of the model, for the lines that `say` gets.
+
+    Returns:
+        What was built, and the runner it was built with.
+    """
+    reasons: list[str] = []
+    while True:
+        if chosen in _PREPARED:
+            say(f"{name}: preparing runner={chosen}")
+        try:
+            with agreeing():
+                built = build(chosen)
+        except UnsupportedModelError as reason:
+            if str(reason) not in reasons:
+                reasons.append(str(reason))
+            chosen = _plainer(chosen, reason)
+            continue
+        if reasons:
+            say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
+        return built, chosen
+
+
+def _plainer(refused: RunnerName, reason: UnsupportedModelError) -> RunnerName:
+    """The runner to try after one that was refused."""
+    # A model that a compiler does not understand may still be captured.
+    if refused == "graphs" and isinstance(reason, CompilationError):
+        return "graphs_only"
+    return "eager" if refused == "static" else "static"
+
+
+def _preparation(runner: RunnerName) -> dict[str, Any]:
+    """The arguments by which prepared runners and heads differ."""
+    return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
+
+
+def _static_runner(model: PreTrainedModel, shapes: RunnerShapes, common: dict[str, Any]) -> Runner:
+    num_slots = shapes.num_slots
+    runner = StaticRunner(model, num_slots=num_slots, **common)
+    if _checked.get(model, 0) < num_slots:
+        runner.check(num_slots)
+        _checked[model] = num_slots
+    return runner
+
+
+def _check_trees(runner: Any, loaded: LoadedModel, shapes: RunnerShapes, common: Any) -> None:
+    """Raise a SettingError for a model that cannot be extended by trees."""
+    try:
+        check_trees(runner, loaded.model, common, shapes.batch_size, shapes.num_slots)
+    except UnsupportedModelError as reason:
+        rule = f"must be chain: {loaded.settings.name} {reason}"
+        raise SettingError("draft.tree", rule, "a tree") from reason
+
+
+def _eager_runner(
+    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
+) -> Runner:
+    """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
+    num_rows = shapes.batch_size
+    num_slots = shapes.num_slots
+    runner = EagerRunner(loaded.model, **common)
+    try:
+        runner.check(num_rows, num_slots)
+    except UnsupportedModelError as reason:
+        rows = f"rows of up to {num_slots} tokens (batch_size={num_rows})"
+        rule = f"cannot be used for {rows}: it {reason}"
+        raise SettingError(role, rule, loaded.settings.name) from reason
+    return runner
+
+
+def _snapshot_runner(
+    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
+) -> Runner:
+    """The runner of a model with a recurrent state, which is rolled back to a copy.
+
+    Raises:
+        SettingError: the model's code reads several tokens at once, or padding, wrongly.
+    """
+    num_rows = shapes.batch_size
+    num_slots = shapes.num_slots
+    # A target without a draft reads token by token, and is never rolled back.
+    takes_back = max(shapes.widths) > 1
+    keeps_first = role == "model"
+    name = loaded.settings.name
+    runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=keeps_first, **common)
+    try:
+        runner.check(1, num_slots)
+    except UnsupportedModelError as reason:
+        tokens = "several tokens at once" if takes_back else "token by token"
+        advice = "choose another"
+        if role == "model" and takes_back:
+            advice = "draft=none measures it alone"
+        rule = f"cannot be used: reading {tokens}, it {reason}; {advice}"
+        raise SettingError(role, rule, name) from reason
+    try:
+        runner.check(num_rows, num_slots)
+    except UnsupportedModelError as reason:
+        rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
+        raise SettingError("batch_size", rule, num_rows) from reason
+    return runner

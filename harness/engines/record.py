@@ -1,0 +1,137 @@
+"""The record of an engine: everything that the rest of the house needs to know about it.
+
+An engine's record is a subclass of `EngineRecord` in a file of `engines/records/`, in an installed
+package (entry point group `harness.engines`), or in a file of the user's
+(`engine=./my_engine.py:MyEngine`). What needs torch is imported inside functions: names, settings
+and help are known without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from harness.config.engines import Abilities, EngineSettings
+from harness.config.registry import RecordWithSettings
+from harness.config.settings import require
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DecodingSettings, DraftSettings, Fault
+    from harness.drafting.method import Method
+    from harness.engines.protocol import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """Arguments for opening an engine.
+
+    Attributes:
+        settings: of the run.
+        decoding: of the questions.
+        planned: the pair before its weights load, an `engines.pair.PlannedPair`.
+        load: loads the pair, or gives the one that is loaded, an `engines.pair.Pair`.
+        batch_size: the most prompts of a question; for an engine that queues, the most in flight.
+        longest_prompt: the most tokens of a prompt.
+        say: shows the user a line.
+        share_prefix: read the common beginning of a batch's prompts only once, if possible.
+        fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
+    """
+
+    settings: RunSettings
+    decoding: DecodingSettings
+    planned: Any
+    load: Callable[[], Any]
+    batch_size: int
+    longest_prompt: int
+    say: Callable[[str], None]
+    share_prefix: bool = False
+    fault: Fault = "none"
+
+
+class Addresses(NamedTuple):
+    """The servers that an engine asks, and the environment variable with the key of their API."""
+
+    urls: tuple[str, ...] = ()
+    api_key_variable: str | None = None
+
+
+class EngineRecord(RecordWithSettings, Abilities):
+    """One engine.
+
+    Attributes:
+        name: what `engine=` calls it.
+        summary: who generates, in half a line, for help.
+        settings: the dataclass of what can be set under `engine.`.
+    """
+
+    summary: ClassVar[str]
+    settings: ClassVar[type[EngineSettings]] = EngineSettings
+
+    def adapted(self, run: RunSettings) -> RunSettings:
+        """The settings of a run with what this engine implies."""
+        return run
+
+    def check(self, run: RunSettings) -> None:
+        """Raise a SettingError for a run that this engine is not for.
+
+        An engine without `own_loop` refuses what only this project's loop does.
+        """
+        if self.own_loop:
+            return
+        decoding = run.decoding
+        rule = "needs engine=local"
+        require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
+        require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
+        require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
+        rates = decoding.synthetic_acceptance
+        accepts_at_rates = rates is None or self.has_synthetic_acceptance
+        engines = "needs engine=local, vllm or server"
+        require(accepts_at_rates, "decoding.synthetic_acceptance", engines, rates)
+        rule = f"must be stored with engine={self.name}"
+        require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
+        number = decoding.num_draft_tokens
+        rule = f"must be a number with engine={self.name}"
+        advice = "huggingface has its own way: engine.schedule=adaptive"
+        require(number != "auto", "decoding.num_draft_tokens", f"{rule} ({advice})", number)
+
+    def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
+        """Raise a SettingError for a way to draft that this engine does not have, as far as the
+        settings tell.
+
+        Args:
+            settings: the engine's, of the class `settings`.
+        """
+
+    def check_installed(self) -> None:
+        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+
+    def location(self, settings: Any) -> str | None:
+        """Where it computes, for rows; None for this machine.
+
+        Args:
+            settings: of the class `settings`.
+        """
+        return None
+
+    def addresses(self, settings: Any) -> Addresses:
+        """The servers whose identity is part of what is measured.
+
+        Args:
+            settings: of the class `settings`.
+        """
+        return Addresses()
+
+    def advice(self, run: RunSettings) -> str | None:
+        """A line for the user before anything is measured; None without any."""
+        return None
+
+    def open(self, opening: Opening) -> Engine:
+        """An engine that is ready for questions.
+
+        Raises:
+            SettingError: for what the engine cannot do.
+            RunError: the engine does not start.
+        """
+        raise NotImplementedError

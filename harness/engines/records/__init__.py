@@ -1,0 +1,1 @@
+"""The engines that a user can name, one file each."""

@@ -1,0 +1,69 @@
+"""Hugging Face's own decoders: transformers' `generate`, and its assisted forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from harness.config.engines import EngineSettings
+from harness.config.settings import require
+from harness.engines.record import EngineRecord, Opening
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
+    from harness.drafting.method import Method
+    from harness.engines.protocol import Engine
+
+Schedule = Literal["constant", "adaptive"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSettings(EngineSettings):
+    """Settings of `engine=huggingface`.
+
+    Attributes:
+        schedule: how many tokens the assistant drafts: `constant` is `decoding.num_draft_tokens`;
+            `adaptive` starts there, changes with the acceptance and stops where the assistant is
+            unsure.
+    """
+
+    name: str = "huggingface"
+    schedule: Schedule = "constant"
+
+
+class HuggingFace(EngineRecord):
+    """One prompt at a time, because assisted generation takes no more."""
+
+    name = "huggingface"
+    summary = "transformers' generate() and its assisted forms, one prompt at a time"
+    settings = HuggingFaceSettings
+    loads_pair = True
+    takes_batches = False  # which the rule of `map` reads, whose batch sizes `check` does not see
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
+        require(run.batch_size == 1, "batch_size", rule, run.batch_size)
+
+    def check_draft(
+        self, method: Method, draft: DraftSettings, settings: HuggingFaceSettings
+    ) -> None:
+        method.check_huggingface(draft, settings.schedule)
+
+    def open(self, opening: Opening) -> Engine:
+        from harness.engines.huggingface import HuggingFaceEngine, check_pair
+
+        settings = opening.settings.engine
+        assert isinstance(settings, HuggingFaceSettings)
+        check_pair(opening.planned, opening.decoding)
+        return HuggingFaceEngine(
+            opening.load(),
+            opening.decoding,
+            schedule=settings.schedule,
+            longest_prompt=opening.longest_prompt,
+            say=opening.say,
+        )
+
+
+RECORD = HuggingFace()

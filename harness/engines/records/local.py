@@ -1,0 +1,37 @@
+"""This project's own decoding loop, over a pair that is loaded in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.engines.record import EngineRecord, Opening
+
+if TYPE_CHECKING:
+    from harness.engines.protocol import Engine
+
+
+class Local(EngineRecord):
+    """The only engine with every runner, rule of acceptance and planted fault."""
+
+    name = "local"
+    summary = "our own loop"
+    own_loop = True
+    loads_pair = True
+    takes_load = True
+
+    def open(self, opening: Opening) -> Engine:
+        from harness.engines.local.engine import LocalEngine
+
+        return LocalEngine(
+            opening.load(),
+            opening.decoding,
+            runner=opening.settings.runner,
+            batch_size=opening.batch_size,
+            longest_prompt=opening.longest_prompt,
+            share_prefix=opening.share_prefix,
+            fault=opening.fault,
+            say=opening.say,
+        )
+
+
+RECORD = Local()

@@ -1,0 +1,50 @@
+"""The engines by name, and the one of a run."""
+
+from __future__ import annotations
+
+from harness.config.errors import SettingError
+from harness.config.registry import SettingsRegistry
+from harness.config.run import RunSettings
+from harness.engines.record import EngineRecord
+
+
+class Engines(SettingsRegistry[EngineRecord]):
+    key = "name"
+    default = "local"
+
+
+ENGINES = Engines("engine", EngineRecord, "harness.engines.records", "harness.engines")
+
+
+def engine_of(settings: RunSettings) -> EngineRecord:
+    """The engine of a run."""
+    return ENGINES[settings.engine.name]
+
+
+def is_elsewhere(engine: str | None) -> bool:
+    """Whether an engine of this name, of a row, computes on another machine.
+
+    A name in a row runs no code: engines in files of the user's are not looked up.
+    """
+    if engine is None or engine not in ENGINES.names():
+        return False
+    return not ENGINES[engine].computes_here
+
+
+def default_draft(engine: str) -> str | None:
+    """The draft of an engine where the user names none; None where the model's preset decides.
+
+    None also for an engine that does not exist, which is reported later.
+    """
+    try:
+        return ENGINES[engine].default_draft
+    except SettingError:
+        return None
+
+
+def pair_of(settings: RunSettings) -> tuple[object, ...]:
+    """The identity of the models and engine that a process holds for a run. Runs with the same
+    value can share them.
+    """
+    engine = engine_of(settings)
+    return *settings.pair_identity, engine.loads_pair, engine.computes_here, engine.may_crash

@@ -1,0 +1,118 @@
+"""A question as the body of a request, in the form that one server understands."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import SettingError
+from harness.engines.protocol import Question
+from harness.engines.server.dialects import in_words_of, past_the_cache, stops
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The form of one server's requests.
+
+    Args:
+        model: the name by which the server knows it.
+        owner: `owned_by` of the first model in the server's list, which tells the kind of server.
+        chat: whether the chat endpoint is asked.
+        takes_ids: whether prompts are sent as token ids, not as text.
+        takes_extensions: whether parameters are sent that OpenAI does not have.
+        salt: random text before the salts of questions, so that no earlier run had the same.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    model: str
+    owner: str | None
+    chat: bool
+    takes_ids: bool
+    takes_extensions: bool
+    salt: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def body(
+        self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The request for one row of a question, as arguments of OpenAI's client.
+
+        Every parameter is set for which a server may have a default of its own.
+
+        Args:
+            parameters: further ones, which take the place of those set here.
+
+        Raises:
+            SettingError: the server has no parameter for a setting.
+        """
+        decoding = question.decoding
+        body: dict[str, Any] = {
+            "model": self.model,
+            **self._prompt(question, row),
+            "max_tokens": decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **stops(self.owner, question.ends),
+        }
+        extra = dict(parameters or {})
+        if self.takes_extensions:
+            extra = self._extensions(question, row) | extra
+            longest = len(question.prompts[row]) + decoding.max_new_tokens
+            extra = in_words_of(self.owner, extra, longest)
+        elif decoding.top_k:
+            rule = "must be 0: the server has no such parameter"
+            raise SettingError("decoding.top_k", rule, decoding.top_k)
+        return body | {"extra_body": extra} if extra else body
+
+    def _extensions(self, question: Question, row: int) -> dict[str, Any]:
+        """Parameters that OpenAI does not have, by vLLM's names."""
+        decoding = question.decoding
+        extensions = {
+            "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "ignore_eos": not question.stop_tokens,
+            "stop_token_ids": sorted(question.stop_tokens),
+            "return_token_ids": True,
+            "return_spec_tokens_details": True,
+        }
+        if self.owner == "harness":
+            # The random numbers of `engine=local`.
+            extensions |= {"seed": question.seed, "index": question.indices[row]}
+        if question.salts:
+            salt = f"{self.salt} {question.salts[row]}"
+            extensions |= past_the_cache(self.owner, salt) or {}
+        return extensions
+
+    @property
+    def salts(self) -> bool:
+        """Whether the server's prefix cache heeds salts."""
+        return self.takes_extensions and past_the_cache(self.owner, self.salt) is not None
+
+    def _prompt(self, question: Question, row: int) -> dict[str, Any]:
+        """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
+        ids = list(question.prompts[row])
+        if not self.chat and self.takes_ids:
+            return {"prompt": ids}
+        text = self._as_text(ids)
+        if not self.chat:
+            return {"prompt": text}
+        if question.chats:
+            return {"messages": [dict(message) for message in question.chats[row]]}
+        return {"messages": [{"role": "user", "content": text}]}
+
+    def _as_text(self, prompt: Sequence[int]) -> str:
+        # The server's own tokenizer adds the first token.
+        ids = prompt[1:] if prompt[0] == self.tokenizer.bos_token_id else prompt
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self.chat))
+
+    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The token ids that the server reads for a prompt."""
+        if self.takes_ids:
+            return prompt
+        return list(self.tokenizer(self._as_text(prompt))["input_ids"])

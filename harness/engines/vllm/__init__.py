@@ -1,0 +1,1 @@
+"""The engine `vllm`, in a process of its own."""

@@ -1,0 +1,291 @@
+"""vLLM as an engine: in this process, one of vLLM's own engines for each arm.
+
+`vllm_arguments` has what they start with. An arm adds requests to its engine and reads the tokens
+of each of its steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.settings import require
+from harness.decoding.protocols import Iteration
+from harness.engines.energy import gpus_of
+from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.record import Opening
+from harness.engines.requests import RequestRecord, as_records
+from harness.engines.vllm.arguments import arm_arguments, check, fit_together
+from harness.models.failures import as_run_error, first_line
+
+# Unless the user says otherwise: it computes in this process, so that its failures have a reason;
+# it prints errors alone, and reports to nobody.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmEngine(Engine):
+    """vLLM with and without speculation: both at once where memory holds both, else one after the
+    other.
+
+    It starts for one number of draft tokens, and one number of prompts in flight.
+
+    Raises:
+        SettingError: for what vLLM does not do, or where it is not installed.
+        RunError: vLLM does not start.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        check(opening)
+        for sketch in opening.planned.sketches:
+            if sketch.about_cache:
+                opening.say(sketch.about_cache)
+        version = _import_vllm()
+        by_arm = arm_arguments(opening)
+        self.arms: list[VllmArm] = [
+            VllmArm(name, self, one.arguments) for name, one in by_arm.items()
+        ]
+        # Where memory does not hold both, each arm is asked everything at once, and is loaded only
+        # once, unless `laps` says otherwise.
+        self.queues = len(by_arm) > 1 and not fit_together(list(by_arm.values()), opening)
+        self.alternates = not self.queues
+        self.runner = f"vLLM {version}"
+        if opening.settings.runner == "eager":
+            self.runner += ", eager"
+        if self.queues:
+            self.runner += ", one arm after the other"
+        engine: Any = opening.settings.engine
+        num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        self._on = [torch.device("cuda", gpu) for gpu in opening.planned.gpus[:num_gpus]]
+        self.setup_seconds = 0.0
+        if not self.queues:
+            for arm in self.arms:
+                self.start(arm)
+
+    def start(self, arm: VllmArm) -> Any:
+        """vLLM's engine of an arm, which is started if it does not run.
+
+        Where memory does not hold both arms, the other one's is ended first.
+        """
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if arm.llm is None:
+            if self.queues:
+                self.close()
+            started = time.perf_counter()
+            try:
+                arm.llm = LLMEngine.from_engine_args(EngineArgs(**arm.arguments))
+            except Exception as exception:
+                self.close()
+                raise _explained(exception) from exception
+            self.setup_seconds = (self.setup_seconds or 0.0) + time.perf_counter() - started
+        return arm.llm
+
+    @property
+    def gpus(self) -> list[str]:
+        """The first GPUs that this process sees, which vLLM takes."""
+        return gpus_of(self._on)
+
+    def is_loaded(self, arm: Arm) -> bool:
+        return not isinstance(arm, VllmArm) or arm.llm is not None
+
+    def close(self) -> None:
+        for arm in self.arms:
+            if arm.llm is not None:
+                arm.llm.engine_core.shutdown()
+                arm.llm = None
+        gc.collect()
+
+
+@dataclass
+class _Request:
+    """A request to one of vLLM's engines.
+
+    Attributes:
+        row: its place among those that are asked together.
+        parameters: vLLM's `SamplingParams`.
+        further: those of them that this request alone has, by vLLM's names.
+        started: when it began, by `time.perf_counter`: the wall clock of `record.started_ns` may be
+            set forward and back.
+    """
+
+    row: int
+    record: RequestRecord
+    prompt: Sequence[int]
+    parameters: Any
+    further: Mapping[str, Any] = field(default_factory=dict)
+    started: float = 0.0
+
+
+class _Step(NamedTuple):
+    """One of vLLM's steps: the new tokens by row, and the requests that have ended."""
+
+    tokens: dict[int, list[int]]
+    ended: list[RequestRecord]
+
+
+@dataclass
+class VllmArm(Arm):
+    """One of vLLM's engines.
+
+    Acceptance is in `last_requests`, because vLLM reports it when a text has ended.
+
+    Attributes:
+        arguments: that vLLM's engine starts with.
+        llm: vLLM's engine; None while it does not run.
+    """
+
+    name: str
+    engine: VllmEngine
+    arguments: dict[str, Any]
+    llm: Any = None
+    _ids = itertools.count()
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """A record for each of vLLM's steps that decided tokens."""
+        started_for = self.arguments.get("speculative_config", {}).get("num_speculative_tokens")
+        number = question.decoding.num_draft_tokens
+        rule = f"must be {started_for}, for which vLLM was started"
+        require(started_for in (None, number), "decoding.num_draft_tokens", rule, number)
+        llm = self.engine.start(self)
+        requests: list[_Request] = []
+        for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
+            parameters = _sampling_parameters(question, index)
+            requests.append(_Request(row, RequestRecord(index, len(prompt)), prompt, parameters))
+        self.last_requests = [request.record for request in requests]
+        steps = self._steps(llm, requests, num_in_flight=len(requests))
+        return as_records((step.tokens for step in steps), len(requests))
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        llm = self.engine.start(self)
+        prepared = [_request_under_load(row, request) for row, request in enumerate(requests)]
+        for step in self._steps(llm, prepared, num_in_flight):
+            yield from step.ended
+
+    def _steps(self, llm: Any, requests: Sequence[_Request], num_in_flight: int) -> Iterator[_Step]:
+        """Answer requests, `num_in_flight` of them at any time, and note in each what it gets."""
+        waiting = deque(requests)
+        running: dict[str, _Request] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < num_in_flight:
+                    request = waiting.popleft()
+                    identity = f"{self.name}-{next(self._ids)}"
+                    _begin(llm, identity, request)
+                    running[identity] = request
+                step = _Step({}, [])
+                for output in llm.step():
+                    request = running[output.request_id]
+                    if _note(request, output, step):
+                        del running[output.request_id]
+                        if not output.finished:
+                            llm.abort_request([output.request_id])
+                yield step
+        except HarnessError:
+            raise
+        except Exception as exception:
+            raise _explained(exception) from exception
+        finally:
+            if running:
+                llm.abort_request(list(running))
+
+
+def _note(request: _Request, output: Any, step: _Step) -> bool:
+    """Note what a request got in a step -> whether it has ended, or nobody waits for the rest."""
+    record = request.record
+    completion = output.outputs[0]
+    if completion.token_ids:
+        step.tokens[request.row] = list(completion.token_ids)
+        record.add(step.tokens[request.row], time.perf_counter() - request.started)
+    metrics = completion.spec_decode_metrics
+    if output.finished and metrics is not None:
+        record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+        record.count_undrafted()
+    has_ended = output.finished or record.may_be_left
+    if has_ended:
+        step.ended.append(record)
+    return has_ended
+
+
+def _request_under_load(row: int, request: LoadRequest) -> _Request:
+    """One of many requests. Raises SettingError for a parameter that vLLM refuses."""
+    question = request.question
+    (prompt,), (index,) = question.prompts, question.indices
+    further = dict(request.parameters)
+    if "logit_bias" in further:
+        further["logit_bias"] = {int(name): bias for name, bias in further["logit_bias"].items()}
+    record = RequestRecord(row, len(prompt), leave_after=request.leave_after)
+    try:
+        parameters = _sampling_parameters(question, index, **further)
+    except ValueError as error:
+        raise _refusal(error, further) from error
+    return _Request(row, record, prompt, parameters, further)
+
+
+def _begin(llm: Any, identity: str, request: _Request) -> None:
+    """Hand a request to vLLM's engine. Raises SettingError for one that vLLM refuses."""
+    request.record.started_ns = time.time_ns()
+    request.started = time.perf_counter()
+    tokens = {"type": "token", "prompt_token_ids": list(request.prompt)}
+    try:
+        llm.add_request(identity, tokens, request.parameters)
+    except ValueError as error:
+        raise _refusal(error, request.further) from error
+
+
+def _refusal(error: ValueError, further: Mapping[str, Any]) -> SettingError:
+    names = ", ".join(further) or "decoding"
+    return SettingError(names, f"vLLM: {first_line(error)}", dict(further) or ...)
+
+
+def _import_vllm() -> str:
+    """Import vLLM, as it should behave here, and return its version."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm
+    except ImportError as error:
+        rule = f"needs the vllm package, which cannot be imported: {first_line(error)}"
+        raise SettingError("engine", rule, "vllm") from error
+    return vllm.__version__
+
+
+def _sampling_parameters(question: Question, index: int, **further: Any) -> Any:
+    """The warp and limits that every engine has, and random numbers of the prompt's own."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    decoding = question.decoding
+    return SamplingParams(
+        temperature=decoding.temperature,
+        top_k=decoding.top_k,
+        top_p=decoding.top_p,
+        seed=question.seed_of(index) if decoding.temperature > 0 else None,
+        max_tokens=decoding.max_new_tokens,
+        ignore_eos=True,
+        stop_token_ids=sorted(question.stop_tokens),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        **further,
+    )
+
+
+def _explained(exception: Exception) -> RunError:
+    """One line of what vLLM raised; pydantic has it in a list."""
+    errors: Any = getattr(exception, "errors", None)
+    message = first_line(exception) if errors is None else errors()[0]["msg"]
+    return as_run_error(exception) or RunError(f"vLLM: {message}")

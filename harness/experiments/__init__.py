@@ -1,1 +1,0 @@
-"""The measurements: one module for each command, and the code that commands share."""

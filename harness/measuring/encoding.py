@@ -1,0 +1,263 @@
+"""Prompts as token ids, for `Session`; those that are too long are refused, skipped or truncated."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import SettingError
+from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
+from harness.config.settings import PromptSettings
+from harness.engines.pair import PlannedPair
+from harness.measuring.progress import say
+from harness.models.tokenizers import encode_prompts, uses_template
+from harness.prompts.prompt_files import fetched_commit
+from harness.prompts.sets import Prompt, PromptSet, listed
+
+# Tokens by which an answer may grow when it is read again as text.
+_MARGIN = 8
+
+AnySettings = TypeVar("AnySettings", bound=RunSettings)
+
+Chat = list[dict[str, str]]
+
+
+class Encoded(NamedTuple):
+    """Prompts as they are asked.
+
+    Attributes:
+        token_ids: of each prompt.
+        chats: the messages of each prompt, for servers that apply the template themselves; none
+            where any prompt was cut, of which the messages would say more than the token ids.
+        num_skipped, num_truncated: prompts of the set that were too long.
+    """
+
+    prompts: tuple[Prompt, ...]
+    token_ids: list[list[int]]
+    chats: list[Chat]
+    num_skipped: int = 0
+    num_truncated: int = 0
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices of the prompts in their set."""
+        return [prompt.index for prompt in self.prompts]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.token_ids))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of tokens of a prompt."""
+        return statistics.fmean(map(len, self.token_ids))
+
+    def part(self, places: Sequence[int]) -> Encoded:
+        """Some of the prompts, by their places here."""
+        return Encoded(
+            tuple(self.prompts[place] for place in places),
+            [self.token_ids[place] for place in places],
+            [self.chats[place] for place in places] if self.chats else [],
+        )
+
+
+def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
+    """The messages of prompts; none where a prompt is only the beginning of its text."""
+    if any(prompt.num_tokens is not None for prompt in prompts):
+        return []
+    return [prompt.chat() for prompt in prompts]
+
+
+def encode(
+    planned: PlannedPair, prompts: Sequence[Prompt], template: ChatTemplate
+) -> list[list[int]]:
+    """Token ids of prompts, through the chat template; those of given lengths are text that is cut.
+
+    Raises:
+        SettingError: a prompt that no chat template reads, or with a token that a model lacks.
+    """
+    token_ids = _encode(planned.tokenizer, prompts, template)
+    planned.check_vocabulary(token_ids)
+    return token_ids
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: ChatTemplate
+) -> list[list[int]]:
+    chats = [prompt.chat() for prompt in prompts]
+    if all(prompt.num_tokens is None for prompt in prompts):
+        return encode_prompts(tokenizer, chats, template)
+    if template == "always":
+        rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
+        raise SettingError("chat_template", rule, template)
+    token_ids = encode_prompts(tokenizer, chats, "never")
+    for prompt, ids in zip(prompts, token_ids, strict=True):
+        if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
+            rule = f"a text of this set has only {len(ids)} tokens"
+            raise SettingError("prompts.lengths", rule, prompt.num_tokens)
+    return [ids[: prompt.num_tokens] for prompt, ids in zip(prompts, token_ids, strict=True)]
+
+
+def origin(settings: PromptSettings) -> str | None:
+    """Where a prompt set comes from and its licence, in one line; None where neither is known."""
+    parts = []
+    if settings.repository is not None:
+        parts.append(f"from {settings.repository} on the hub, at {_revision(settings)}")
+    if settings.licence is not None:
+        parts.append(f"licence: {settings.licence}")
+    return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
+
+
+def _revision(settings: PromptSettings) -> str:
+    """The revision of a set on the hub in words, with the commit of a branch."""
+    asked = settings.revision or "its main branch"
+    commit = fetched_commit(settings)
+    if commit is None or commit == settings.revision:
+        return asked
+    return f"{asked} as last fetched (commit {commit[:12]})"
+
+
+def encode_set(
+    planned: PlannedPair,
+    settings: PromptedSettings,
+    prompt_set: PromptSet,
+    prompts: tuple[Prompt, ...],
+    new_tokens: int,
+) -> Encoded:
+    """Encode prompts; those that are too long are refused, skipped or truncated as
+    `prompts.too_long` says. Lines say what the settings do not show.
+
+    Args:
+        new_tokens: that follow each prompt.
+
+    Raises:
+        SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
+            say what to do, or no prompt would be left.
+    """
+    template = template_here(settings, planned.tokenizer)
+    token_ids = encode(planned, prompts, template)
+    whole = list(token_ids)
+    for place, prompt in enumerate(prompts):
+        if prompt.turns:
+            turn = len(prompt.turns) - 1
+            [ids] = encode(planned, [prompt.after([""] * turn)], template)
+            # Any tokens stand in for the answers.
+            whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
+    encoded = Encoded(prompts, token_ids, chats_of(prompts))
+    encoded = _fitted(encoded, whole, planned, settings, new_tokens)
+    described = prompt_set.described(encoded.prompts)
+    if described:
+        say(described)
+    num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
+    if template == "never" and num_chats and not asks_chats(settings):
+        say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
+    return encoded
+
+
+def most_answered(turn: int, new_tokens: int) -> int:
+    """The most tokens of all answers before a turn, which is counted from 0."""
+    return turn * (new_tokens + _MARGIN)
+
+
+def _fitted(
+    encoded: Encoded,
+    whole: list[list[int]],
+    planned: PlannedPair,
+    settings: PromptedSettings,
+    new_tokens: int,
+) -> Encoded:
+    """Skip, truncate or refuse prompts that are too long.
+
+    Args:
+        whole: the prompts; of conversations the last turn's, with room for the answers before it.
+    """
+    room = _room_for_prompts(planned, settings, new_tokens)
+    prompts = encoded.prompts
+    token_ids = encoded.token_ids
+    long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
+    lines = listed(sorted(prompts[place].line for place in long))
+    where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+    problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
+    too_long = settings.prompts.too_long
+    if too_long == "skip" and 0 < len(long) < len(prompts):
+        say(f"{problem} and are left out")
+        kept = [place for place in range(len(prompts)) if place not in long]
+        encoded = encoded.part(kept)._replace(num_skipped=len(long))
+        whole = [whole[place] for place in kept]
+    elif too_long == "truncate" and long and room is not None and room > 1:
+        cut = [place for place in long if len(token_ids[place]) > room]
+        if cut:
+            say(f"{problem}: their last {room} tokens are read")
+        else:
+            say(f"{problem}: conversations go on without their oldest turns")
+        for place in cut:
+            token_ids[place] = last(token_ids[place], room, planned.tokenizer.bos_token_id)
+        chats = [] if cut else encoded.chats
+        encoded = encoded._replace(chats=chats, num_truncated=len(long))
+        whole = token_ids
+    excess = planned.excess(whole, new_tokens)
+    if excess is None:
+        return encoded
+    has_turns = any(prompt.turns for prompt in prompts)
+    answers = ", with the answers before its last turn" if has_turns else ""
+    longest = f"the longest has {excess.num_prompt_tokens} tokens{answers}; {excess.rule}"
+    if not long or encoded.num_skipped or encoded.num_truncated:
+        # Only in the tokens of a draft with another tokenizer are they too long.
+        raise SettingError("prompts", longest)
+    skipping = "leaves none" if too_long == "skip" else "leaves them out"
+    advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
+    raise SettingError("prompts", f"{problem}; {longest}{advice}")
+
+
+def _room_for_prompts(
+    planned: PlannedPair, settings: PromptedSettings, new_tokens: int
+) -> int | None:
+    """Return the most tokens that a prompt may have, None without a limit.
+
+    Raises:
+        SettingError: not even one token fits.
+    """
+    room = planned.room(new_tokens)
+    if room is None or room >= 1:
+        return room
+    limit = room + new_tokens
+    rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
+    raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
+
+
+def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
+    """The last `count` tokens of a text, the first of which stays the beginning-of-sequence token
+    if the text has one.
+    """
+    if token_ids[0] == bos_token:
+        return [*token_ids[:1], *token_ids[1 - count :]]
+    return token_ids[-count:]
+
+
+def asks_chats(settings: RunSettings) -> bool:
+    """Whether the engine is asked with messages, to which it applies its own chat template."""
+    return bool(getattr(settings.engine, "chat", False))
+
+
+def template_here(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """The use of a chat template by which prompts are encoded here."""
+    if asks_chats(settings) and not tokenizer.chat_template:
+        # The messages are sent; token ids only say about how long they are.
+        return "never"
+    return settings.chat_template
+
+
+def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase) -> AnySettings:
+    """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
+    chats.
+    """
+    if settings.decoding.ignore_eos != "auto":
+        return settings
+    is_chat = asks_chats(settings) or uses_template(tokenizer, settings.chat_template)
+    decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
+    return dataclasses.replace(settings, decoding=decoding)

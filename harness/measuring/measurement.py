@@ -1,0 +1,289 @@
+"""When two measurements are the same: a digest of what determines their figures, without torch.
+
+Each row has the digest in its column `measurement`. Before a job of a sweep is measured, `identify` says what it would
+measure, and `measured_rows` looks for rows of an earlier run with the same digest. `eval` finds earlier answers so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.config.machine import cpu_name, gpu_names, num_usable_cores
+from harness.config.run import RunSettings
+from harness.config.settings import ModelSettings, PromptSettings
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES, engine_of
+from harness.results.environment import package_version
+from harness.results.files import read_rows
+from harness.results.schema import RunRow
+from harness.results.servers import ServerReport, server_reports
+from harness.results.weights import hub_commit
+
+AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
+
+# Settings that say where results go and how a run is carried out, and change no figure.
+_NOT_MEASURED = (
+    "results",
+    "repeats",
+    "resume",
+    "job_timeout_s",
+    "gpus_per_job",
+    "force",
+)
+# Without a draft these have no effect: one measurement serves all their values.
+_OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Folders and modules, wherever they are in the package, that show or store what was measured, or say
+# which runs there are. Everything else may change a figure.
+ONLY_SHOWING = frozenset(
+    {
+        "__main__",
+        "cli",
+        "columns",
+        "documentation",
+        "files",
+        "help",
+        "locked_files",
+        "optional_plots",
+        "overview",
+        "plots",
+        "published",
+        "ranking",
+        "read_runs",
+        "regress",
+        "report",
+        "row",
+        "rows",
+        "schema",
+        "serve",
+        "sweep",
+        "tables",
+        "words",
+    }
+)
+_SOURCES = (".py", ".csv")
+# Versions that matter to every measurement. Engines may have further ones.
+_PACKAGES = (
+    "harness",
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "numpy",
+    "scipy",
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The identity of a measurement, by which an earlier one is recognised.
+
+    Attributes:
+        digest: of everything that determines the figures.
+        server_started: the start of the servers, as they tell it; None without any, and where one
+            does not tell it.
+        reusable: whether earlier figures may be taken over at all.
+        any_start: whether those of servers that were started again since may be, too.
+    """
+
+    digest: str
+    server_started: str | None = None
+    reusable: bool = True
+    any_start: bool = False
+
+    def includes(self, row: Any) -> bool:
+        """Whether figures of a row with the same digest may be taken over."""
+        same_start = self.any_start or row.server_started == self.server_started
+        return self.reusable and same_start
+
+
+def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
+    """Say what is to be measured; servers are asked who they are.
+
+    Figures of a server that tells no start, which may run with other flags than before, are reused
+    with `resume=always` only, and those of a server that does not answer never.
+
+    Args:
+        leaving_out: names of further settings that do not matter.
+    """
+    servers = _servers(settings)
+    digest = _digest(settings, leaving_out, servers or [])
+    if servers is None:
+        return Measurement(digest, reusable=False)
+    started = _started_of(servers)
+    always = settings.resume == "always"
+    reusable = always or not servers or started is not None
+    return Measurement(digest, started, reusable, any_start=always)
+
+
+def _servers(settings: RunSettings) -> list[ServerReport] | None:
+    """The servers that answer, of an engine that has some; None where one does not tell who it is."""
+    addresses = engine_of(settings).addresses(settings.engine)
+    return server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
+
+
+def _started_of(servers: list[ServerReport]) -> str | None:
+    """The start of all servers as one text; None if one does not tell it, or without any."""
+    times = [server.started for server in servers if server.started is not None]
+    return "; ".join(times) if times and len(times) == len(servers) else None
+
+
+def measurement_digest(settings: RunSettings) -> str:
+    """16 hex digits of settings, weights, prompts, machine, versions, servers and source."""
+    return identify(settings).digest
+
+
+def _digest(
+    settings: RunSettings, leaving_out: Collection[str], servers: list[ServerReport]
+) -> str:
+    """The digest of a measurement.
+
+    Weights on a hub count with repository, revision and commit, weights in a directory with their
+    files' sizes and times.
+    """
+    asked = dataclasses.asdict(settings)
+    for name in (*_NOT_MEASURED, *leaving_out):
+        asked.pop(name, None)
+    if settings.draft is None:
+        for name in _OF_THE_DRAFT:
+            asked["decoding"].pop(name, None)
+    prompts = asked.pop("prompts", None)
+    if prompts:
+        prompts = _prompts(prompts)
+    models = [model for model in (settings.model, settings.draft) if model is not None]
+    packages = (*_PACKAGES, *engine_of(settings).packages)
+    everything: dict[str, Any] = {
+        "kind": type(settings).__name__,
+        "settings": asked,
+        "prompts": prompts,
+        "weights": [_weights(model) for model in models],
+        "servers": [server.about for server in servers],
+        "machine": _machine(settings),
+        "versions": {name: package_version(name) for name in packages},
+        "source": _source(),
+        "method": settings.draft and METHODS.source(settings.draft.method),
+        "engine": ENGINES.source(settings.engine.name),
+        "command": _own_source(type(settings)),
+    }
+    text = json.dumps(everything, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _machine(settings: RunSettings) -> list[Any]:
+    """The GPUs that compute, or else the CPU."""
+    # A job's own process sees those that it leased, the sweep's process sees all.
+    gpus = gpu_names()[: settings.gpus_per_job]
+    return gpus or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+
+
+def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
+    """The settings that are not at their defaults and have no column in such rows, by name."""
+    columns = kind.columns().items()
+    in_columns = {column.path or name for name, column in columns if column.kind != "circumstance"}
+    return _departures(settings, in_columns, "") or None
+
+
+def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict[str, Any]:
+    """`{"placement.reserve_gb": 2.0}`: the settings that are not at their defaults.
+
+    Args:
+        in_columns: names of settings that do not count.
+        prefix: of the names in these settings, `placement.`; empty for those of the command itself.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        name = prefix + field.name
+        value = getattr(settings, field.name)
+        if name in in_columns or name in _NOT_MEASURED:
+            continue
+        if dataclasses.is_dataclass(value):
+            found |= _departures(value, in_columns, f"{name}.")
+        elif value != field.default and field.default is not dataclasses.MISSING:
+            found[name] = _short_digest(value) if isinstance(value, Mapping) else value
+    return found
+
+
+def _short_digest(value: Mapping[str, Any]) -> str:
+    """In place of an architecture or a device map, which would take the whole row."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def measured_rows(
+    path: str | Path, kind: type[AnyRunRow], measurement: Measurement
+) -> list[AnyRunRow]:
+    """The rows of a measurement's newest complete run in a file and its siblings; [] without one."""
+    if not measurement.reusable:
+        return []
+    same = [row for row in read_rows(path, kind) if row.measurement == measurement.digest]
+    incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
+    complete = [row for row in same if row.run not in incomplete]
+    latest = max((row.run or "" for row in complete), default=None)
+    return [row for row in complete if (row.run or "") == latest]
+
+
+def _weights(model: ModelSettings) -> object:
+    """Tell these weights from others of the same name."""
+    directory = Path(model.repository)
+    if not model.repository:
+        return model.repository, model.revision
+    if not directory.is_dir():
+        return model.repository, model.revision, hub_commit(model.repository, model.revision)
+    files = sorted(file for file in directory.iterdir() if file.is_file())
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a prompt set, with the commit or the contents of its files in place of names."""
+    settings = PromptSettings(**prompts)
+    named = ("name", "file", "repository", "revision", "licence", "source")
+    asked = {setting: value for setting, value in prompts.items() if setting not in named}
+    if settings.repository is None:
+        contents: list[str | None] = [_contents(Path(file).expanduser()) for file in settings.files]
+        return asked | {"contents": contents}
+    commit = hub_commit(settings.repository, settings.revision, "dataset")
+    of_hub = (settings.repository, commit or settings.revision, settings.file)
+    return asked | {"contents": of_hub}
+
+
+def _contents(file: Path) -> str | None:
+    """A digest of a file; None where it cannot be read, which the run will say."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _own_source(kind: type) -> str | None:
+    """The contents of the user's own file that a command is in."""
+    file = Path(sys.modules[kind.__module__].__file__ or "")
+    return None if file.is_relative_to(_PACKAGE) else _contents(file)
+
+
+def counted_files() -> list[Path]:
+    """The source files of this package on which figures may depend, in order."""
+    files = []
+    for file in sorted(_PACKAGE.rglob("*")):
+        names = {*file.relative_to(_PACKAGE).parts[:-1], file.stem}
+        if file.suffix in _SOURCES and not ONLY_SHOWING & names:
+            files.append(file)
+    return files
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of our code that computes figures."""
+    digest = hashlib.sha256()
+    for file in counted_files():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""Was the machine quiet while it measured? Processor, load, and what else the GPUs do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pynvml
+
+from harness.config.machine import num_usable_cores
+from harness.engines.energy import throttle_reasons
+from harness.measuring.pace import load_average, load_in_words
+from harness.models.ranks import world
+
+# After this many seconds a run says so if it has less than this share of the processor time that it
+# asks for.
+_LONG_S = 60.0
+_LITTLE = 0.5
+
+
+class ProcessorTime(NamedTuple):
+    """Nanoseconds in which threads of this process ran, and in which they waited for a core."""
+
+    ran: int
+    waited: int
+
+
+def processor_time(tasks: Path = Path("/proc/self/task")) -> ProcessorTime | None:
+    """The time of all threads so far; None where the system does not tell."""
+    ran = waited = 0
+    try:
+        for thread in tasks.iterdir():
+            # A thread may end meanwhile.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                fields = (thread / "schedstat").read_text().split()
+                ran += int(fields[0])
+                waited += int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return ProcessorTime(ran, waited) if ran else None
+
+
+@dataclass
+class GpuState:
+    """The worst of what NVML told at several times.
+
+    Attributes:
+        lowest_clock_mhz: of the cores of any GPU; None where it is not known.
+        reasons: why clocks were lowered.
+        other_processes: the most processes other than the run's own that computed on one of these
+            GPUs at once.
+    """
+
+    lowest_clock_mhz: int | None = None
+    reasons: set[str] = field(default_factory=set)
+    other_processes: int | None = None
+
+    def look(self, gpus: Sequence[str]) -> None:
+        """Take in the present state of some GPUs, as far as NVML tells it."""
+        for gpu in gpus:
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
+                self.reasons.update(throttle_reasons(gpu))
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                num_others = _num_others({process.pid for process in running})
+                self.other_processes = max(num_others, self.other_processes or 0)
+
+
+def _num_others(pids: set[int]) -> int:
+    """The number of these processes that do not belong to this run.
+
+    A server that the run starts is its descendant; ranks are descendants of one parent.
+    """
+    others = pids - {os.getpid()}
+    if not others:
+        return 0  # nothing is to be looked up
+    with suppress(psutil.Error):
+        first = psutil.Process(os.getppid() if world().size > 1 else os.getpid())
+        descendants = first.children(recursive=True)
+        others -= {first.pid, *(process.pid for process in descendants)}
+    return len(others)
+
+
+class Quietness:
+    """Watches the machine from its creation on, while a run is timed.
+
+    Args:
+        gpus: UUIDs of those that compute.
+        say: gets a line where the run waits more than it computes.
+    """
+
+    def __init__(self, gpus: Sequence[str], say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = False
+        self._began = time.monotonic()
+        self._first = processor_time()
+        self._gpu = GpuState()
+        self._gpus = gpus
+
+    def look(self) -> None:
+        """Look at the GPUs, and at the processor time so far. Called between two timed answers."""
+        self._gpu.look(self._gpus)
+        share = self._processor_share()
+        if self._said or share is None or share >= _LITTLE:
+            return
+        if time.monotonic() - self._began > _LONG_S:
+            self._said = True
+            self._say(
+                f"this takes long: the process gets {share:.0%} of the processor time that it asks for"
+                f" {load_in_words()}"
+            )
+
+    def columns(self) -> dict[str, Any]:
+        """The columns about the machine since the creation."""
+        reasons = ", ".join(sorted(self._gpu.reasons))
+        return {
+            "processor_share": self._processor_share(),
+            "load": load_average(),
+            "num_cores": num_usable_cores(),
+            "other_gpu_processes": self._gpu.other_processes,
+            "lowest_gpu_clock_mhz": self._gpu.lowest_clock_mhz,
+            "gpu_throttled": reasons or None,
+        }
+
+    def _processor_share(self) -> float | None:
+        now = processor_time()
+        if now is None or self._first is None:
+            return None
+        ran = now.ran - self._first.ran
+        waited = now.waited - self._first.waited
+        # The times of threads that have ended are missing, so that a difference may be negative.
+        return ran / (ran + waited) if ran > 0 and waited >= 0 else None

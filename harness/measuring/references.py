@@ -1,0 +1,89 @@
+"""The model's own probabilities, against which the answers of a run are checked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from harness.config.errors import HarnessError
+from harness.engines.checks.divergence import Divergence, text_divergence
+from harness.engines.checks.reference import REFERENCE_BATCH, REFERENCE_TOKENS, open_reference
+from harness.engines.pair import plan_pair
+from harness.engines.protocol import Engine, Reference
+from harness.engines.registry import engine_of
+from harness.measuring.progress import say
+from harness.measuring.session import Session
+from harness.models.case import Demand
+
+
+class References:
+    """Gives the reference that fits: the open engine's own, else its target, loaded here once.
+
+    There is none for a server that makes chats of prompts, which reads other tokens than the model
+    would here, nor for a server whose model cannot be loaded here.
+
+    Raises (each method):
+        RunError: the models of an engine that computes here do not fit.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def for_tokens(self) -> Reference | None:
+        """The reference for token ids; None also where the engine does not report them."""
+        return self.for_texts() if self._engine.reports_token_ids else None
+
+    def for_texts(self) -> Reference | None:
+        """The reference for texts, whose tokens may be unknown; None where there is none."""
+        if getattr(self._session.settings.engine, "chat", False):
+            return None
+        return self._engine.reference or self._loaded
+
+    def text_divergence(
+        self, prompt: Sequence[int], text: str, num_tokens: int
+    ) -> Divergence | None:
+        """Where a greedy text of the speculative arm, or of the only one, leaves the model's own.
+
+        Call it only where `for_texts` gives a reference.
+
+        Args:
+            num_tokens: the most that the text has.
+        """
+        reference = self.for_texts()
+        assert reference is not None
+        read = self._engine.arms[-1].as_read(prompt)
+        return text_divergence(reference, self._session.tokenizer, read, text, num_tokens)
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._session.engine is not None
+        return self._session.engine
+
+    @functools.cached_property
+    def _loaded(self) -> Reference | None:
+        """The target, loaded here; None, which a line says, where that of a server cannot be."""
+        settings = self._session.settings
+        try:
+            return self._load()
+        except HarnessError as error:
+            if engine_of(settings).computes_here:
+                raise
+            say(f"model={settings.model.name} cannot be loaded here: {error}")
+            return None
+
+    def _load(self) -> Reference:
+        settings = self._session.settings
+        if engine_of(settings).computes_here:
+            planned = self._session.planned
+        else:
+            planned = plan_pair(settings.model, None, settings.placement, settings.dtype)
+        demand = Demand(
+            batch_size=REFERENCE_BATCH,
+            prompt_tokens=REFERENCE_TOKENS,
+            new_tokens=0,
+            num_draft_tokens=0,
+            runner="eager",
+        )
+        pair = planned.place(demand, force=settings.force).load()
+        never_drawn = set().union(*(arm.never_drawn for arm in self._engine.arms))
+        return open_reference(pair, settings.decoding, never_drawn=never_drawn)

@@ -1,0 +1,378 @@
+"""Does the work of every command around its measurement: plan, encode, place, load, open an engine,
+and write rows. `run.py` makes a session for a run, and hands it to the command's `measure`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.machine import cpu_name, gpu_names
+from harness.config.run import RunSettings
+from harness.config.settings import DecodingSettings, Fault
+from harness.engines.keeper import PairKeeper
+from harness.engines.pair import Pair, PlacedPair, PlannedPair
+from harness.engines.protocol import Engine, Question
+from harness.engines.registry import engine_of
+from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin, template_here
+from harness.measuring.measurement import Measurement, further_settings, identify
+from harness.measuring.progress import say
+from harness.measuring.weight_columns import identity_columns, placed_columns
+from harness.models.case import Demand
+from harness.models.failures import as_run_error
+from harness.prompts.sets import Prompt, PromptSet
+from harness.results.acceptance import Acceptance
+from harness.results.environment import environment_columns, new_run_id, write_environment
+from harness.results.files import append_rows
+from harness.results.row import Row
+from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+class Session:
+    """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
+    `open`, `ask`, and `interleaving.ask_all`; `row` and `write_rows` however it ends.
+
+    Args:
+        keeper: holds the pair where several runs follow each other.
+        run_id: of the run; None for a new one.
+
+    Attributes:
+        settings: those in effect; `original_settings` are without the command's own changes, and
+            identify the measurement.
+        run: the id that all its rows carry.
+        status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
+        placed: the pair with its places, after `place`; None where the engine loads none here.
+        engine: after `open`.
+        devices: product names of what computes, ['NVIDIA A100-SXM4-40GB']; [] before `place`.
+        written: the rows that `write_rows` has written so far.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        original_settings: RunSettings,
+        directory: Path,
+        keeper: PairKeeper | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.original_settings = original_settings
+        self.directory = directory
+        self.run = run_id or new_run_id()
+        self.status = "ok"
+        self.error: str | None = None
+        self.placed: PlacedPair | None = None
+        self.engine: Engine | None = None
+        self.devices: list[str] = []
+        self.written: list[RunRow] = []
+        self._measurement: Measurement | None = None
+        # Columns about prompts that were too long.
+        self._too_long = {"num_skipped": 0, "num_truncated": 0}
+        self._said_origin = False
+        self._keeper = keeper or PairKeeper()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what ends the block early. A failure that is known leaves it as a RunError."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
+            raise
+        except Exception as exception:
+            explained = as_run_error(exception)
+            self.status = "failed"
+            self.error = " ".join(str(explained or exception or type(exception).__name__).split())
+            if explained is None:
+                raise
+            raise explained from exception
+
+    @property
+    def pair(self) -> Pair:
+        """The loaded pair, for a command that changes its weights."""
+        return self._keeper.load()
+
+    @property
+    def planned(self) -> PlannedPair:
+        """The pair before its weights load; for engines elsewhere its tokenizer alone."""
+        return self._keeper.plan(self.settings)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that the pair shares."""
+        return self.planned.tokenizer
+
+    def identify(self) -> Measurement:
+        """The identity of the measurement, by which `resume` finds earlier rows; determined once.
+
+        Runs with the same original settings are the same measurement: the command's own changes do
+        not count.
+        """
+        if self._measurement is None:
+            self._measurement = identify(self.original_settings)
+        return self._measurement
+
+    @functools.cached_property
+    def _identity_columns(self) -> dict[str, str | None]:
+        return identity_columns(self.settings)
+
+    @property
+    def kept_in(self) -> Path:
+        """The directory of what outlives the run; the run's own where nothing is collected."""
+        file = self.settings.results.file
+        return self.directory if file is None else Path(file).parent
+
+    def encode(
+        self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each prompt, through the chat template where setting and tokenizer agree on
+        it.
+
+        Args:
+            setting: where the prompts come from, for the error.
+            new_tokens: that follow each prompt; `decoding.max_new_tokens` by default.
+
+        Raises:
+            SettingError: a prompt does not fit into a model's context with its new tokens.
+        """
+        token_ids = self.encode_unchecked(prompts)
+        new_tokens = new_tokens or self.settings.decoding.max_new_tokens
+        excess = self.planned.excess(token_ids, new_tokens)
+        if excess is not None:
+            raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
+        return token_ids
+
+    def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids as `encode` has them, also of prompts that are too long for the models."""
+        template = template_here(self.settings, self.tokenizer)
+        return encode(self.planned, prompts, template)
+
+    def encode_set(
+        self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
+    ) -> Encoded:
+        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
+        `prompts.too_long` says, and rows count them.
+        """
+        settings: Any = self.settings
+        about = origin(settings.prompts)
+        if about is not None and not self._said_origin:
+            say(about)
+        self._said_origin = True
+        encoded = encode_set(self.planned, settings, prompt_set, prompts, new_tokens)
+        self._too_long["num_skipped"] = encoded.num_skipped
+        self._too_long["num_truncated"] = encoded.num_truncated
+        return encoded
+
+    def place(
+        self,
+        batch_size: int,
+        prompt_tokens: int,
+        new_tokens: int | None = None,
+        *,
+        rows_setting: str = "batch_size",
+        tokens_setting: str = "decoding.max_new_tokens",
+    ) -> PlacedPair | None:
+        """Place the pair with its caches, and say where; write `environment.json`.
+
+        Returns None where the engine loads no pair here.
+
+        Args:
+            batch_size: rows that are decoded together.
+            prompt_tokens: the most tokens of a prompt.
+            new_tokens: the most that follow; `decoding.max_new_tokens` by default.
+            rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which
+                advice names.
+
+        Raises:
+            RunError: the pair does not fit.
+        """
+        # Now: planning has found the commit on the hub, and servers have not answered questions
+        # yet, so that a later restart is noticed.
+        self.identify()
+        settings = self.settings
+        engine = engine_of(settings)
+        advice = engine.advice(settings)
+        if advice is not None:
+            say(advice)
+        if engine.loads_pair:
+            demand = Demand(
+                batch_size,
+                prompt_tokens,
+                new_tokens or settings.decoding.max_new_tokens,
+                num_draft_tokens=settings.most_verified,
+                runner=settings.runner,
+                rows_setting=rows_setting,
+                tokens_setting=tokens_setting,
+            )
+            self._place_pair(demand)
+        else:
+            here = gpu_names() or [cpu_name() or "unknown CPU"]
+            elsewhere = engine.location(settings.engine)
+            self.devices = here if elsewhere is None else [elsewhere]
+        write_environment(self.directory, self.devices)
+        return self.placed
+
+    def _place_pair(self, demand: Demand) -> None:
+        """Place the pair for the first demand of the run, which is the largest."""
+        if self.placed is None:
+            self.placed = self._keeper.place(self.settings, demand)
+            say(self.placed.describe())
+            self.devices = self.placed.device_names()
+
+    def open(
+        self,
+        batch_size: int,
+        longest_prompt: int,
+        decoding: DecodingSettings | None = None,
+        *,
+        share_prefix: bool = False,
+        fault: Fault = "none",
+    ) -> Engine:
+        """Open the engine, with the pair loaded if it needs one.
+
+        Args:
+            batch_size: the most prompts of a question, or the most requests in flight.
+            longest_prompt: the most tokens of a prompt.
+            decoding: of the questions; that of the settings by default.
+            share_prefix: read the common beginning of a batch's prompts only once, if possible.
+            fault: a mistake to plant in the speculative arm.
+        """
+        # Before the next engine allocates its caches, those of the one before are given back.
+        self.close()
+        self.engine = self._keeper.open(
+            self.settings,
+            decoding or self.settings.decoding,
+            batch_size,
+            longest_prompt,
+            say=say,
+            share_prefix=share_prefix,
+            fault=fault,
+        )
+        return self.engine
+
+    def close(self) -> None:
+        """Close the engine, if one is open."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+    def ask(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        indices: Sequence[int],
+        decoding: DecodingSettings | None = None,
+        *,
+        chats: Sequence[Chat] = (),
+        seed: int | None = None,
+        stop_tokens: frozenset[int] = frozenset(),
+        salts: Sequence[str] = (),
+        ends: Sequence[str] = (),
+    ) -> Question:
+        """The question of one batch: prompts that every arm is asked together.
+
+        Args:
+            token_ids: of each prompt.
+            indices: of the prompts; with the seed they determine the random numbers.
+            decoding, seed: those of the settings by default.
+            stop_tokens: that end a row besides those at which the target ends a text.
+            chats, salts, ends: as `Question` has them.
+        """
+        if decoding is None:
+            decoding = self.settings.decoding
+        if seed is None:
+            seed = self.settings.seed
+        if not decoding.ignore_eos:
+            stop_tokens = stop_tokens | self.end_tokens()
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, salts, ends)
+
+    def row(
+        self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
+    ) -> AnyRow:
+        """A row of this run, from its settings, its circumstances and what was measured.
+
+        Where several have a column, figures come before acceptance, and both before the rest.
+
+        Args:
+            acceptance: of whose columns the row has those that this kind of row knows.
+            figures: columns that were measured.
+
+        Raises:
+            TypeError: a circumstance or a figure that the kind of row has no column for.
+        """
+        columns: dict[str, Any] = {"run": self.run}
+        if issubclass(kind, RunRow):
+            columns |= kind.setting_columns(self.settings) | self._circumstances()
+            columns["settings"] = further_settings(self.settings, kind)
+            if self.settings.draft is None or figures.get("arm") == "regular":
+                columns["num_draft_tokens"] = None
+            if not engine_of(self.settings).computes_here:
+                # The pair of a server is unknown: the settings only label it.
+                columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
+        if issubclass(kind, PromptedRow):
+            columns |= self._too_long
+        if acceptance is not None:
+            about_acceptance = acceptance.columns(self.settings.num_levels)
+            for name in about_acceptance.keys() & kind.columns().keys():
+                columns[name] = about_acceptance[name]
+        return kind(**(columns | figures))
+
+    def append(self, name: str, rows: Sequence[Row]) -> None:
+        """Append rows to a file in the run's directory, at once, so that nothing measured is
+        lost.
+        """
+        append_rows(self.directory / name, rows)
+
+    def write_rows(self, rows: Sequence[RunRow]) -> str | None:
+        """Append rows to the run's own file and, unless it was refused, to the one that collects
+        all runs.
+
+        Returns a line that says where they are; None without rows.
+        """
+        if not rows:
+            return None
+        self.append(f"{rows[0].kind}.csv", rows)
+        self.written += rows
+        own = f"written to {self.directory}/"
+        collected = self.settings.results.file
+        if not collected or self.status == REFUSED:
+            return own
+        try:
+            file = append_rows(collected, rows)
+        except HarnessError as error:
+            raise RunError(f"{error}; the rows are in {self.directory}/") from error
+        note = "" if file == Path(collected) else f" ({collected} has other columns)"
+        return f"{own} and {file}{note}"
+
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens at which the target ends a text by itself."""
+        if engine_of(self.settings).loads_pair:
+            return self._keeper.load().stop_tokens()
+        ends = self.tokenizer.eos_token_id
+        return frozenset() if ends is None else frozenset({int(ends)})
+
+    def _circumstances(self) -> dict[str, Any]:
+        columns: dict[str, Any] = {
+            "status": self.status,
+            "error": self.error,
+            **environment_columns(self.devices),
+            **self._identity_columns,
+            "measurement": self.identify().digest,
+            "server_started": self.identify().server_started,
+            "directory": str(self.directory),
+        }
+        if self.engine is not None:
+            columns["runner"] = self.engine.runner
+            columns["server"] = self.engine.server
+            columns["served_model"] = self.engine.served_model
+            columns["setup_s"] = self.engine.setup_seconds
+        if self.placed is not None:
+            columns |= placed_columns(self.placed)
+        return columns

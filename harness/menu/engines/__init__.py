@@ -1,1 +1,0 @@
-"""The engines of this project, one module each."""

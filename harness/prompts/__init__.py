@@ -1,0 +1,1 @@
+"""Prompt sets, from files here or on the hub."""

@@ -1,0 +1,385 @@
+"""Prompt sets, from files here or on the hub.
+
+`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
+with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
+SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
+`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`.
+Settings name other columns, or make the prompt from several of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import random
+import re
+import string
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.config.errors import SettingError
+from harness.config.settings import PROMPT_COLUMNS, PromptSettings
+from harness.prompts.lengths import of_lengths
+from harness.prompts.prompt_files import BadFile, local_files, read_rows
+
+# Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
+# which says where to fetch it. Only capitals count, because "Data should be fetched ..." may well
+# be a real prompt.
+_FETCH_ORDER = re.compile(
+    r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
+)
+_PLACEHOLDER = re.compile(
+    r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
+    re.I | re.S,
+)
+# Keys of a prompt; the first that a row has counts.
+_KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
+# Names of lines or categories in a message.
+_MOST_NAMED = 15
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a set.
+
+    Attributes:
+        text: of a chat the user's last message, with which `messages` end.
+        category: its kind of task; None where the set has none.
+        messages: of a chat; None for plain text.
+        index: its place in the prompt set, from 0; with the seed it determines the random numbers.
+        line: of the file, or row of a table, from 1.
+        num_tokens: to which the text is cut; None for all of it.
+        turns: what the user says in a conversation of several turns, this text first; empty for one
+            turn.
+        turn: of a conversation, from 1; None for a prompt that is none.
+    """
+
+    text: str
+    category: str | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
+    index: int = field(default=0, compare=False)
+    line: int = field(default=0, compare=False)
+    num_tokens: int | None = None
+    turns: tuple[str, ...] = ()
+    turn: int | None = None
+
+    def chat(self) -> list[dict[str, str]]:
+        """The messages to give to a chat template; plain text is one user message."""
+        return [
+            dict(message) for message in self.messages or ({"role": "user", "content": self.text},)
+        ]
+
+    def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
+        """The turn of a conversation that follows these answers to the turns before it.
+
+        Args:
+            left_out: of the oldest turns and their answers.
+        """
+        chat = [*self.chat()[:-1], {"role": "user", "content": self.turns[left_out]}]
+        later = zip(answers[left_out:], self.turns[left_out + 1 :], strict=False)
+        for answer, text in later:
+            chat.append({"role": "assistant", "content": answer})
+            chat.append({"role": "user", "content": text})
+        return dataclasses.replace(self, text=chat[-1]["content"], messages=tuple(chat))
+
+
+class Occurrence(NamedTuple):
+    """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""
+
+    place: int
+    turn: int = 0
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts in the order of their file.
+
+    Attributes:
+        digest: of texts and messages: the same in any file format.
+        seed: takes prompts of each category at random; None takes the first.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    digest: str
+    seed: int | None = None
+
+    def take(self, count: int) -> tuple[Prompt, ...]:
+        """`count` prompts, from each category in turn.
+
+        Raises:
+            SettingError: there are fewer.
+        """
+        if count > len(self.prompts):
+            raise SettingError(
+                "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
+            )
+        members: dict[str | None, list[Prompt]] = {}
+        for prompt in self.prompts:
+            members.setdefault(prompt.category, []).append(prompt)
+        if self.seed is not None:
+            shuffler = random.Random(self.seed)
+            for of_category in members.values():
+                shuffler.shuffle(of_category)
+        taken: list[Prompt] = []
+        for turn in itertools.zip_longest(*members.values()):
+            # Categories with few prompts have none left in later turns.
+            taken += [prompt for prompt in turn if prompt is not None]
+        return tuple(taken[:count])
+
+    def index(self, occurrence: Occurrence) -> int:
+        """The index of a prompt, or of a turn of a conversation, for each time that it is asked.
+
+        In a set of 10 conversations of 2 turns, the turns of the fourth one have the indices 3 and
+        13; when it is asked again, 23 and 33.
+        """
+        times = occurrence.turn + self._most_turns * occurrence.repeat
+        return occurrence.place + len(self.prompts) * times
+
+    def occurrence(self, index: int) -> Occurrence:
+        """The reverse of `index`."""
+        times, place = divmod(index, len(self.prompts))
+        repeat, turn = divmod(times, self._most_turns)
+        return Occurrence(place, turn, repeat)
+
+    def at(self, index: int) -> Prompt:
+        """The prompt of an index, which may be of a later turn, or of another time that it is
+        asked.
+        """
+        occurrence = self.occurrence(index)
+        prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
+        if not prompt.turns:
+            return prompt
+        return dataclasses.replace(
+            prompt, text=prompt.turns[occurrence.turn], turn=occurrence.turn + 1
+        )
+
+    def first_unused(self, num_asked: int) -> int:
+        """Return an index above those of all turns and repetitions of this many prompts."""
+        times = -(-num_asked // len(self.prompts))
+        return self.index(Occurrence(0, repeat=max(1, times)))
+
+    @functools.cached_property
+    def _most_turns(self) -> int:
+        return max(1, *(len(prompt.turns) for prompt in self.prompts))
+
+    def described(self, taken: Sequence[Prompt]) -> str | None:
+        """Which prompts `take` took, in a line; None where they are simply the first ones, or all."""
+        categories = {prompt.category for prompt in self.prompts}
+        if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
+            return None
+        counts = Counter(prompt.category for prompt in taken)
+        described = f"{len(taken)} of {len(self.prompts)} prompts ({self.name})"
+        if self.seed is not None:
+            described = f"{described}, drawn with prompts.seed={self.seed}"
+        if len(categories) == 1:
+            return described
+        named = listed(
+            [f"{count} {category or 'without one'}" for category, count in counts.items()]
+        )
+        return f"{described}, from each category in turn: {named}"
+
+
+def listed(names: Sequence[object]) -> str:
+    """`3, 5, 8`, cut where there are many."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(str, names[:_MOST_NAMED])) + more
+
+
+def load_prompts(settings: PromptSettings) -> PromptSet:
+    """Read a prompt set.
+
+    Raises:
+        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, has no prompts, or has
+            placeholders, or lacks columns that the settings name.
+        RunError: it is on the hub, which is out of reach.
+    """
+    read: list[Prompt] = []
+    for name, path in zip(settings.files, local_files(settings), strict=True):
+        try:
+            read += _prompts_of(path, settings)
+        except BadFile as bad:
+            raise SettingError("prompts", str(bad), name) from bad
+    if settings.lengths:
+        read = _cut(read, settings)
+    prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
+    contents = [
+        json.dumps([prompt.text, prompt.messages, *filter(None, (prompt.num_tokens, prompt.turns))])
+        for prompt in prompts
+    ]
+    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
+    return PromptSet(settings.name, prompts, digest, settings.seed)
+
+
+def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
+    """The prompts of one file; of several files each is a category."""
+    prompts = []
+    for number, row in read_rows(path, settings.source):
+        try:
+            prompt = _from_row(row, settings)
+        except BadFile as bad:
+            place = "line" if path.suffix in (".txt", ".jsonl") else "row"
+            raise BadFile(f"{place} {number} {bad}") from None
+        if prompt.category is None and len(settings.files) > 1:
+            prompt = dataclasses.replace(prompt, category=path.stem)
+        prompts.append(dataclasses.replace(prompt, line=number))
+    if not prompts:
+        raise BadFile("the file holds no prompts")
+    placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
+    if placeholders:
+        first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
+        found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
+        advice = (
+            settings.source or "fetch the real texts with the script that comes with the data set"
+        )
+        raise BadFile(f"{found}; {advice}")
+    return prompts
+
+
+def _cut(documents: Sequence[Prompt], settings: PromptSettings) -> list[Prompt]:
+    """Prompts of the lengths that the settings name, each length a category."""
+    texts = [document.text for document in documents]
+    return [
+        Prompt(text, f"{length} tokens", line=document.line, num_tokens=length)
+        for document, (text, length) in zip(
+            documents, of_lengths(texts, settings.lengths), strict=True
+        )
+    ]
+
+
+def _from_row(row: Any, settings: PromptSettings) -> Prompt:
+    """The prompt of a row: a text, or a mapping from columns to values."""
+    if isinstance(row, str):
+        row = {"prompt": row}
+    if not isinstance(row, dict):
+        raise BadFile("must be an object with prompt, turns or messages")
+    renamed = _with_known_columns(row, settings)
+    category = None if renamed.get("category") is None else str(renamed["category"])
+    prompt = dataclasses.replace(_prompt(renamed), category=category)
+    if settings.turns == "first" or len(prompt.turns) == 1:
+        prompt = dataclasses.replace(prompt, turns=())
+    if settings.system is None:
+        return prompt
+    chat = prompt.chat()
+    if chat[0]["role"] == "system":
+        raise BadFile("has a system prompt already, besides prompts.system")
+    system = {"role": "system", "content": settings.system}
+    return dataclasses.replace(prompt, messages=(system, *chat))
+
+
+def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
+    """A row whose columns have the names that they have here."""
+    named = {
+        known: _column(row, str(column), f"prompts.columns.{known}")
+        for known, column in (settings.columns or {}).items()
+    }
+    if settings.template is not None:
+        named["prompt"] = _filled(settings.template, row)
+    if not any(key in named for key in _KEYS):
+        return {**row, **named}
+    others = {column: value for column, value in row.items() if column not in _KEYS}
+    return {**others, **named}
+
+
+def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
+    if column not in row:
+        raise BadFile(f"has no column {column}, which {setting} names; it has {', '.join(row)}")
+    return row[column]
+
+
+def _filled(template: str, row: Mapping[str, Any]) -> str:
+    """The template with the values of columns; lists one entry per line."""
+    text = ""
+    for literal, column, _, _ in string.Formatter().parse(template):
+        text += literal
+        if column is not None:
+            value = _column(row, column, "prompts.template")
+            text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text
+
+
+def _prompt(row: Mapping[str, Any]) -> Prompt:
+    """The prompt that the first of the known keys holds."""
+    key = next((key for key in _KEYS if row.get(key) is not None), None)
+    if key is None:
+        # The longest text is most likely the prompt.
+        lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+        longest = max(lengths, key=lengths.__getitem__, default=None)
+        advice = f"; 'prompts.columns={{prompt: {longest}}}' takes {longest}" if longest else ""
+        raise BadFile(
+            f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}"
+        )
+    value = row[key]
+    if key == "turns":
+        if not isinstance(value, list) or not value:
+            raise BadFile("must have a list of texts as turns")
+        turns = [_text(value[0], "the first of turns")]
+        turns += [_text(turn, "every one of turns") for turn in value[1:]]
+        return Prompt(turns[0], turns=tuple(turns))
+    if key == "conversations":
+        turns = _human_texts(value)
+        return Prompt(turns[0], turns=tuple(turns))
+    if key == "messages":
+        if row.get("tools") not in (None, [], "", "[]"):
+            raise BadFile("has tools, which are not sent to any engine")
+        chat = _messages(value)
+        return Prompt(chat[-1]["content"], messages=chat)
+    text = _text(value, key)
+    # An instruction's subject has its own key, and is often empty.
+    about = next(
+        (row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None
+    )
+    return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text)
+
+
+def _human_texts(value: Any) -> list[str]:
+    """The human's messages in a conversation of ShareGPT."""
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadFile("must have a list of objects with from and value as conversations")
+    texts = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
+    if not texts:
+        raise BadFile("has nothing from a human among its conversations")
+    return [_text(text, "every value of a human") for text in texts]
+
+
+def _messages(value: Any) -> tuple[dict[str, str], ...]:
+    """The chat up to the user's last message: the model under test writes what follows."""
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+    ):
+        raise BadFile("must have a list of objects with role and content as messages")
+    ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
+    if not ends:
+        raise BadFile("has no user message among its messages")
+    chat = value[: ends[-1]]
+    for message in chat:
+        for name in ("tool_calls", "tool_call_id"):
+            if message.get(name):
+                raise BadFile(f"has {name}, which is not sent to any engine")
+    return tuple(
+        {"role": m["role"], "content": _text(m.get("content"), "every content")} for m in chat
+    )
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadFile(f"must have text as {what}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
+        raise BadFile(f"has half a surrogate pair in {what}") from None
+    return value
+
+
+def _is_placeholder(text: str) -> bool:
+    return bool(_PLACEHOLDER.fullmatch(text)) or (
+        text.isupper() and bool(_FETCH_ORDER.search(text))
+    )

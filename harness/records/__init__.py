@@ -1,0 +1,1 @@
+"""What a command is: its record, its experiment, its kinds of row."""

@@ -1,0 +1,122 @@
+"""The record of a command: its settings, its experiment, its rows, and how they are shown.
+
+A command is a subclass of `Command` in `commands/<name>/record.py`, in an installed package (entry point group
+`harness.commands`), or in a file of the user's (`python -m harness ./my_command.py:MyCommand`). What needs torch is
+imported inside functions: names, settings and help are known without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.config.registry import Record
+from harness.config.run import RunSettings
+
+if TYPE_CHECKING:
+    from harness.results.row import Row
+    from harness.results.schema import RunRow
+    from harness.tables.table import Document, Line
+
+
+class Command(Record):
+    """A word after `python -m harness`.
+
+    Attributes:
+        name: the word.
+        summary: what it answers, for the list of commands and as the first line of `--help`.
+        example: its arguments in the list of commands.
+        examples: what `--help` shows: arguments, and what they are for.
+        notes: further sentences for `--help`.
+        help_order: where it stands in the list of commands, the smallest first.
+        settings: the dataclass of its settings; None for a command that takes paths, whose module has
+            `main(arguments)`.
+        experiment: the class of its measurement (see `menu/experiment.py`), or the module whose
+            `EXPERIMENT` it is.
+        row: the kind of row that a run writes; None for a command that measures nothing, whose module has
+            `run(settings, loading)`.
+        further_rows: kinds of the other files that it writes.
+        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
+            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
+        sweeps: whether it may have several jobs.
+        repeats: whether `repeats=5` measures a job several times and pools its rows.
+        regresses: whether `regress` compares its runs, by `changes`.
+    """
+
+    summary: ClassVar[str] = ""
+    example: ClassVar[str] = ""
+    examples: ClassVar[Sequence[tuple[str, str]]] = ()
+    notes: ClassVar[str] = ""
+    help_order: ClassVar[int] = 100
+    settings: ClassVar[type[RunSettings] | None] = None
+    experiment: ClassVar[str | type]
+    row: ClassVar[type[RunRow] | None] = None
+    further_rows: ClassVar[Sequence[type[Row]]] = ()
+    measures: ClassVar[bool] = True
+    sweeps: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
+    regresses: ClassVar[bool] = False
+
+    @property
+    def module(self) -> str:
+        """The module with the experiment, which imports torch."""
+        return self.experiment if isinstance(self.experiment, str) else self.experiment.__module__
+
+    @property
+    def stem(self) -> str:
+        """The stem of its files' names."""
+        return re.sub(r"\W+", "_", self.name) if self.row is None else self.row.kind
+
+    def begin(self, settings: Any) -> Any:
+        """The measurement with these settings."""
+        if isinstance(self.experiment, str):
+            return importlib.import_module(self.experiment).EXPERIMENT(settings)
+        return self.experiment(settings)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The result of a job that succeeded, in a few words."""
+        return ""
+
+    def failure(self, row: Any) -> str:
+        """Why a job has no full result, for its line."""
+        return f"{str(row.status).replace('_', ' ')}: {row.error}"
+
+    def exit_code(self, rows: Sequence[Any]) -> int:
+        """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""
+        return 0
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """The tables of a sweep's runs.
+
+        Args:
+            runs: see `Run` in `report/runs.py`.
+        """
+        from harness.tables.figures import figures_table
+
+        return [figures_table(self.name, [row for run in runs for row in run.rows])]
+
+    def pooled(self, rows: Sequence[Any]) -> Document:
+        """The document of a job that was repeated, from its rows over all repetitions."""
+        return []
+
+    def report(self, runs: Sequence[Any]) -> Document:
+        """The tables and sentences of `report` about the runs in some files: by default the same."""
+        return self.tables(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """Sentences that begin a report: the answer, what it covers, and what would change it."""
+        return []
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """Plots of a report, by name: figures of matplotlib, which only `report` needs."""
+        return {}
+
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """Each figure of a measurement before and after a change, for `regress`: `Compared` in `report/regression.py`.
+
+        Args:
+            sides: runs before and after, `Sides` in the same file.
+        """
+        return []

@@ -1,0 +1,51 @@
+"""The commands by name, and the rules that the records of a run have for it."""
+
+from __future__ import annotations
+
+from harness.config.registry import Registry
+from harness.config.run import RunSettings
+from harness.config.settings import require
+from harness.drafting.registry import method_of
+from harness.drafting.tree_settings import check_trees
+from harness.engines.registry import engine_of
+from harness.records.command import Command
+
+COMMANDS: Registry[Command] = Registry(
+    "command", Command, "harness.commands", "harness.commands", file="record"
+)
+
+
+def commands() -> list[Command]:
+    """Every command that needs no file, in the order in which they are listed."""
+    return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
+
+
+def with_settings() -> list[str]:
+    """The names of the commands that take settings, and not paths."""
+    return [command.name for command in commands() if command.settings is not None]
+
+
+def settings_of(command: Command) -> type[RunSettings]:
+    """The class of the settings of a command that has some."""
+    assert command.settings is not None
+    return command.settings
+
+
+def checked(settings: RunSettings) -> RunSettings:
+    """The settings, with what their records imply.
+
+    Raises:
+        SettingError: the run breaks a rule of what it names.
+    """
+    engine = engine_of(settings)
+    settings = engine.adapted(settings)
+    engine.check(settings)
+    settings.check_engine(engine)
+    check_trees(settings, own_loop=engine.own_loop)
+    if settings.draft is not None:
+        method = method_of(settings.draft)
+        learns = method.trains or not settings.TRAINS
+        require(learns, "draft", "has no weights to train", settings.draft.name)
+        method.check(settings)
+        engine.check_draft(method, settings.draft, settings.engine)
+    return settings

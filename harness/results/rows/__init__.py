@@ -1,1 +1,0 @@
-"""The kinds of row, a file for each command."""

@@ -1,0 +1,1 @@
+"""Tables and sentences, and how a terminal or a picture shows them."""

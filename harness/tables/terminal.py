@@ -1,0 +1,207 @@
+"""Documents on a terminal. Names, errors and paths are printed as plain text, never as markup."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import IO, NamedTuple
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from harness.config.errors import RunError
+from harness.tables.table import Column, Document, Line, Table, TableRow, visible
+
+# Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
+PLAIN_WIDTH = 110
+# The width of tables that compare many runs.
+WIDE = 132
+_STYLES = {
+    "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
+}  # fmt: skip
+# Cells of numbers up to this length are not broken; columns of text are not narrower than that.
+_UNBROKEN = 24
+_LEAST_TEXT = 14
+# Characters that a table draws around each column.
+_FRAME = 3
+
+
+class LastingConsole(Console):
+    """A console that survives the end of its reader, as of `| head`.
+
+    Attributes:
+        reader_has_left: whether the reader has ended, so that nothing more is printed.
+    """
+
+    reader_has_left = False
+
+    def on_broken_pipe(self) -> None:
+        """Discard any further output. Rich itself would end the process."""
+        self.reader_has_left = True
+        discard(self.file)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
+    # Occupies closed descriptors: else the next file that is opened would get that of stdout.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def discard(stream: IO[str]) -> None:
+    """Discard any further output of a stream, without an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def plain_console(width: int = PLAIN_WIDTH) -> Console:
+    """Stdout, as wide as the terminal; this wide where it is none."""
+    return LastingConsole(
+        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width
+    )
+
+
+def print_document(document: Document, console: Console | None = None) -> None:
+    """Print tables and sentences, by default on stdout; tables in full are only for files.
+
+    Raises:
+        RunError: the disk behind stdout is full, for example.
+    """
+    console = console or plain_console()
+    try:
+        for part in document:
+            if isinstance(part, Line):
+                _print_text(part.text, _STYLES[part.style], console)
+            elif not part.in_full:
+                _print_table(part, console)
+    except OSError as error:
+        discard(console.file)
+        raise RunError(f"stdout cannot be written: {error.strerror}") from error
+
+
+def _print_text(text: str, style: str, console: Console) -> None:
+    # A path longer than a line is of no use in pieces.
+    longest = max(map(len, text.split()), default=0)
+    console.print(Text(visible(text), style), soft_wrap=longest > console.width)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    if table.title:
+        console.print()
+        _print_text(table.title, "bold", console)
+    if table.about:
+        _print_text(table.about, "dim", console)
+    columns, rows = table.shown()
+    if table.look == "lines":
+        _print_lines(rows, console)
+    else:
+        _print_parts(table, columns, rows, console)
+    for note in table.notes:
+        _print_text(note, "dim", console)
+
+
+def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Names and values."""
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for cells in rows:
+        grid.add_row(*(Text(visible(cell)) for cell in cells))
+    console.print(grid)
+
+
+def _print_parts(
+    table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
+) -> None:
+    """A table with headings, in as many parts below each other as the console's width takes."""
+    wants = []
+    for place, column in enumerate(columns):
+        cells_of_column = [cells[place] for cells in rows]
+        wants.append(_width(column, cells_of_column))
+    room = console.width - 1
+    for part in _parts(columns, [want.least for want in wants], room):
+        drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
+        widths = _shared(room, [wants[place] for place in part])
+        for place, width in zip(part, widths, strict=True):
+            column = columns[place]
+            justify: JustifyMethod = "left" if column.text else "right"
+            drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
+        for row, cells in zip(table.rows, rows, strict=True):
+            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=_style(row))
+        console.print(drawn)
+
+
+def _style(row: TableRow) -> str | None:
+    if row.strong:
+        return "bold"
+    return "dim" if row.faint else None
+
+
+class _Width(NamedTuple):
+    """How many characters a column needs.
+
+    Attributes:
+        least: so that numbers, and words in headings, stay whole.
+        most: so that nothing is broken.
+    """
+
+    least: int
+    most: int
+
+
+def _width(column: Column, cells: Sequence[str]) -> _Width:
+    texts = "\n".join(cells).split("\n")
+    longest = max(map(cell_len, texts))
+    unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
+    words = max(map(len, column.heading.split()), default=0)
+    lines = max(map(len, column.heading.split("\n")))
+    return _Width(least=max(unbroken, words), most=max(longest, lines))
+
+
+def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
+    """The widths of columns side by side. Too wide, the one that can spare most gets narrower."""
+    widths = [want.most for want in wants]
+    spare = [want.most - want.least for want in wants]
+    while sum(widths) + _FRAME * len(widths) > room and max(spare):
+        place = spare.index(max(spare))
+        widths[place] -= 1
+        spare[place] -= 1
+    return widths
+
+
+def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
+    """The parts that a table is printed in: places of the columns that fit side by side.
+
+    Each part begins with the columns that say what a row is: [[0, 1, 2, 3], [0, 1, 4, 5]].
+
+    Args:
+        least: the narrowest width of each column.
+        room: the width of the console.
+    """
+    widths = [width + _FRAME for width in least]
+    naming = takewhile(lambda column: column.text or column.identifies_row, columns)
+    names = [place for place, _ in enumerate(naming)]
+    # Names take half of the room at most, so that the other half can say something about them.
+    while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
+        names.pop()
+    parts = [list(names)]
+    for place in range(len(names), len(columns)):
+        part = parts[-1]
+        is_full = sum(widths[other] for other in (*part, place)) > room
+        if is_full and len(part) > len(names):
+            part = list(names)
+            parts.append(part)
+        part.append(place)
+    return parts

@@ -1,0 +1,208 @@
+"""The screen of a race: colours and marks, texts that would steer the terminal, narrow screens, frames, the replay."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from transformers import AutoTokenizer
+
+from chain_pair import CHAIN, MARKED, save_chain_pair
+from harness.commands.compare import display as compare_display
+from harness.commands.compare.display import Lane, live, plain_console, show_race, view
+from harness.decoding.protocols import Iteration, Origin
+from harness.engines.timing import Generation
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(save_chain_pair(tmp_path_factory.mktemp("pair"))[0])
+
+
+def iteration(tokens: list[int], origins: list[Origin]) -> Iteration:
+    return Iteration([0], [tokens], [origins], [[]], [0])
+
+
+@pytest.fixture
+def lap(tokenizer: Any) -> Generation:
+    """The chain's speculative lap: half of 漢 comes with one iteration, the rest with the next."""
+    tokens = [token for word in CHAIN[1:] for token in tokenizer(word)["input_ids"]]
+    draft = Origin.DRAFT
+    iterations = [
+        iteration(tokens[:1], [Origin.TARGET]),
+        iteration(tokens[1:2], [Origin.RECOVERED]),
+        iteration(tokens[2:4], [draft, draft]),
+        iteration(tokens[4:7], [draft, draft, Origin.BONUS]),
+        iteration(tokens[7:], [draft, draft, draft, draft, Origin.BONUS]),
+    ]
+    return Generation("speculative", iterations, [1.0, 2.0, 3.0, 4.0, 5.0], 6.0)
+
+
+def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
+    return plain_console(
+        **(
+            {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
+            | arguments
+        )
+    )
+
+
+def printed(screen: Console) -> str:
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+class Words:
+    """A tokenizer whose tokens are these texts."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(self.words[token] for token in tokens)
+
+
+def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
+    """A lane in which each word is a token of its origin."""
+    lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
+    lane.show(
+        Generation(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0)
+    )
+    lane.end()
+    return lane
+
+
+WORDS = {
+    " one": Origin.TARGET,
+    " two": Origin.RECOVERED,
+    "漢": Origin.DRAFT,
+    "\n": Origin.RECOVERED,
+    " end": Origin.BONUS,
+}
+
+
+def test_marks_replace_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, coloured = (console(True, color_system=system) for system in (None, "truecolor"))
+    for screen in (plain, coloured):
+        screen.print(view([lane_of(screen, WORDS)]))
+    assert "\n one [two]漢[⏎]\n {end}\n" in printed(plain)
+    assert "accepted draft · [recovered] · {bonus}" in printed(plain)
+    assert " \x1b[4;38;2;213;94;0mtwo" in printed(coloured)
+    assert "[recovered]" not in printed(coloured)
+
+
+def test_the_regular_arm_has_no_legend() -> None:
+    screen = console(False)
+    screen.print(view([lane_of(screen, dict.fromkeys(WORDS, Origin.TARGET), "regular")]))
+    assert printed(screen).startswith("regular\n one two漢\n end\n5 tokens")
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "marks"),
+    [
+        ({}, {"color_system": "truecolor"}, False),
+        ({"NO_COLOR": "1"}, {"color_system": "truecolor"}, True),
+        ({"NO_COLOR": ""}, {"color_system": "truecolor"}, False),
+        ({}, {"force_terminal": False}, True),
+        ({"TERM": "dumb"}, {}, True),
+    ],
+)
+def test_when_marks_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    arguments: dict[str, Any],
+    marks: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    screen = console(True, **arguments)
+    screen.print(view([lane_of(screen, WORDS)]))
+    assert ("{end}" in printed(screen)) is marks
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    screen = console(False)
+    screen.print(
+        view(
+            [
+                lane_of(
+                    screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular"
+                )
+            ]
+        )
+    )
+    assert "␛[2J␇a\nb␡1m␡ [bold]:smile:\n" in printed(screen)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_growing_lane_fits_its_screen(width: int) -> None:
+    """Wide characters count twice; the newest text is what shows."""
+    words = {f" 漢字{number}שלום": Origin.DRAFT for number in range(200)}
+    for count in (1, 2):
+        screen = console(False, width)
+        screen.print(view([lane_of(screen, words)] * count, 24))
+        lines = printed(screen).splitlines()
+        assert len(lines) <= 24
+        assert any("199" in line for line in lines)
+        assert max(Text(line).cell_len for line in lines) <= width
+
+
+def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Generation) -> None:
+    screen = console(False)
+    lane = Lane(screen, "speculative", tokenizer, [1])
+    with live(lane) as draw:
+        assert draw is None
+        lane.show(lap)
+    assert printed(screen).count(MARKED) == 1
+    assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
+
+
+def test_half_a_character_waits(tokenizer: Any, lap: Generation) -> None:
+    screen = console(True, color_system=None)
+    with live(Lane(screen, "speculative", tokenizer, [1])) as draw:
+        assert draw is not None
+        draw(Generation("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+    assert "one [two]" in printed(screen)
+    # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.
+    *frames, last = printed(screen).split("speculative")
+    assert "\N{REPLACEMENT CHARACTER}" in last
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
+
+
+def test_a_replay_that_is_cut_short_ends_with_both_texts(
+    tokenizer: Any, lap: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    screen = console(True, color_system=None)
+    monkeypatch.setattr(
+        compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt)
+    )
+    show_race(
+        screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1]
+    )
+    last = printed(screen).splitlines()[-6:]
+    start = MARKED.split("字")[0].strip()
+    assert any(line.count(start) == 2 for line in last), last
+
+
+def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Generation) -> None:
+    lane = Lane(console(False), "speculative", tokenizer, [1])
+    shown = []
+    for at in (0.5, 1.0, 3.5, 100.0):
+        lane.show(lap, at)
+        shown.append((lane.num_tokens, str(lane.parts(100, None)[2])))
+    assert shown == [
+        (0, "0 tokens · 0.50 s"),
+        (1, "1 token · 1.00 s · 1.0 tokens/s · first token 1000.0 ms"),
+        (4, "4 tokens · 3.50 s · 1.1 tokens/s · first token 1000.0 ms"),
+        (12, "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms"),
+    ]

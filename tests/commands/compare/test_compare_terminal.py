@@ -1,0 +1,322 @@
+"""`compare` as a user sees it: on the screen of a real terminal, and through pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from chain_pair import MARKED, TEXT, save_chain_pair
+from harness.config.errors import RunError
+from harness.engines.local import engine as local
+from harness.engines.local.engine import LocalEngine
+from in_process import QUICKEST_PAIR, Harness, Outcome
+from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
+from wording import mentions
+
+PAIR = ("model=./chain", "draft=./chain_draft")
+# Okabe and Ito's bluish green, vermilion and reddish purple.
+ACCEPTED, RECOVERED, BONUS = "009e73", "d55e00", "cc79a7"
+
+# The welcome and the first prompt, which is drawn once the terminal is in raw mode: a key such as Ctrl-D that comes
+# earlier is lost.
+READY = "Ctrl-D ends. >"
+
+Open = Callable[..., Terminal]
+Pipe = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("compare")
+    save_chain_pair(directory, context=100_000)
+    return directory
+
+
+@pytest.fixture
+def open_terminal(directory: Path) -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, **options: Any) -> Terminal:
+        opened.append(Terminal("compare", *arguments, directory=directory, **options))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.kill()
+
+
+@pytest.fixture
+def pipe(harness: Harness, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Pipe:
+    """Runs the command in this process; stdin and stdout are no terminals."""
+
+    def run(*arguments: str, lines: str = "", pair: Sequence[str] = PAIR, code: int = 0) -> Outcome:
+        monkeypatch.chdir(directory)
+        monkeypatch.setattr(
+            sys,
+            "stdin",
+            io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"),
+        )
+        return harness("compare", *pair, *arguments, code=code)
+
+    return run
+
+
+def ask(terminal: Terminal, line: str, expected: str, times: int = 1) -> None:
+    terminal.type(line + ENTER)
+    terminal.wait_for(expected, times)
+
+
+def test_a_session(open_terminal: Open, directory: Path) -> None:
+    """A race, its colours, settings, what is refused, and the end."""
+    terminal = open_terminal(*PAIR)
+    terminal.wait_for(READY)
+    ask(terminal, "Banana", "identical, token for token")
+    assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
+    assert mentions(terminal.prose, "75%", "accepted", "4.00")
+    for word, colour in [
+        ("two", RECOVERED),
+        ("漢", ACCEPTED),
+        ("three", ACCEPTED),
+        ("four", BONUS),
+        ("one", "default"),
+    ]:
+        assert terminal.colours(word) == {colour}, word
+    for name, colour in [("accepted draft", ACCEPTED), ("recovered", RECOVERED), ("bonus", BONUS)]:
+        assert terminal.colours(name) == {colour}, name
+
+    # Nothing happens on an empty line; a mistake is reported in one line, and the session goes on.
+    terminal.type(ENTER)
+    ask(terminal, ":set temperature=-1", "decoding.temperature=-1.0: must not be negative")
+    ask(terminal, ":set tempratur=1", "tempratur: no such setting (did you mean temperature?)")
+    ask(terminal, ":set model=7B", "model: cannot be changed in a session")
+    ask(terminal, ":hlp", ":hlp: no such command (did you mean :help?)")
+    ask(terminal, ":help", "Ctrl-C stops a generation.")
+    ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
+    ask(terminal, "Panama", "and model=./chain takes 100000")
+    # Between two prompts the terminal is not in raw mode: keys such as Up would be lost.
+    ask(
+        terminal,
+        ":set temperature=0 num_draft_tokens=2 max_new_tokens=64",
+        "64 new tokens · K=2 · greedy · float32 · view=text >",
+    )
+
+    # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
+    terminal.type(UP)
+    terminal.wait_for(":set temperature=0 num_draft_tokens=2 max_new_tokens=64", 2)
+    terminal.type(CTRL_C)
+    ask(terminal, "Sahara", "identical, token for token. >", 2)
+    terminal.type(CTRL_D)
+    assert terminal.wait_for_end() == 0
+    assert "Traceback" not in terminal.text
+
+    rows = pd.read_csv(directory / "results" / "compare.csv")
+    assert rows["prompt"].tolist()[-2:] == ["Banana", "Sahara"]
+    assert rows["num_draft_tokens"].tolist()[-2:] == [4, 2]
+    assert rows["temperature"].tolist()[-2:] == [0.5, 0]
+    assert rows["identical"].tolist()[-2:] == [True, True]
+    assert rows["run"].tail(2).nunique() == 1
+    assert rows["measurement"].tail(2).nunique() == 2
+    assert rows["speculative_completion"].tolist()[-1] == TEXT
+
+
+def test_ctrl_c_stops_a_generation_and_keeps_the_models(
+    open_terminal: Open, directory: Path
+) -> None:
+    terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
+    terminal.wait_for(READY)
+    for stops in (1, 2):
+        ask(terminal, "Banana", TEXT.strip(), stops)
+        terminal.type(CTRL_C)
+        terminal.wait_for("Stopped. The models stay loaded; Ctrl-D or :quit ends. >", stops)
+    assert TEXT in terminal.text  # what there was stays on the screen
+    ask(terminal, ":set ignore_eos=false", "90000 new tokens", 2)
+    ask(terminal, "Sahara", "identical, token for token. >")
+    terminal.type(CTRL_C)  # on an empty line
+    assert terminal.wait_for_end() == 0
+    rows = pd.read_csv(directory / "results" / "compare.csv")
+    assert rows["status"].tolist()[-3:] == ["interrupted", "interrupted", "ok"]
+    assert pd.isna(rows["speedup"].tolist()[-2])
+    assert rows["run"].tail(3).nunique() == 1
+
+
+def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> None:
+    """In an interpreter of its own, which shuts down."""
+    terminal = open_terminal(*PAIR, forked=False)
+    terminal.wait_for(READY)
+    ask(terminal, "Banana", "identical, token for token")
+    terminal.type("half a prompt")
+    terminal.wait_for("> half a prompt")
+    terminal.signal(signal.SIGTERM)
+    assert terminal.wait_for_end() == 130
+    assert "written to" in terminal.text
+    assert "Traceback" not in terminal.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_leaves_the_row_of_a_race(
+    open_terminal: Open, directory: Path, number: signal.Signals
+) -> None:
+    """The kernel sends SIGHUP when the window is closed."""
+    terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
+    terminal.wait_for(READY)
+    ask(terminal, "Banana", TEXT.strip())
+    if number == signal.SIGHUP:
+        assert terminal.close_window() == 130
+    else:
+        terminal.signal(number)
+        assert terminal.wait_for_end() == 130
+    last = pd.read_csv(directory / "results" / "compare.csv").iloc[-1]
+    assert (last["status"], last["error"]) == ("interrupted", f"stopped by {number.name}")
+
+
+def test_forty_columns_without_colour(open_terminal: Open) -> None:
+    """A small screen, marks for colours, a paste of several lines, and the two other views."""
+    terminal = open_terminal(*PAIR, columns=40, environment={"NO_COLOR": "1"})
+    terminal.wait_for(READY)
+    # A terminal wraps a paste in these; the line ends in it send nothing.
+    terminal.type("\x1b[200~Ghana\nMalta\x1b[201~")
+    terminal.wait_for("… Malta")
+    ask(terminal, "", "identical, token for token")
+    assert f"{MARKED.replace(' {end}', '')}" in terminal.text
+    assert "accepted draft · [recovered]" in terminal.prose
+    assert max(map(len, terminal.text.splitlines())) <= 40
+
+    ask(terminal, ":set view=log", "view=log")
+    ask(terminal, "Sahara", "identical, token for token", 2)
+    assert '1 " won"' in terminal.prose
+    assert "0.000" in terminal.text
+    assert "1.000" in terminal.text
+
+    ask(terminal, ":set view=race", "view=race")
+    ask(terminal, "Panama", "identical, token for token", 3)
+    assert "Replayed" in terminal.text
+    ask(terminal, ":quit", "written to")
+    assert terminal.wait_for_end() == 0
+
+
+def test_the_prompt_setting_is_always_text(pipe: Pipe) -> None:
+    prompt = "8 * [12], ${x} = 'a' \\ \"b\"\n(a"
+    record = json.loads(pipe(f"prompt={prompt}", "json=true").stdout)
+    assert record["prompt"] == prompt
+    assert record["speculative_completion"] == record["regular_completion"] == TEXT
+    assert record["origins"] == {"target": 1, "draft": 9, "recovered": 1, "bonus": 2}
+    assert record["rejections"] == [
+        {
+            "position": 1,
+            "rejected": " won",
+            "target_probability": 0,
+            "draft_probability": 1,
+            "replacement": " two",
+        }
+    ]
+
+
+def test_piped_lines(pipe: Pipe) -> None:
+    """One prompt per line; one that fails does not stop the others, and the exit code shows it."""
+    # A blank line does not count; a byte that is no text becomes a replacement character.
+    result = pipe(lines="Banana\n\n:set top_p=2\nma\udcffla\n" + "a" * 600 + "\nSahara", code=1)
+    assert result.stdout.count(MARKED) == 4
+    assert "> Banana\n" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "harness: decoding.top_p=2.0: must be in (0, 1]" in result.stderr
+    assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
+
+
+def test_an_engine_is_closed_before_the_next_one_opens(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    open_runners, close = local.open_runners, LocalEngine.close
+
+    def noted_open(*arguments: Any) -> Any:
+        events.append("open")
+        return open_runners(*arguments)
+
+    def noted_close(engine: LocalEngine) -> None:
+        events.append("close")
+        close(engine)
+
+    monkeypatch.setattr(local, "open_runners", noted_open)
+    monkeypatch.setattr(LocalEngine, "close", noted_close)
+    pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\n")
+    assert events == ["open", "close", "open", "close"]
+
+
+def test_an_engine_that_could_not_be_replaced_races_no_more(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    open_runners, close = local.open_runners, LocalEngine.close
+
+    def noted_open(*arguments: Any) -> Any:
+        opened.append(None)
+        return open_runners(*arguments)
+
+    def interrupted_close(engine: LocalEngine) -> None:
+        monkeypatch.setattr(LocalEngine, "close", close)
+        raise RunError("interrupted")
+
+    monkeypatch.setattr(local, "open_runners", noted_open)
+    monkeypatch.setattr(LocalEngine, "close", interrupted_close)
+    ended = pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\nBanana\n", code=1)
+    assert "harness: interrupted" in ended.stderr
+    assert len(opened) == 2
+
+
+def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Pipe) -> None:
+    settings = ("json=true", "decoding.max_new_tokens=12", "decoding.temperature=1")
+    sessions = [
+        pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=QUICKEST_PAIR).stdout for _ in range(2)
+    ]
+    texts = [
+        [json.loads(line)["speculative_completion"] for line in lines.splitlines()]
+        for lines in sessions
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_a_prompt_that_never_came_to_its_race_has_a_failed_row(pipe: Pipe, directory: Path) -> None:
+    pipe("prompt=Ghana", "decoding.max_new_tokens=100000", "results.file=failed.csv", code=2)
+    (row,) = pd.read_csv(directory / "failed.csv").to_dict("records")
+    assert (row["prompt"], row["status"]) == ("Ghana", "failed")
+    assert "takes 100000" in row["error"]
+
+
+def test_json_records_include_failed_lines(pipe: Pipe) -> None:
+    result = pipe(
+        "json=true",
+        "decoding.max_new_tokens=99990",
+        lines="Banana\nCasablanca, Bratislava\n",
+        code=1,
+    )
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["status"], second["status"]) == ("ok", "failed")
+    assert "takes 100000" in second["error"]
+
+
+def test_without_a_prompt_that_can_be_answered_nothing_is_printed(pipe: Pipe) -> None:
+    for arguments, expected in (
+        ([], "prompt: must be given without a terminal"),
+        (["prompt=Sahara", "decoding.max_new_tokens=100000"], "prompt: it has 6 tokens"),
+    ):
+        outcome = pipe(*arguments, code=2)
+        assert outcome.complaint.startswith(expected)
+        assert outcome.stdout == ""
+
+
+def test_without_a_draft_and_with_the_model_as_its_own(pipe: Pipe) -> None:
+    alone = pipe("draft=none", "prompt=Banana")
+    assert "regular\n" in alone.stdout
+    assert "speculative" not in alone.stdout
+    own = pipe("draft=./chain", "prompt=Banana", "view=log")
+    assert "100% of the draft tokens accepted" in own.stdout
+    assert "No draft token was rejected." in own.stdout

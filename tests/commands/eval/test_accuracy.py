@@ -1,0 +1,156 @@
+"""The tables of `eval`, of one run and of several compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from harness.commands.eval.rows import EvalRow
+from harness.commands.eval.tables import accuracy_table, eval_document
+from harness.commands.read_runs import Run
+from harness.tables.table import Table
+from harness.tables.terminal import print_document
+from wording import mentions
+
+ARM = {
+    "run": "1", "status": "ok", "model": "13B", "draft": "7B", "devices": "a GPU", "task": "multiplication",
+    "operands": "1-99", "batch_size": 64, "num_draft_tokens": 4, "temperature": 0.5, "top_k": 0, "top_p": 1.0,
+    "lenience": 1.0, "lossy": False, "dtype": "float16", "quantization": "none", "num_prompts": 1000,
+    "num_resumed": 0, "num_parsed": 990, "ms_per_answer": 12.3456, "accuracy": 0.425, "wald_low": 0.394,
+    "wald_high": 0.456, "wilson_low": 0.395, "wilson_high": 0.456,
+}  # fmt: skip
+COMPARED = {
+    "arm": "speculative", "acceptance_rate": 0.61, "difference": 0.01, "difference_low": -0.02, "difference_high": 0.04,
+    "mcnemar_p_value": 0.55,
+}  # fmt: skip
+
+
+def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
+    """Both arms of each seed, and merged."""
+    return [
+        EvalRow(**(ARM | {"seed": seed} | arm | changes))
+        for seed in (*seeds, "all")
+        for arm in ({"arm": "regular", "num_draft_tokens": None}, COMPARED)
+    ]
+
+
+def printed(of: list[EvalRow], capsys: pytest.CaptureFixture[str]) -> str:
+    print_document(eval_document(of))
+    return capsys.readouterr().out
+
+
+def headings(table: Table) -> list[str]:
+    return [column.heading.replace("\n", " ") for column in table.shown()[0]]
+
+
+def test_one_seed_is_printed_once_and_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(rows("0"), capsys)
+    box = [line for line in shown.splitlines() if line[:1] in "╭│├╰"]
+    assert len(box) == 7, "two lines of headings, two arms, three rules"
+    assert max(map(len, box)) <= 80
+    for cell in ("42.5 ± 3.1", "39.5 to 45.6", "990", "12.35", "61.0%"):
+        assert cell in shown
+    assert "13B with draft 7B on a GPU" in shown
+    assert "multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16" in shown
+
+
+def test_an_interval_without_width_is_explained() -> None:
+    table, *_ = (part for part in eval_document(rows("0")) if isinstance(part, Table))
+    assert not table.notes
+    perfect = rows("0", accuracy=1.0, wald_low=1.0, wald_high=1.0)
+    table, *_ = (part for part in eval_document(perfect) if isinstance(part, Table))
+    assert "100.0 ± 0.0" in table.shown()[1][0]
+    assert mentions(table.notes[0], "Wald", "no width", "Wilson")
+
+
+def test_several_seeds_are_printed_with_their_merged_rows() -> None:
+    (table,) = (part for part in eval_document(rows("0", "1")) if isinstance(part, Table))
+    assert "seed" in headings(table)
+    seeds = [texts[headings(table).index("seed")] for texts in table.shown()[1]]
+    assert seeds == ["0", "0", "1", "1", "all", "all"]
+    assert [row.strong for row in table.rows] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {},
+            "No significant difference in accuracy between the arms: speculative minus regular is +1.0",
+        ),
+        ({}, "(95 % interval -2.0 to 4.0; McNemar p = 0.55)."),
+        (
+            {"mcnemar_p_value": 0.04},
+            "The speculative arm's accuracy differs: +1.0 percentage points",
+        ),
+        (
+            {"identical_prompts": 1000},
+            "The greedy answers of both arms are identical on all 1000 questions.",
+        ),
+        (
+            {"identical_prompts": 990},
+            "differ on 10 of 1000 questions. In this number format ties may break",
+        ),
+        (
+            {"identical_prompts": 990, "dtype": "float32"},
+            "differ on 10 of 1000 questions. In float32 they must not.",
+        ),
+        (
+            {"num_resumed": 400},
+            "800 of 2000 answers, with their times, are from earlier runs of this command",
+        ),
+        (
+            {"lossy": True, "lenience": 0.8},
+            "lenience 0.8: the speculative output no longer follows the target",
+        ),
+        ({"lossy": True, "lenience": 0.8}, "speculative (lossy)"),
+        ({"status": "interrupted"}, "interrupted: the figures cover 1000 questions only."),
+        ({"published_accuracy": 0.429}, "Published: llama-ssp"),
+    ],
+)
+def test_what_is_said_of_it(
+    changes: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in " ".join(printed(rows("0", **changes), capsys).split())
+    if changes:
+        assert sentence not in " ".join(printed(rows("0"), capsys).split())
+
+
+def test_nothing_answered_prints_nothing() -> None:
+    assert eval_document(rows(accuracy=None)) == []
+
+
+def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:
+    detailed = accuracy_table([Run(rows("0", "1"))])
+    assert len(detailed.rows) == 6
+    assert "difference" in headings(detailed)
+    assert "pair" not in headings(detailed)
+    runs = [
+        Run(rows("0", "1", run="2", model="30B")),
+        Run(rows("0", "1")),
+        Run(rows("0", run="3", draft=None)[:3]),
+    ]
+    compared = accuracy_table(runs)
+    assert "seed" not in headings(compared)
+    texts = compared.shown()[1]
+    assert [line[0].split("\n")[0] for line in texts] == [
+        "13B",
+        "13B with 7B",
+        "",
+        "30B with 7B",
+        "",
+    ]
+    assert texts[2][headings(compared).index("difference")] == "+1.0\n-2.0 to 4.0"
+    assert texts[2][headings(compared).index("K")] == "4"
+    assert accuracy_table([]).rows == ()
+
+
+def test_an_unfinished_run_is_faint() -> None:
+    stopped = [
+        dataclasses.replace(row, status="interrupted", run="2", temperature=0.0)
+        for row in rows("0")
+    ]
+    table = accuracy_table([Run(rows("0")), Run(stopped)])
+    assert sorted(row.faint for row in table.rows) == [False, False, True, True]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask, read_answer
+from harness.commands.eval.tasks import Judgement, tokens_with
+from harness.config.errors import SettingError
+from tiny_checkpoints import make_tokenizer
+
+MULTIPLICATION = OPERATIONS["multiplication"]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (" 96", 96), ("96\n12 * 3 = 36\n", 96), (" 3145.", 3145), (" 3145.0", 3145), (" 1,234", 1234),
+        (" 1,234,567 or so", 1234567), (" 1,2", 1), (" 1,2345", 1), (" 12,345.67", 12345), (" -12", -12), (" 5-12", 5),
+        (" = 96", 96), (" ninety-six, 96", 96), (" the answer is 7 and not 8", 7), ("007", 7), ("0", 0), ("", None),
+        (" many", None), ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
+    ],
+)  # fmt: skip
+def test_the_answer_is_the_first_integer_of_the_first_line(
+    completion: str, answer: int | None
+) -> None:
+    assert read_answer(completion) == (completion.split("\n")[0], answer)
+
+
+def test_prompts_are_the_published_ones() -> None:
+    assert MULTIPLICATION.prompt(14, 2) == "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
+    assert MULTIPLICATION.expected(14, 2) == 28
+    assert (
+        OPERATIONS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
+    )
+    assert OPERATIONS["addition"].expected(14, 2) == 16
+
+
+@pytest.mark.parametrize("task", OPERATIONS)
+def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
+    """And have the form of the question."""
+    lines = OPERATIONS[task].prompt(1, 1).split("\n")
+    assert len(lines) == 4
+    for line in lines[:3]:
+        a, _, b, _, answer = line.split()
+        assert OPERATIONS[task].expected(int(a), int(b)) == int(answer)
+        assert OPERATIONS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_questions_are_a_function_of_the_seed(replacement: bool) -> None:
+    task = DrawnTask(MULTIPLICATION, (1, 99), replacement)
+    first = task.problems(0, 50)
+    assert first == task.problems(0, 80)[:50]
+    assert first == task.problems(0, 9000)[:50]
+    assert [(q.a, q.b) for q in first] != [(q.a, q.b) for q in task.problems(1, 50)]
+    # Held here, because published rows name a seed: another generator would ask other questions.
+    assert [(q.a, q.b) for q in first[:3]] == [(14, 2), (93, 26), (39, 47)]
+
+
+def test_no_question_is_asked_twice_before_all_were_asked() -> None:
+    pairs = [(q.a, q.b) for q in DrawnTask(MULTIPLICATION, (3, 5)).problems(0, 23)]
+    everything = {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
+    assert set(pairs[:9]) == set(pairs[9:18]) == everything
+    assert len(set(pairs[18:])) == 5
+    many = DrawnTask(MULTIPLICATION, (1, 99)).problems(0, 99 * 99)
+    assert len({problem.prompt for problem in many}) == 99 * 99
+
+
+def test_operands_are_uniform_with_both_ends() -> None:
+    questions = DrawnTask(MULTIPLICATION, (3, 5), replacement=True).problems(0, 9000)
+    counts = Counter((question.a, question.b) for question in questions)
+    assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
+    # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
+    assert all(
+        abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values()
+    )
+
+
+def test_the_first_question_is_uniform_over_seeds() -> None:
+    """Without replacement, which is where the order could be another one."""
+    task = DrawnTask(MULTIPLICATION, (1, 2))
+    seconds = [task.problems(seed, 2)[1] for seed in range(2000)]
+    counts = Counter((question.a, question.b) for question in seconds)
+    assert len(counts) == 4
+    # Six standard deviations, as above.
+    assert all(abs(count - 500) < 6 * (2000 * 3 / 16) ** 0.5 for count in counts.values())
+
+
+def test_every_token_with_a_line_break_ends_the_line() -> None:
+    tokenizer = make_tokenizer(("\n\n", ".\n", " \n 7", "\r"))
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in tokens_with(tokenizer, "\n")}
+    assert ends == {"Ċ", "\n\n", ".\n", " \n 7"}
+
+
+def test_a_completion_is_judged_by_its_answer() -> None:
+    task = DrawnTask(MULTIPLICATION, (12, 12))
+    (problem,) = task.problems(0, 1)
+    assert (problem.expected, task.operands_column) == ("144", "12-12")
+    assert task.judge(" 144.\n5", problem) == Judgement(" 144.", "144", True)
+    assert task.judge(" 0144", problem) == Judgement(" 0144", "144", True)
+    assert task.judge(" -144", problem) == Judgement(" -144", "-144", False)
+    assert task.judge(" many", problem) == Judgement(" many", None, False)
+
+
+def test_a_limit_that_cuts_answers_off_is_refused() -> None:
+    task = DrawnTask(MULTIPLICATION, (98, 99))
+    questions = task.problems(0, 20)
+    task.check_answer_length(make_tokenizer(), questions, 5)
+    with pytest.raises(
+        SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"
+    ):
+        task.check_answer_length(make_tokenizer(), questions, 4)

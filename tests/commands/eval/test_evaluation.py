@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from forked import run, start
+from halting import HALTED, halting
+from harness.commands.eval.record import EvalSettings
+from harness.commands.run import record_failure, run_command
+from harness.config.errors import RunError
+from harness.measuring import interleaving
+from harness.menu.conversion import from_config
+from harness.results.statistics.proportions import wald_interval, wilson_interval
+from in_process import Harness
+from processes import end
+from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
+from wording import mentions
+
+Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return save_taught_pair(tmp_path_factory.mktemp("taught"))
+
+
+@pytest.fixture
+def configuration(taught: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
+    return {
+        "model": {"name": "taught", "repository": str(taught[0])},
+        "draft": {"name": "taught_draft", "repository": str(taught[1])},
+        "decoding": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": False},
+        "placement": {"strategy": "cpu"},
+        "results": {"file": str(tmp_path / "results" / "eval.csv")},
+        "chat_template": "never",
+        "operands": list(OPERANDS),
+        "seeds": [0, 1],
+        "num_prompts": 20,
+        "batch_size": 6,
+    }
+
+
+@pytest.fixture
+def evaluate(configuration: dict[str, Any], tmp_path: Path) -> Evaluate:
+    """Run with changed settings; gives this run's arm rows and prompt rows."""
+    runs: list[Path] = []
+
+    def run(**changes: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
+        directory = tmp_path / f"run{len(runs)}"
+        runs.append(directory)
+        run_command("eval", from_config(EvalSettings, configuration | changes), directory)
+        return pd.read_csv(directory / "eval.csv"), pd.read_csv(directory / "eval_prompts.csv")
+
+    return run
+
+
+def test_every_question_is_answered_as_it_was_taught(evaluate: Evaluate) -> None:
+    arms, prompts = evaluate()
+    assert len(prompts) == 2 * 2 * 20
+    for row in prompts.itertuples():
+        says = TARGET_SAYS[row.a, row.b]
+        assert row.completion == says
+        assert row.expected == row.a * row.b
+        assert row.correct == (says == f" {row.expected}")
+        assert pd.isna(row.answer) == (says == " six")
+        assert row.num_tokens == len(says) + 1  # the line break is the last
+        assert row.time_ms > 0
+    assert set(prompts["correct"]) == {True, False}
+    assert (
+        prompts.groupby(["arm", "seed"])["prompt_index"]
+        .apply(list)
+        .map(sorted)
+        .map(lambda x: x == [*range(20)])
+        .all()
+    )
+    assert list(arms["status"]) == ["ok"] * 6
+
+
+def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
+    arms, prompts = evaluate()
+    assert list(zip(arms["seed"], arms["arm"], strict=True)) == [
+        (seed, arm) for seed in ("0", "1", "all") for arm in ("regular", "speculative")
+    ]
+    for row in arms.to_dict("records"):
+        mine = prompts[
+            (prompts["arm"] == row["arm"])
+            & (prompts["seed"].astype(str).eq(row["seed"]) | (row["seed"] == "all"))
+        ]
+        correct, total = int(mine["correct"].sum()), len(mine)
+        assert row["num_prompts"] == total == (40 if row["seed"] == "all" else 20)
+        assert row["num_correct"] == correct
+        assert row["num_parsed"] == mine["answer"].notna().sum() < total
+        # The others are copies of these.
+        different = mine.drop_duplicates(["a", "b"])
+        assert row["num_different_prompts"] == len(different) == 9
+        correct, total = int(different["correct"].sum()), 9
+        wald, wilson = wald_interval(correct, total), wilson_interval(correct, total)
+        assert [
+            row[name] for name in ("accuracy", "wald_low", "wald_high", "wilson_low", "wilson_high")
+        ] == pytest.approx([correct / total, wald.low, wald.high, wilson.low, wilson.high])
+        assert row["ms_per_answer"] == pytest.approx(mine["time_ms"].mean())
+    speculative = arms[arms["arm"] == "speculative"]
+    assert (speculative["difference"] == 0).all()
+    # Arms that answer alike may still differ on other questions.
+    assert (speculative["difference_low"] < 0).all()
+    assert (speculative["difference_high"] > 0).all()
+    assert (speculative["mcnemar_p_value"] == 1).all()
+    assert (speculative["identical_prompts"] == speculative["num_prompts"]).all()
+    assert arms[arms["arm"] == "regular"]["difference"].isna().all()
+    # The draft was taught other answers: it is often correct, and not always.
+    assert speculative["acceptance_rate"].between(0.3, 0.95).all()
+
+
+@pytest.mark.parametrize(("temperature", "counted"), [(0, 9), (5.0, 18)])
+def test_only_greedy_repetitions_are_copies(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str], temperature: float, counted: int
+) -> None:
+    decoding = {"temperature": temperature, "max_new_tokens": 6, "ignore_eos": False}
+    arms, prompts = evaluate(decoding=decoding, seeds=[0], num_prompts=18)
+    shown = capsys.readouterr().out
+    assert mentions(shown, "18 questions, 9 different")
+    assert ("accuracy counts each question once" in " ".join(shown.split())) == (temperature == 0)
+    assert set(arms["num_different_prompts"]) == {9}
+    assert not prompts[prompts["prompt_index"] < 9].duplicated(["arm", "a", "b"]).any()
+    for row in arms.itertuples():
+        mine = prompts[(prompts["arm"] == row.arm) & (prompts["prompt_index"] < counted)]
+        wilson = wilson_interval(int(mine["correct"].sum()), counted)
+        assert [row.wilson_low, row.wilson_high] == pytest.approx([wilson.low, wilson.high])
+    assert arms["num_prompts"].tolist() == [18] * 4
+
+
+def test_questions_with_replacement_as_published_tables_have_them(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms, prompts = evaluate(seeds=[0], num_prompts=8, replacement=True)
+    assert prompts.duplicated(["arm", "a", "b"]).any()
+    num_different = len(prompts.drop_duplicates(["a", "b"]))
+    assert set(arms["num_different_prompts"]) == {num_different}
+    assert mentions(capsys.readouterr().out, f"8 questions, {num_different} different")
+
+
+def test_a_batch_shares_its_time(evaluate: Evaluate) -> None:
+    _, prompts = evaluate(seeds=[0])
+    batches = prompts[prompts["arm"] == "regular"].groupby("time_ms", sort=False)
+    assert batches["prompt_index"].apply(list).tolist() == [
+        [*range(6)],
+        [*range(6, 12)],
+        [*range(12, 18)],
+        [18, 19],
+    ]
+
+
+def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
+    """The speculative arm's last token before the limit may be drafted in one batch and a bonus in another."""
+    sampled = {
+        "decoding": {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False},
+        "seeds": [3],
+    }
+    _, once = evaluate(**sampled, batch_size=7)
+    _, again = evaluate(**sampled, batch_size=20, num_prompts=10)
+    texts, repeated = (
+        rows[rows["arm"] == "regular"].set_index("prompt_index")["completion"].astype(str).to_dict()
+        for rows in (once, again)
+    )
+    assert len(set(texts.values())) > 10
+    assert repeated == {index: texts[index] for index in range(10)}
+
+
+def test_sampled_arms_are_not_held_to_identity(evaluate: Evaluate) -> None:
+    arms, _ = evaluate(decoding={"temperature": 1.0, "max_new_tokens": 6, "ignore_eos": False})
+    assert arms["identical_prompts"].isna().all()
+    assert arms["difference"].notna().sum() == 3
+
+
+def test_without_a_draft_the_regular_arm_answers_alone(evaluate: Evaluate) -> None:
+    arms, prompts = evaluate(draft={"name": "none"})
+    assert set(arms["arm"]) == set(prompts["arm"]) == {"regular"}
+    assert arms["draft"].isna().all()
+    assert arms["acceptance_rate"].isna().all()
+
+
+def test_the_same_command_takes_over_what_was_answered(
+    evaluate: Evaluate, configuration: dict[str, Any]
+) -> None:
+    first_arms, first = evaluate()
+    assert (first_arms["num_resumed"] == 0).all()
+    arms, prompts = evaluate(num_prompts=30, seeds=[1, 0, 2])
+    merged = arms[arms["seed"] == "all"]
+    assert list(merged["num_resumed"]) == [40, 40]
+    assert list(merged["num_prompts"]) == [90, 90]
+    keys = ["arm", "seed", "prompt_index"]
+    before = first.set_index(keys).drop(columns="run")
+    taken_over = prompts.set_index(keys).loc[before.index].drop(columns="run")
+    pd.testing.assert_frame_equal(taken_over, before, check_dtype=False)
+    assert not prompts.duplicated(keys).any()
+    assert set(prompts["run"]) == set(arms["run"]) != set(first["run"])
+
+    everything, _ = evaluate(num_prompts=30)
+    assert list(everything[everything["seed"] == "all"]["num_resumed"]) == [60, 60]
+    assert everything["weight_bytes"].notna().all()
+
+
+def test_other_circumstances_ask_every_question_again(evaluate: Evaluate) -> None:
+    evaluate()
+    for changes in (
+        {"resume": False},
+        {"batch_size": 5},
+        {"operands": [1, 2]},
+        {"decoding": {"temperature": 0, "max_new_tokens": 7, "ignore_eos": False}},
+        {"draft": {"name": "none"}},
+        {"task": "addition"},
+    ):
+        arms, _ = evaluate(**changes)
+        assert (arms["num_resumed"] == 0).all(), changes
+
+
+def test_new_weights_ask_every_question_again(
+    evaluate: Evaluate, taught: tuple[Path, Path]
+) -> None:
+    evaluate()
+    weights = taught[0] / "model.safetensors"
+    os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
+    arms, _ = evaluate()
+    assert (arms["num_resumed"] == 0).all()
+
+
+def test_published_accuracies_are_in_the_rows(
+    evaluate: Evaluate, taught: tuple[Path, Path]
+) -> None:
+    preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
+    arms, _ = evaluate(model=preset, operands=[1, 99])
+    assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {
+        "regular": 0.429,
+        "speculative": 0.431,
+    }
+    assert evaluate(model=preset)[0]["published_accuracy"].isna().all()
+    assert evaluate(operands=[1, 99])[0]["published_accuracy"].isna().all()
+
+
+def test_a_failed_run_is_a_row_and_keeps_its_answers(
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, calls = interleaving.generate, []
+
+    def out_of_memory_later(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > 6:  # two to warm up, two batches of two arms
+            raise MemoryError
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(interleaving, "generate", out_of_memory_later)
+    with pytest.raises(Exception, match="out of main memory"):
+        evaluate()
+    monkeypatch.undo()
+    arms = pd.read_csv(tmp_path / "run0" / "eval.csv")
+    assert set(arms["status"]) == {"failed"}
+    assert list(arms["seed"]) == ["0", "0", "all", "all"]
+    assert list(arms["num_prompts"]) == [12] * 4
+    assert len(pd.read_csv(tmp_path / "results" / "eval.csv")) == 4
+    resumed, _ = evaluate()
+    assert list(resumed[resumed["seed"] == "all"]["num_resumed"]) == [12, 12]
+
+
+def test_a_process_that_died_has_rows_with_its_answers(
+    evaluate: Evaluate, configuration: dict[str, Any], tmp_path: Path
+) -> None:
+    evaluate()
+    died = tmp_path / "died"
+    died.mkdir()
+    prompts = pd.read_csv(tmp_path / "run0" / "eval_prompts.csv", dtype=str, keep_default_na=False)
+    earlier = prompts[24:].assign(run="an earlier run in this directory")
+    pd.concat([earlier, prompts[:24]]).to_csv(died / "eval_prompts.csv", index=False)
+    settings = from_config(EvalSettings, configuration)
+    record_failure("eval", settings, died, RunError("killed by signal 9"), run_id=prompts["run"][0])
+    arms = pd.read_csv(died / "eval.csv")
+    assert list(arms["num_prompts"]) == [12] * 4
+    assert set(arms["error"]) == {"killed by signal 9"}
+    assert (arms["num_resumed"] == 0).all()
+
+
+def test_the_table_says_what_was_found(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate()
+    shown = capsys.readouterr().out
+    assert "identical on all 40 questions" in shown
+    assert "No significant difference" in shown
+    assert "earlier runs" not in shown
+    evaluate()
+    assert mentions(capsys.readouterr().out, "80 of 80 answers", "earlier runs")
+
+
+def test_the_seed_of_every_command_is_the_default_of_seeds(harness: Harness) -> None:
+    assert "seeds:\n- 5\n" in harness("eval", "seed=5", "--cfg", "job", "--resolve").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signal_sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
+    tmp_path: Path, taught: tuple[Path, Path], signal_sent: signal.Signals, exit_code: int
+) -> None:
+    pair = f"model={taught[0]}", f"draft={taught[1]}"
+    arguments = ["eval", *pair, "num_prompts=20", "batch_size=2", "operands=[1,3]"]
+    # Each arm has warmed up and answered two batches.
+    halt = halting("harness.measuring.interleaving.generate", after=2 + 2 * 2)
+    running = start(*arguments, cwd=tmp_path, until=HALTED, before=halt)
+    end(running, signal_sent, exit_code)
+    (store,) = tmp_path.glob("results/eval_answers/*.csv")
+    stopped = pd.read_csv(store, dtype=str).drop(columns="run")
+    assert len(stopped) == 2 * 2 * 2
+    if signal_sent == signal.SIGINT:
+        assert set(pd.read_csv(tmp_path / "results" / "eval.csv")["status"]) == {"interrupted"}
+
+    finished = run(*arguments, cwd=tmp_path)
+    assert (
+        f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)} already"
+        in finished.stderr
+    )
+    last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
+    prompts = pd.read_csv(last, dtype=str).drop(columns="run")
+    counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
+    assert counts == {
+        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(20)
+    }
+    keys = ["arm", "prompt_index"]
+    taken_over = prompts.set_index(keys).loc[stopped.set_index(keys).index]
+    pd.testing.assert_frame_equal(taken_over, stopped.set_index(keys))
+    arms = pd.read_csv(tmp_path / "results" / "eval.csv")
+    finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
+    assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
+    assert json.loads((last.parent / "environment.json").read_text())["devices"]
+
+
+def test_the_batch_size_is_that_of_what_ran(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms, _ = evaluate()
+    assert set(zip(arms["batch_size"], arms["smallest_batch"], strict=True)) == {(6, 2)}
+    assert mentions(capsys.readouterr().out, "last batch", "2", "6")
+    arms, _ = evaluate(batch_size=64)
+    assert set(zip(arms["batch_size"], arms["smallest_batch"], strict=True)) == {(20, 20)}
+    assert "The last batch" not in capsys.readouterr().out

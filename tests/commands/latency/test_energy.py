@@ -1,0 +1,171 @@
+"""Joules per token and throttled units, with a fake NVML; empty cells without one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.commands.latency.figures.energy import energy_columns, energy_ratio_columns
+from harness.engines import energy
+from harness.engines.energy import GpuMeter, GpuUse, gpus_of
+from harness.engines.local.engine import LocalEngine
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import Generation
+from in_process import QUICKEST_PAIR, Harness, results
+from wording import mentions
+
+
+class Nvml:
+    """Two GPUs: each reading finds that the first took 2 J more, and the second 1 J; the second may be hot.
+
+    CUDA has them in the other order: its fastest GPU comes first.
+    """
+
+    uuids = ("GPU-aaaa", "GPU-bbbb")
+    of_cuda = ("bbbb", "aaaa")
+
+    class NVMLError(Exception):
+        """NVML's error."""
+
+    def __init__(self, *, counts: bool = True, hot: bool = False, divided: bool = False) -> None:
+        self.counts = counts
+        self.hot = hot
+        self.divided = divided
+        self.millijoules = {0: 1_000_000, 1: 5_000_000}
+
+    def nvmlInit(self) -> None:
+        """NVML is there."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid not in self.uuids:
+            raise self.NVMLError
+        return self.uuids.index(uuid)
+
+    def nvmlDeviceGetMigMode(self, gpu: int) -> list[int]:
+        if gpu == 1:
+            raise self.NVMLError  # of a kind that cannot be divided
+        return [int(self.divided), 1]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
+        if not self.counts:
+            raise self.NVMLError
+        self.millijoules[gpu] += (2000, 1000)[gpu]
+        return self.millijoules[gpu]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: int) -> int:
+        # Idling is no reason that counts.
+        return 0x41 if self.hot and gpu == 1 else 0x1
+
+
+def generation(joules: float | None, *throttled: str, tokens: int = 10) -> Generation:
+    use = GpuUse(joules, throttled)
+    return Generation("x", requests=[RequestRecord(0, 1, num_tokens=tokens)], gpu=use)
+
+
+def test_the_meter_adds_up_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "pynvml", Nvml(hot=True))
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(2.0, ())
+    assert GpuMeter(["GPU-aaaa", "GPU-bbbb"]).stop() == GpuUse(3.0, ("temperature (hardware)",))
+    assert GpuMeter([]).stop() is None
+
+
+def test_gpus_are_found_by_what_both_cuda_and_nvml_call_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = Nvml()
+    monkeypatch.setattr(energy, "pynvml", nvml)
+
+    def properties(place: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=nvml.of_cuda[place])
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    first, second = (torch.device("cuda", place) for place in range(2))
+    assert gpus_of([torch.device("cpu")]) == []
+    assert gpus_of([first, torch.device("cpu")]) == ["GPU-bbbb"]
+    assert gpus_of([second, first]) == ["GPU-aaaa", "GPU-bbbb"]
+    assert gpus_of([torch.device("cuda")]) == ["GPU-bbbb"]
+    # An instance of a GPU (MIG) has a name of its own, or the whole one's, and no counters.
+    nvml.divided = True
+    assert gpus_of([first]) == ["GPU-bbbb"]
+    assert gpus_of([second]) == []
+    nvml.of_cuda = ("cccc",)
+    assert gpus_of([first]) == []
+    # Of several processes that share the models, rank 0 reads the GPUs of all.
+    nvml.divided, nvml.of_cuda = False, ("bbbb", "aaaa")
+    monkeypatch.setattr(energy, "world", lambda: SimpleNamespace(size=2))
+    assert gpus_of([first]) == ["GPU-bbbb", "GPU-aaaa"]
+
+
+def test_a_gpu_that_does_not_count_has_no_joules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "pynvml", Nvml(counts=False))
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(None, ())
+
+
+def test_columns_of_an_arm() -> None:
+    generations = [generation(3.0), generation(5.0, "power cap"), generation(4.0, "power cap")]
+    assert energy_columns(generations, [0, 1, 1]) == {
+        "num_units": 2,
+        "num_throttled_units": 1,
+        "joules_per_token": 12 / 30,
+    }
+    without = [generation(3.0), generation(None)]
+    assert "joules_per_token" not in energy_columns(without, [0, 1])
+    assert energy_columns([Generation("x")], [0]) == {}
+
+
+def test_an_answer_shorter_than_the_counters_period_empties_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = Nvml()
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: 5  # type: ignore[method-assign]
+    monkeypatch.setattr(energy, "pynvml", nvml)
+    assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(0.0, ())
+    regular = [*[generation(4.0)] * 19, generation(0.0)]
+    speculative = [generation(2.0)] * 20
+    assert energy_columns(regular, range(20))["joules_per_token"] == 19 * 4 / 200
+    ratio = energy_ratio_columns(regular, speculative, range(20), 500, 0)
+    assert ratio["energy_ratio"] == pytest.approx(2.0), "the unit is left out of both arms"
+    ratio = energy_ratio_columns(speculative, regular, range(20), 500, 0)
+    assert ratio["energy_ratio"] == pytest.approx(0.5)
+    # Where many are that short, one arm is charged for the other.
+    too_short = [*[generation(4.0)] * 8, *[generation(0.0)] * 2]
+    assert "joules_per_token" not in energy_columns(too_short, range(10))
+    assert energy_ratio_columns(speculative[:10], too_short, range(10), 500, 0) == {}
+
+
+def test_the_ratio_is_paired() -> None:
+    """Prompts differ tenfold in energy, and speculation halves each: the interval is narrow."""
+    regular = [generation(1.0 + 9 * (place % 2)) for place in range(12)]
+    speculative = [generation((1.0 + 9 * (place % 2)) / 2) for place in range(12)]
+    columns = energy_ratio_columns(regular, speculative, range(12), 500, 0)
+    assert list(columns.values()) == pytest.approx([2.0, 2.0, 2.0])
+    unknown = [*speculative[:-1], generation(None)]
+    assert energy_ratio_columns(regular, unknown, range(12), 500, 0) == {}
+
+
+QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8"]
+
+
+def test_joules_are_told_where_gpus_count_them(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "pynvml", Nvml())
+    monkeypatch.setattr(LocalEngine, "gpus", Nvml.uuids)
+    outcome = harness(*QUICK)
+    regular, speculative = results().to_dict("records")
+    for row in (regular, speculative):
+        assert row["joules_per_token"] == pytest.approx(3 / 8)
+        assert (row["num_units"], row["num_throttled_units"]) == (8, 0)
+    assert speculative["energy_ratio"] == pytest.approx(1.0)
+    assert mentions(outcome.stdout, "0.375 J per token regular", "1.00×")
+
+
+def test_without_gpus_the_cells_are_empty(harness: Harness) -> None:
+    outcome = harness(*QUICK)
+    columns = ["joules_per_token", "energy_ratio", "num_units", "num_throttled_units"]
+    rows: Any = results()[columns]
+    assert rows.isna().all(axis=None)
+    assert "J per token" not in outcome.stdout

@@ -1,0 +1,211 @@
+"""Both arms of an engine that queues take turns lap by lap, and what casts doubt on their ratio is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.latency.laps import choose_num_laps, in_laps
+from in_process import QUICKEST_PAIR, Harness, only, results
+from wording import mentions
+
+QUICK = ["latency", "engine=server", "decoding.max_new_tokens=8", "decoding=greedy"]
+
+Serve = Callable[..., list[str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A function that starts servers and gives the settings with their addresses; one server takes both."""
+    with ExitStack() as stack:
+
+        def start(regular: EchoServer, speculative: EchoServer | None = None) -> list[str]:
+            first = stack.enter_context(serving(regular))
+            second = first if speculative is None else stack.enter_context(serving(speculative))
+            return [f"engine.regular_url={first}", f"engine.url={second}"]
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "batch_size", "open_loop", "expected"),
+    [
+        (15, 1, False, 15),
+        (15, 4, False, 3),
+        (15, 16, False, 1),
+        (64, 4, False, 16),
+        (128, 4, False, 16),
+        (1000, 4, False, 62),
+        (15, 1, True, 1),
+        (160, 1, True, 20),
+    ],
+)
+def test_laps_are_long_where_there_are_many(
+    num_prompts: int, batch_size: int, open_loop: bool, expected: int
+) -> None:
+    number = choose_num_laps(num_prompts, batch_size, open_loop)
+    assert number == expected
+    sizes = [len(range(num_prompts)[lap]) for lap in in_laps(num_prompts, number)]
+    assert sum(sizes) == num_prompts
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(batch_size, num_prompts)
+
+
+def test_arms_take_turns_and_the_first_one_changes(harness: Harness, serve: Serve) -> None:
+    """Two requests at a time: laps of two, in the order A B B A."""
+    server = EchoServer()
+    harness(*QUICK, *serve(server), "num_prompts=16", "batch_size=2", "num_warmup=0")
+    prompts = [tuple(body["prompt"]) for body in server.bodies[2:]]
+    laps = [frozenset(prompts[first : first + 2]) for first in range(0, len(prompts), 2)]
+    assert len(laps) == 16
+    assert laps[0::2] == laps[1::2]
+    assert len(set(laps)) == 8
+    rows = pd.read_csv(only("latency_prompts.csv"))
+    assert sorted(rows["unit"].unique()) == list(range(8))
+    assert (rows.groupby("unit").size() == 4).all()
+    # The second lap's speculative answers were written before its regular ones, with which they agree.
+    assert list(rows["arm"]).count("regular") == 16
+
+
+def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Serve) -> None:
+    """An A/A: one server under both addresses, thirty times slower from the middle on.
+
+    Arms that did not take turns would be 10 times apart. Whether the interval holds 1 is left to
+    chance, as often as its level says.
+    """
+    asked = ["num_prompts=16", "batch_size=2", "num_warmup=0"]
+    server = EchoServer(delay_s=0.001, slow_after=2 + 16, slow_s=0.03)
+    shown = " ".join(harness(*QUICK, *serve(server), *asked).stdout.split())
+    row = results().iloc[-1]
+    assert 0.2 < row["speedup"] < 5
+    assert row["speedup_low"] < row["speedup_high"]
+    assert (row["interleaved"], row["speedup_covers"]) == (True, "8 laps")
+    assert mentions(shown, "interval", "8 laps")
+    assert mentions(shown, "URLs", "identical arms")
+
+
+def test_too_few_laps_have_no_interval(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    asked = ["num_prompts=9", "batch_size=3"]
+    shown = " ".join(harness(*QUICK, *serve(*servers), *asked).stdout.split())
+    row = results().iloc[-1]
+    assert (row["interleaved"], row["speedup_covers"]) == (True, "3 laps")
+    assert pd.isna(row["speedup_low"])
+    assert mentions(shown, "no interval", "8 laps")
+    assert "num_prompts=24" in shown
+
+
+def test_arms_that_cannot_take_turns_are_said_to(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    asked = ["num_prompts=9", "batch_size=9"]
+    shown = " ".join(harness(*QUICK, *serve(*servers), *asked).stdout.split())
+    assert results().iloc[-1]["interleaved"] == False  # noqa: E712
+    assert mentions(shown, "interleaved=false", "drift")
+
+
+def test_identical_arms_are_compared_first(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(delay_s=0.001), EchoServer(delay_s=0.001, num_draft_tokens=4)
+    asked = ["num_prompts=9", "engine.aa=true", "num_warmup=0"]
+    shown = harness(*QUICK, *serve(*servers), *asked).stdout
+    assert "identical arms" in shown
+    row = results().iloc[-1]
+    assert row["aa_ratio_low"] <= row["aa_ratio"] <= row["aa_ratio_high"]
+    assert [len(server.bodies) for server in servers] == [1 + 18 + 9, 1 + 9]
+
+
+def test_our_own_arm_is_compared_with_itself(harness: Harness) -> None:
+    asked = [*QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8", "engine.aa=true"]
+    assert "identical arms" in harness("latency", *asked).stdout
+    row = results().iloc[-1]
+    assert row["aa_ratio"] > 0
+    assert (row["interleaved"], row["speedup_covers"]) == (True, "8 prompts")
+
+
+def test_only_latency_compares_identical_arms(harness: Harness) -> None:
+    assert "engine.aa=true: is for latency" in harness.refused("eval", "engine.aa=true")
+
+
+def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:
+    """Two tokens at a time, and many times as fast where nothing else slows the answers."""
+    servers = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2)
+    outcome = harness(*QUICK, *serve(*servers), "num_prompts=9", code=None)
+    is_impossible = mentions(outcome.stdout, "impossible", "tokens per iteration")
+    # On a busy machine the ratio may be a possible one.
+    assert outcome.exit_code == (3 if is_impossible else 0)
+    assert results()["speedup"].isna().all() == is_impossible
+
+
+def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:
+    assert harness.refused("latency", "laps=4").startswith("laps=4: needs engine=server")
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    harness(*QUICK, *serve(*servers), "num_prompts=9", "laps=2")
+    assert results().iloc[-1]["speedup_covers"] == "2 laps"
+
+
+def test_a_server_alone_has_an_interval_over_prompts(harness: Harness, serve: Serve) -> None:
+    (_, url) = serve(EchoServer())
+    for load, units in (([], 9), (["batch_size=3"], 1), (["batch_size=3", "laps=3"], 3)):
+        harness(*QUICK, url, "num_prompts=9", *load, f"hydra.run.dir=run{units}")
+        rows = pd.read_csv(f"run{units}/latency_prompts.csv")
+        assert rows["unit"].nunique() == units
+    lows = list(results()["tokens_per_second_low"])
+    assert lows[0] > 0
+    assert pd.isna(lows[1:]).all()
+
+
+def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Serve) -> None:
+    """The set of the tiny pair has 40; where all are measured their tokens are read in reverse."""
+    for number in (9, 40):
+        server = EchoServer()
+        harness(*QUICK, *serve(server, EchoServer()), f"num_prompts={number}", "num_warmup=1")
+        _, warmup, *measured = [tuple(body["prompt"]) for body in server.bodies]
+        assert len(measured) == number
+        assert warmup not in measured
+
+
+@pytest.mark.parametrize(
+    ("regular", "speculative", "differ"), [(None, 3, True), (3, 3, False), (0, 3, True)]
+)
+def test_a_cache_in_one_arm_is_said(
+    harness: Harness, serve: Serve, regular: int | None, speculative: int, differ: bool
+) -> None:
+    """All prompts begin alike, so that the server knows so much of them from this run."""
+    Path("alike.txt").write_text("\n".join(f"Tell me about {animal}" for animal in "abcdefghi"))
+    dialect: Any = "llama.cpp" if regular == 0 else "vllm"
+    servers = EchoServer(num_cached=regular), EchoServer(dialect=dialect, num_cached=speculative)
+    for server in servers:
+        server.version = "1"
+    asked = [*serve(*servers), "num_prompts=9", "prompts=./alike.txt"]
+    shown = " ".join(harness(*QUICK, *asked).stdout.split())
+    assert mentions(shown, "prompt tokens from a cache", "speculative 27") == differ
+    cached = results()["cached_tokens"]
+    assert cached.iloc[-1] == 27
+    assert pd.isna(cached[0]) if regular is None else cached[0] == 9 * regular
+    assert results()["cached_from_before"].iloc[-1] == 0
+    assert (pd.read_csv(only("latency_prompts.csv"))["cached_tokens"] == 3).sum() >= 9
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
+    harness: Harness, serve: Serve, version: str | None
+) -> None:
+    """Of a kind that takes no salt, or one that heeds none."""
+    servers = EchoServer(num_cached=0, version=version), EchoServer(num_cached=4, version=version)
+    Path("unlike.txt").write_text("\n".join(f"{animal} is mentioned" for animal in "abcdefghi"))
+    asked = [*serve(*servers), "num_prompts=9", "prompts=./unlike.txt"]
+    shown = " ".join(harness(*QUICK, *asked, code=3).stdout.split())
+    assert mentions(shown, "No verdict", "36 of the 63 prompt tokens", "speculative", "before")
+    rows = results()
+    assert rows["speedup"].isna().all()
+    assert list(rows["cached_from_before"]) == [0, 36]
+
+
+def test_a_count_of_cached_tokens_must_be_one(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(num_cached=-1), EchoServer()
+    assert "cached_tokens is -1" in harness(*QUICK, *serve(*servers), code=1).complaint

@@ -1,0 +1,536 @@
+"""`latency` through the command line, on small random models that lie on disk as any user's would."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from architectures import RECURRENT
+from forked import run, start
+from halting import HALTED, halting
+from harness.config.settings import ModelSettings
+from harness.engines.local.engine import LocalArm
+from harness.engines.local.stopwatches import Phases
+from in_process import Harness, only, results
+from processes import end, wait_for
+from tiny_checkpoints import make_tokenizer
+from wording import mentions
+
+# Column names that SPEC promises to scripts.
+PROMISED = (
+    "model draft arm batch_size num_draft_tokens temperature seed num_prompts num_tokens ms_per_token ms_per_token_std "
+    "tokens_per_second time_to_first_token_ms speedup speedup_low speedup_high predicted_speedup acceptance_rate "
+    "conditional_acceptance_rate mean_acceptance_length draft_ms verify_ms peak_memory_bytes status error"
+).split()
+PROMISED_PROMPTS = (
+    "prompt_index category prompt arm completion num_tokens time_ms acceptance_rate acceptance_histogram"
+).split()
+QUICK = [
+    "num_prompts=4",
+    "decoding.max_new_tokens=8",
+    "decoding.num_draft_tokens=3",
+    "prompts=prompts.txt",
+]
+
+SaveModel = Callable[..., ModelSettings]
+
+
+@pytest.fixture(autouse=True)
+def _prompts(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\ntwo words\nthree words now\nfour four four four\n")
+
+
+@pytest.fixture
+def pair(save_model: SaveModel) -> list[str]:
+    model, draft = save_model("llama", "model"), save_model("gpt2", "draft")
+    return [f"model={model.name}", f"draft={draft.name}"]
+
+
+def test_on_a_cpu_each_prompt_is_answered_once(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its phases timed, of which the warm-up is none."""
+    asked: list[str] = []
+    cleared: list[dict[str, int]] = []
+    original, clear = LocalArm.stream, Phases.clear
+    monkeypatch.setattr(
+        LocalArm, "stream", lambda arm, question: asked.append(arm.name) or original(arm, question)
+    )
+    monkeypatch.setattr(
+        Phases, "clear", lambda phases: cleared.append(dict(phases.calls)) or clear(phases)
+    )
+    harness("latency", *pair, *QUICK, "num_warmup=1")
+    assert Counter(asked) == {"regular": 5, "speculative": 5}
+    assert {"forward": 7} in cleared
+    regular, speculative = (row for _, row in results().iterrows())
+    assert regular["target_step_ms"] > 0
+    assert 0 < speculative["draft_ms"] + speculative["verify_ms"] <= speculative["iteration_ms"]
+
+
+def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("latency", *pair, *QUICK)
+    for expected in (
+        "regular",
+        "speculative",
+        "no interval from fewer than 8 prompts",
+        "by position",
+        "predicted",
+    ):
+        assert expected in outcome.stdout
+    assert "float32 on cpu" in outcome.stderr
+
+    rows = results()
+    assert set(PROMISED) <= set(rows.columns)
+    assert rows["run"].nunique() == 1
+    assert list(rows["arm"]) == ["regular", "speculative"]
+    assert list(rows["status"]) == ["ok", "ok"]
+    assert list(rows["num_tokens"]) == [32, 32]
+    assert rows["peak_memory_bytes"].isna().all(), "no GPU: an empty cell"
+    regular, speculative = rows.iloc[0], rows.iloc[1]
+    assert speculative["speedup"] == pytest.approx(
+        regular["ms_per_token"] / speculative["ms_per_token"]
+    )
+    assert speculative["decode_speedup"] > 0
+    assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), (
+        "four prompts give no interval"
+    )
+    assert regular[["speedup", "acceptance_rate", "draft_ms"]].isna().all()
+    assert 1 <= speculative["mean_acceptance_length"] <= 4
+    assert speculative["predicted_speedup"] == pytest.approx(
+        speculative["mean_acceptance_length"]
+        * regular["target_step_ms"]
+        / (speculative["draft_ms"] + speculative["verify_ms"])
+    )
+
+    directory = only("environment.json").parent
+    pd.testing.assert_frame_equal(pd.read_csv(directory / "latency.csv"), rows)
+    environment = json.loads((directory / "environment.json").read_text())
+    assert environment["versions"]["torch"] == rows["torch_version"][0]
+    assert (directory / ".hydra" / "config.yaml").exists()
+
+    prompts = pd.read_csv(directory / "latency_prompts.csv", keep_default_na=False)
+    assert set(PROMISED_PROMPTS) <= set(prompts.columns)
+    assert set(prompts["run"]) == set(rows["run"])
+    assert len(prompts) == 2 * 4
+    assert sum(prompts["num_tokens"]) == 64
+    ours = prompts[prompts["arm"] == "speculative"]
+    histogram = sum(sum(json.loads(cell)) for cell in ours["acceptance_histogram"] if cell)
+    assert histogram == sum(json.loads(rows["acceptance_histogram"][1]))
+
+
+def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: list[str]) -> None:
+    """Computed here once more. `lookup` proposes nothing in some iterations."""
+    length = "decoding.max_new_tokens=24"
+    harness("latency", pair[0], "draft=lookup", *QUICK[:1], length, QUICK[3], "decoding=greedy")
+    row = results().iloc[1]
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    prompts["ms"] = prompts["time_ms"] / prompts["num_tokens"]
+    ms = prompts.pivot(index="prompt_index", columns="arm", values="ms")
+    speculative = ms["speculative"]
+    assert row["speedup"] == pytest.approx(ms["regular"].sum() / speculative.sum())
+    assert row["ms_per_token"] == pytest.approx(speculative.mean())
+    assert row["ms_per_token_std"] == pytest.approx(speculative.std())
+    assert row["ms_per_token_median"] == pytest.approx(speculative.median())
+    drafted = prompts[prompts["arm"] == "speculative"]
+    histograms = drafted["acceptance_histogram"].dropna().map(json.loads)
+    num_accepted = sum(count * times for one in histograms for count, times in enumerate(one))
+    num_drafting = sum(map(sum, histograms))
+    num_iterations = drafted["num_iterations"].sum()
+    assert num_iterations > num_drafting > 0
+    assert row["mean_acceptance_length"] == pytest.approx(1 + num_accepted / num_drafting)
+    assert row["tokens_per_iteration"] == pytest.approx(1 + num_accepted / num_iterations)
+    # An iteration decides the accepted tokens and one more. The prompt's pass decides the first.
+    assert drafted["num_tokens"].sum() == len(drafted) + num_iterations + num_accepted
+
+
+def test_greedy_texts_are_the_same_in_both_arms(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("latency", *pair, *QUICK, "decoding=greedy", "batch_size=3")
+    assert mentions(outcome.stdout, "identical", "4 of 4")
+    prompts = pd.read_csv(only("latency_prompts.csv"), keep_default_na=False)
+    texts = prompts.pivot(index="prompt_index", columns="arm", values="completion")
+    assert (texts["regular"] == texts["speculative"]).all()
+    assert results()["identical_prompts"][1] == 4
+
+
+def test_a_text_does_not_depend_on_its_batch(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    texts = []
+    for size in (1, 4):
+        harness("latency", *pair, *QUICK, f"batch_size={size}", f"hydra.run.dir=run{size}")
+        rows = pd.read_csv(tmp_path / f"run{size}" / "latency_prompts.csv", keep_default_na=False)
+        texts.append(rows.sort_values(["arm", "prompt_index"])["completion"].tolist())
+    assert texts[0] == texts[1]
+
+
+def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(
+    harness: Harness, save_model: SaveModel
+) -> None:
+    name = save_model("llama", "model").name
+    outcome = harness("latency", f"model={name}", f"draft={name}", *QUICK)
+    assert mentions(outcome.stderr, "draft", "the target itself", "shares its weights")
+    assert "100.0% of the draft tokens" in outcome.stdout
+
+
+def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness, pair: list[str]) -> None:
+    assert "speculative" not in harness("latency", pair[0], *QUICK).stdout.lower()
+    assert list(results()["arm"]) == ["regular"]
+    assert results()["draft"].isna().all()
+
+
+def test_a_test_run_is_short_and_says_so(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("latency", *pair, "prompts=prompts.txt", "num_prompts=4", "test=true")
+    assert "test=true" in outcome.stdout
+    said = "test=true: num_prompts=2 in place of 4 and decoding.max_new_tokens=16 in place of 64"
+    assert said in outcome.stderr
+    assert list(results()["num_prompts"]) == [2, 2]
+    assert results()["test"].all()
+
+
+def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: SaveModel) -> None:
+    # Half of the vocabulary ends a text, so that random models do so soon.
+    name = save_model("llama", "model", eos_token_id=list(range(3, 30))).name
+    harness("latency", f"model={name}", *QUICK, "decoding.ignore_eos=false")
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    assert (prompts["num_tokens"] < 8).any()
+    assert (prompts["num_tokens"] >= 1).all()
+
+
+def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str]) -> None:
+    good = pair[1].removeprefix("draft=")
+    # A head for another model.
+    harness("latency", "-m", pair[0], f"draft=tiny_eagle3,{good}", *QUICK, code=1)
+    rows = results()
+    assert list(rows["status"]) == ["failed", "failed", "ok", "ok"]
+    assert rows["error"][0].startswith("draft=")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            ["decoding.max_new_tokens=4800"],
+            "decoding.max_new_tokens=4800: leaves no room for a prompt: the context has ",
+        ),
+        (
+            ["decoding.max_new_tokens=62"],
+            "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); ",
+        ),
+        (
+            ["decoding.max_new_tokens=48"],
+            "prompts: 1 of 4 prompts are too long (line 4 of the file); the longest has 1",
+        ),
+        (["prompts=empty.txt"], "prompts=empty.txt: "),
+        (["prompts=./promts.txt"], "prompts=./promts.txt: "),
+        (["chat_template=always"], "chat_template=always: "),
+        (["results.file=prompts.txt/latency.csv"], "results.file=prompts.txt/latency.csv: "),
+    ],
+)
+def test_mistakes_that_only_the_files_reveal(
+    harness: Harness, pair: list[str], tmp_path: Path, settings: list[str], complaint: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert harness.refused("latency", *pair, *QUICK, *settings).startswith(complaint)
+
+
+def test_skipping_every_prompt_leaves_none(harness: Harness, pair: list[str]) -> None:
+    all_too_long = [*QUICK, "decoding.max_new_tokens=62", "prompts.too_long=skip"]
+    assert "too_long=skip leaves none" in harness.refused("latency", *pair, *all_too_long)
+
+
+def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert "config.json" in harness.refused("latency", "model=./nothing", *QUICK)
+
+
+def test_a_failed_run_is_a_row(harness: Harness, pair: list[str]) -> None:
+    (Path(pair[0].removeprefix("model=")) / "model.safetensors").write_bytes(b"no weights")
+    assert len(harness("latency", *pair, *QUICK, code=1).complaint) < 400
+    rows = results()
+    assert list(rows["status"]) == ["failed", "failed"]
+    assert rows["error"].notna().all()
+    assert rows["ms_per_token"].isna().all()
+
+
+@pytest.fixture
+def long_run(pair: list[str], tmp_path: Path) -> list[str]:
+    """A run of 500 prompts."""
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
+    many = ["prompts=prompts.txt", "num_prompts=500", "decoding.max_new_tokens=8", "num_warmup=1"]
+    return ["latency", *pair, *many]
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_measured(
+    long_run: list[str], harness: Harness, tmp_path: Path
+) -> None:
+    # Each arm has warmed up and answered three prompts.
+    halt = halting("harness.measuring.interleaving.generate", after=2 + 2 * 3)
+    running = start(*long_run, cwd=tmp_path, until=HALTED, before=halt)
+    stdout, stderr = end(running, signal.SIGINT, 130)
+    assert "interrupted" in stderr
+    rows = results()
+    assert list(rows["status"]) == ["interrupted", "interrupted"]
+    assert rows["error"][0] == "stopped by the user"
+    assert list(rows["num_prompts"]) == [3, 3]
+    assert "the figures cover" in stdout
+    assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_whole_rows(long_run: list[str], harness: Harness, tmp_path: Path) -> None:
+    file = "outputs/*/*/*/latency_prompts.csv"
+    # It does not end by itself, however long this process waits for its turn.
+    halt = halting("harness.measuring.interleaving.generate", after=200)
+    running = start(*long_run, cwd=tmp_path, until=file, before=halt)
+    wait_for(running, tmp_path, file, holding="prompt 2")
+    end(running, signal.SIGKILL, -signal.SIGKILL)
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    assert len(prompts) % 2 == 0
+    assert set(prompts["num_tokens"]) == {8}
+
+
+def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("latency", *pair, *QUICK, "batch_size=5", code=2)
+    assert mentions(outcome.complaint, "batch_size=5:", "num_prompts=5", "4")
+    assert mentions(
+        harness("latency", *pair, *QUICK, "batch_size=3").stdout, "last batch", "1", "3"
+    )
+    assert list(results()["smallest_batch"]) == [1, 1]
+
+
+def test_a_report_of_a_target_alone_says_what_was_measured(
+    harness: Harness, pair: list[str]
+) -> None:
+    harness("latency", pair[0], *QUICK)
+    report = harness("report").stdout
+    assert "Nothing has been measured" not in report
+    assert "ms/token" in report.splitlines()[0]
+
+
+def test_a_report_of_nothing_but_prompts_is_refused(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    harness("latency", *pair, *QUICK)
+    (file,) = tmp_path.glob("outputs/*/*/*/latency_prompts.csv")
+    (tmp_path / "report.md").write_text("the old one")
+    outcome = harness("report", str(file), code=2)
+    assert outcome.complaint.startswith(f"{file}: holds no run's result; those are in latency.csv")
+    assert (tmp_path / "report.md").read_text() == "the old one"
+
+
+# The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
+LONG = [
+    "decoding.max_new_tokens=48",
+    "decoding.num_draft_tokens=3",
+    "prompts=prompts.txt",
+    "num_prompts=4",
+]
+
+
+def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=3")
+    assert mentions(outcome.stderr, "1 of 4 prompts", "line 4", "left out")
+    assert mentions(outcome.stdout, "Left out", "too long", "1")
+    rows = results()
+    assert list(rows["num_prompts"]) == [3, 3]
+    assert list(rows["num_skipped"]) == [1, 1]
+    assert list(rows["num_truncated"]) == [0, 0]
+    assert list(rows["too_long"]) == ["skip", "skip"]
+    refused = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=4", code=2)
+    assert refused.complaint.startswith("batch_size=4: needs as many prompts")
+
+
+def test_prompts_that_are_too_long_are_cut(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    outcome = harness("latency", *pair, *LONG, "prompts.too_long=truncate", "decoding=greedy")
+    assert mentions(outcome.stderr, "1 of 4 prompts", "line 4", "last 16 tokens")
+    assert list(results()["num_truncated"]) == [1, 1]
+    cut = pd.read_csv(only("latency_prompts.csv"))["completion"].iloc[-1]
+    (tmp_path / "prompts.txt").write_text("four four four four"[-16:])
+    harness("latency", *pair, *LONG, "num_prompts=1", "decoding=greedy", "hydra.run.dir=again")
+    assert pd.read_csv(tmp_path / "again" / "latency_prompts.csv")["completion"].iloc[-1] == cut
+
+
+def test_what_becomes_of_long_prompts_is_another_measurement(
+    harness: Harness, pair: list[str]
+) -> None:
+    for too_long in ("skip", "truncate"):
+        harness("latency", *pair, *QUICK, f"prompts.too_long={too_long}")
+    assert results()["measurement"].nunique() == 2
+
+
+def test_prompts_come_from_all_categories(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    lines = [
+        {"turns": [f"{kind} {i}", "later"], "category": kind}
+        for kind in ("story", "sum")
+        for i in range(4)
+    ]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy")
+    assert "tokens/iteration" in outcome.stdout
+    assert mentions(outcome.stderr, "4 of 8 prompts (questions)", "2 story, 2 sum")
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    assert set(prompts["category"]) == {"story", "sum"}
+    regular = prompts[prompts["arm"] == "regular"]
+    assert dict(zip(regular["prompt_index"], regular["prompt"], strict=True)) == {
+        0: "story 0", 4: "sum 0", 1: "story 1", 5: "sum 1"
+    }  # fmt: skip
+
+
+def test_a_chat_needs_a_template_or_is_read_as_text(
+    harness: Harness, pair: list[str], tmp_path: Path
+) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    arguments = [
+        "latency",
+        *pair,
+        "prompts=chats.jsonl",
+        "num_prompts=1",
+        "decoding.max_new_tokens=4",
+    ]
+    assert re.match(
+        "chat_template=auto: .*chat_template=never reads them as text$", harness.refused(*arguments)
+    )
+    read = harness(*arguments, "chat_template=never")
+    assert mentions(read.stderr, "chat_template=never:", "1", "read as text")
+
+
+def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel) -> None:
+    model = save_model("mamba", hidden_size=128, num_hidden_layers=6, state_size=16)
+    harness("latency", f"model={model.name}", "draft=none", *QUICK)
+    (row,) = results().to_dict("records")
+    assert (row["arm"], row["status"], row["num_tokens"], row["runner"]) == (
+        "regular",
+        "ok",
+        32,
+        "eager",
+    )
+    for settings, complaint in (
+        (["draft=none", "batch_size=2"], "batch_size=2: must be 1 for model="),
+        (["draft=lookup"], "draft=none measures it alone"),
+        (["draft=lookup", "engine=huggingface"], "takes back no tokens"),
+    ):
+        assert (
+            complaint
+            in harness("latency", f"model={model.name}", *QUICK, *settings, code=2).complaint
+        )
+
+
+def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveModel) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    model = save_model("lfm2", **sizes, num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    for draft in (["draft=lookup"], [f"draft={model.name}", "batch_size=2"]):
+        harness("latency", f"model={model.name}", *draft, *QUICK)
+    rows = results()
+    assert list(rows["status"]) == ["ok"] * 4
+    assert set(rows["runner"]) <= {"eager", "eager+eager"}
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "mamba2", "bamba"])
+def test_a_recurrent_target_drafts_with_its_first_layers(
+    harness: Harness, save_model: SaveModel, name: str
+) -> None:
+    sizes = {key: value for key, value in RECURRENT[name].items() if key != "model_type"}
+    model = save_model(name, **sizes)
+    short = [*QUICK, "num_prompts=2", "decoding.temperature=0"]
+    outcome = harness("latency", f"model={model.name}", "draft=early_exit_2", *short)
+    assert mentions(outcome.stdout, "identical", "2 of 2")
+
+
+def test_a_window_at_the_end_of_the_cache_does_not_change_texts(
+    harness: Harness, save_model: SaveModel, tmp_path: Path
+) -> None:
+    """GPT-Neo's local layers: the default runner would decode other texts behind its window, in both arms."""
+    settings = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    model = save_model("gpt_neo", hidden_size=64, window_size=32, init_range=0.3, **settings)
+    lines = ["x" * 40, "a longer text " * 4, "yet another one " * 5]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines) + "\n")
+    quick = ["num_prompts=3", "batch_size=3", *QUICK[1:], "decoding.temperature=0"]
+    outcome = harness("latency", f"model={model.name}", "draft=lookup", *quick)
+    assert "gives outputs that differ from the model's own" in outcome.stdout + outcome.stderr
+    assert mentions(outcome.stdout, "identical", "3 of 3")
+    assert set(results()["runner"]) == {"eager"}
+    harness("latency", f"model={model.name}", "draft=lookup", *quick, "runner=eager")
+    first, second = map(pd.read_csv, sorted(Path().rglob("latency_prompts.csv")))
+    assert list(first["completion"]) == list(second["completion"])
+
+
+def test_a_token_that_the_model_lacks_is_one_line(harness: Harness, save_model: SaveModel) -> None:
+    """A tokenizer that was extended, beside a model that was not."""
+    model = save_model("llama", tokenizer=make_tokenizer(("<new>",)), vocab_size=258)
+    Path("new.txt").write_text("a <new> token\n")
+    asked = [f"model={model.name}", "draft=none", *QUICK]
+    harness("latency", *asked)
+    refused = harness("latency", *asked, "prompts=new.txt", "num_prompts=1", code=2)
+    assert mentions(refused.complaint, "model.tokenizer: has token 258 (<new>)")
+
+
+def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    outcome = harness("latency", "results.file=mine.csv", *QUICK)
+    assert outcome.stderr.splitlines()[-1].endswith("/ and mine-2.csv (mine.csv has other columns)")
+
+
+def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
+    harness: Harness, save_model: SaveModel
+) -> None:
+    import torch
+
+    class Code:
+        def __reduce__(self) -> tuple[object, ...]:
+            return print, ("ran",)
+
+    model = save_model("llama")
+    (Path(model.name) / "tokenizer.json").write_text("{broken")
+    broken = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
+    assert "holds none that loads (" in broken.complaint
+    (Path(model.name) / "tokenizer.json").unlink()
+    for rest in Path(model.name).glob("tokenizer*"):
+        rest.unlink()
+    absent = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
+    assert absent.complaint.endswith("holds none")
+    pickled = save_model("gpt2")
+    (Path(pickled.name) / "model.safetensors").unlink()
+    torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")
+    refused = harness("latency", f"model={pickled.name}", "draft=none", *QUICK, code=1)
+    assert mentions(refused.complaint, "pickled code", "safetensors")
+    assert "weights_only" not in refused.stderr
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1"]])
+def test_the_environment_holds_a_command_line_that_runs_again(
+    harness: Harness, pair: list[str], tmp_path: Path, sweep: list[str]
+) -> None:
+    quick = [
+        "num_prompts=1",
+        "decoding.max_new_tokens=2",
+        "prompts=my prompts.txt",
+        "num_resamples=100",
+    ]
+    (tmp_path / "my prompts.txt").write_text("one\n")
+    harness("latency", *pair, *quick, *sweep)
+    noted = json.loads(only("environment.json").read_text())
+    words = shlex.split(noted["command_line"])
+    assert words == ["python", "-m", "harness", "latency", *pair, *quick, *sweep]
+    assert noted["num_threads"] >= 1
+    assert "cpu_quota" in noted
+    if not sweep:
+        run(*words[3:], "--cfg", "job", cwd=tmp_path)

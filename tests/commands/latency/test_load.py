@@ -1,0 +1,88 @@
+"""Measurements that differ in their load: batch sizes, requests in flight, requests per second."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness.commands.latency.plots import plots
+from harness.commands.latency.ranking.pair_tables import latency_tables, pairs_table
+from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.read_runs import group
+from harness.commands.report.command import build
+from harness.records.registry import COMMANDS
+from harness.tables.table import Table
+from report_files import latency_run, write
+
+SERVER = {"engine": "server", "draft": "server", "url": "http://gpu1:8000/v1"}
+
+
+def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
+    """By speed-up they were 1, 64, 4, 16; another pair stays apart."""
+    speedups = {16: 1.1, 1: 2.5, 64: 1.4, 4: 1.2}
+    rows = [
+        row
+        for load, speedup in speedups.items()
+        for draft, factor in (("7B", 1.0), ("3B", 1.1))
+        for row in latency_run(speedup=speedup * factor, batch_size=load, draft=draft)
+    ]
+    pairs = latency_pairs(group(rows))
+    assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
+    assert [pair.row.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
+    assert len(pairs_table(pairs).rows) == 8
+
+
+def test_the_fastest_is_named_whatever_its_load(tmp_path: Path) -> None:
+    runs = [latency_run(speedup=load / 2, batch_size=load) for load in (1, 4, 8)]
+    fastest, *_ = build([write(tmp_path / "latency.csv", *runs)]).headlines
+    assert "batches of 8" in fastest.text  # type: ignore[union-attr]
+
+
+def test_requests_per_second_and_in_flight_are_on_different_axes() -> None:
+    rows = [row for load in (1, 4) for row in latency_run(batch_size=load, **SERVER)]
+    rates = (2.0, 8.0)
+    rows += [row for rate in rates for row in latency_run(request_rate=rate, **SERVER)]
+    drawn = plots([(COMMANDS["latency"], group(rows))])
+    in_flight, per_second = drawn["load"]
+    assert "requests in flight" in in_flight
+    assert "requests per second" not in in_flight
+    assert "requests per second" in per_second
+
+
+@pytest.mark.parametrize("name", ["13B", "./models/" + 60 * "x"])
+def test_a_unit_is_not_shortened(name: str) -> None:
+    rows = [
+        row
+        for rate in (2.0, 8.0)
+        for row in latency_run(model=name, request_rate=rate, **SERVER)  # type: ignore[arg-type]
+    ]
+    (picture,) = plots([(COMMANDS["latency"], group(rows))])["speedup"]
+    assert "8 requests/s" in picture or "…" in picture
+    assert "8 s<" not in picture
+
+
+def test_tables_of_servers_have_no_empty_columns() -> None:
+    """llama.cpp's counters tell acceptance over all iterations, and nothing of phases."""
+    untold = (
+        "predicted_speedup draft_ms verify_ms target_step_ms iteration_ms num_draft_tokens"
+        " conditional_acceptance_rate acceptance_by_position acceptance_histogram"
+    ).split()
+    told = {"marginal_acceptance_by_position": [0.6, 0.4], "goodput_ratio": 0.8}
+    rows = []
+    for load in (1, 4):
+        regular, speculative = latency_run(batch_size=load, **SERVER)
+        changes = dict.fromkeys(untold) | told
+        rows += [dataclasses.replace(regular, target_step_ms=None)]
+        rows += [dataclasses.replace(speculative, **changes)]
+    tables = [
+        part for part in latency_tables(latency_pairs(group(rows))) if isinstance(part, Table)
+    ]
+    headings = {
+        table.key: [" ".join(column.heading.split()) for column in table.shown()[0]]
+        for table in tables
+    }
+    assert "goodput" in headings["pairs"]
+    assert "predicted" not in headings["pairs"]
+    assert headings["reasons"][1:] == ["accepted", "tokens per iteration", "of all iterations, %"]

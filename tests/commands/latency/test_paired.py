@@ -1,0 +1,51 @@
+"""Times of both arms in pairs: per prompt, batch or lap, and how small a difference they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.commands.latency.figures.paired import paired_times, reach_columns
+from harness.engines.requests import RequestError, RequestRecord
+from harness.engines.timing import Generation
+
+
+def request(index: int, seconds: float, failed: bool = False) -> RequestRecord:
+    error = RequestError(500, "Error", "failed") if failed else None
+    return RequestRecord(index, 3, seconds=seconds, num_tokens=10, error=error)
+
+
+def lap(*requests: RequestRecord, sent: bool = True) -> Generation:
+    return Generation("regular", seconds=2.0, requests=requests, sent=sent)
+
+
+def arm(seconds: Sequence[float], sent: bool = True) -> list[Generation]:
+    return [lap(request(index, each), sent=sent) for index, each in enumerate(seconds)]
+
+
+def test_requests_of_a_lap_are_one_unit() -> None:
+    regular = [lap(request(0, 1.0), request(1, 2.0)), lap(request(2, 4.0), request(3, 5.0))]
+    # A request that failed in one arm counts in none; the second lap answered first.
+    other = [lap(request(0, 0.5), request(1, 9.0, failed=True)), lap(request(3, 1), request(2, 1))]
+    times = paired_times(regular, other)
+    assert times.unit == "lap"
+    assert times.regular.tolist() == [100, 900]
+    assert times.speculative.tolist() == [50, 200]
+
+
+def test_rows_of_a_batch_share_its_time() -> None:
+    batches = [lap(request(0, 1.0), request(1, 2.0), sent=False)]
+    times = paired_times(batches, batches)
+    assert (times.unit, times.regular.tolist()) == ("batch", [200])
+
+
+def test_prompts_and_arms_that_are_missing() -> None:
+    assert paired_times(arm([1, 2], sent=False), arm([1], sent=False)).unit == "prompt"
+    assert paired_times(arm([1, 2]), []).regular.size == 0
+
+
+def test_how_small_a_difference_would_show() -> None:
+    slow = [2.0 + (number % 3) / 10 for number in range(16)]
+    columns = reach_columns(paired_times(arm(slow), arm([1.0] * 16)))
+    assert 0.02 < columns["visible_difference"] < 0.06
+    few = reach_columns(paired_times(arm([2.0] * 7), arm([1.0] * 7)))
+    assert set(few.values()) == {None}

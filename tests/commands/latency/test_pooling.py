@@ -1,0 +1,147 @@
+"""Several runs of `latency` pooled into one row per arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.commands.latency.pooling import pooled_rows
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.results.files import append_rows
+from harness.results.statistics.runs import ratio_over_runs
+from report_files import latency_run
+
+NUM_PROMPTS = 10
+
+
+def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> list[LatencyRow]:
+    """A run whose regular arm takes 40 ms per prompt and token, times a slowness of the run."""
+    folder = directory / str(repeat)
+    folder.mkdir()
+    prompts = [
+        LatencyPromptRow(
+            run=f"run-{repeat}",
+            prompt_index=index,
+            arm=arm,
+            unit=index,
+            num_tokens=10,
+            time_ms=10 * (40 + index) * slowness / (2 if arm == "speculative" else 1),
+        )
+        for index in range(NUM_PROMPTS)
+        for arm in ("regular", "speculative")
+    ]
+    # Runs differ in the regular arm alone.
+    append_rows(folder / "latency_prompts.csv", prompts)
+    asked: dict[str, Any] = {
+        "run": f"run-{repeat}", "measurement": f"digest-{repeat}", "directory": str(folder), "repeat": repeat,
+        "speedup_covers": f"{NUM_PROMPTS} prompts", "num_prompts": NUM_PROMPTS, "speedup": 2.0,
+        "draft_ms": float(repeat), "interleaved": True, "acceptance_histogram": [1] * repeat, "temperature": 0.0,
+    }  # fmt: skip
+    return latency_run(**(asked | changes))
+
+
+def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
+    slownesses = (1.0, 1.1, 0.95)
+    runs = [measured(tmp_path, number, slow) for number, slow in enumerate(slownesses, 1)]
+    regular, speculative = pooled_rows(runs)
+    ms = np.array([[(40 + index) * slow for index in range(NUM_PROMPTS)] for slow in slownesses])
+    expected = ratio_over_runs(ms, ms / 2).interval()
+    assert speculative.speedup == pytest.approx(expected.estimate)
+    assert speculative.speedup_low == pytest.approx(expected.low)
+    assert speculative.speedup_high == pytest.approx(expected.high)
+    assert speculative.speedup_covers == "10 prompts and 3 runs"
+    assert (speculative.repeat, speculative.repeats) == ("all", 3)
+    assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
+    assert speculative.run == regular.run
+    assert speculative.draft_ms == 2.0
+    assert speculative.acceptance_histogram == [3, 2, 1]
+    assert speculative.interleaved is True
+    assert regular.speedup is None
+
+
+def test_sampled_runs_have_a_seed_each(tmp_path: Path) -> None:
+    runs = [measured(tmp_path, number, 1.0, temperature=0.5) for number in (1, 2)]
+    assert pooled_rows(runs)[-1].speedup_covers == "10 prompts and 2 runs with a seed each"
+
+
+def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:
+    good = [measured(tmp_path, number, 1.0) for number in (1, 2)]
+    bad = measured(tmp_path, 3, 1.0, status="failed")
+    assert pooled_rows([*good, bad])[-1].repeats == 2
+    assert pooled_rows([good[0], bad]) == []
+
+
+def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
+    runs = [measured(tmp_path, number, 1.0) for number in (1, 2)]
+    (tmp_path / "2" / "latency_prompts.csv").unlink()
+    pooled = pooled_rows(runs)[-1]
+    assert (pooled.speedup, pooled.speedup_low, pooled.speedup_covers) == (2.0, None, None)
+
+
+def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:
+    """Energy 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
+    intervals = {
+        "energy_ratio": (2.0, 1.9, 2.1),
+        "aa_ratio": (1.0, 0.95, 1.05),
+        "goodput_ratio": (1.1, 1.0, 1.2),
+        "drift": (1.0, 0.9, 1.1),
+    }
+    columns: dict[str, Any] = {}
+    for name, (estimate, low, high) in intervals.items():
+        columns |= {name: estimate, f"{name}_low": low, f"{name}_high": high}
+    columns |= {
+        "acceptance_length_by_num_draft_tokens": [1.5, 2.0],
+        "acceptance_length_by_num_draft_tokens_low": [1.4, 1.9],
+        "acceptance_length_by_num_draft_tokens_high": [1.6, 2.1],
+    }
+    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
+    pooled = pooled_rows(runs)[-1]
+    for name, (estimate, _, _) in intervals.items():
+        assert getattr(pooled, name) == pytest.approx(estimate)
+        assert getattr(pooled, f"{name}_low") is None
+        assert getattr(pooled, f"{name}_high") is None
+    assert pooled.acceptance_length_by_num_draft_tokens == [1.5, 2.0]
+    assert pooled.acceptance_length_by_num_draft_tokens_low is None
+
+
+def test_histograms_of_equal_runs_are_added_too(tmp_path: Path) -> None:
+    runs = [
+        measured(tmp_path, number, 1.0, acceptance_histogram=[1, 1, 1, 3, 26]) for number in (1, 2)
+    ]
+    assert pooled_rows(runs)[-1].acceptance_histogram == [2, 2, 2, 6, 52]
+
+
+def test_answers_of_a_unit_count_alike(tmp_path: Path) -> None:
+    """A unit of two turns with 10 and 40 tokens is a sum of ms per token, as in a single run."""
+    runs = []
+    for repeat in (1, 2):
+        run = measured(tmp_path, repeat, 1.0)
+        file = tmp_path / str(repeat) / "latency_prompts.csv"
+        file.unlink()
+        prompts = []
+        for unit in range(NUM_PROMPTS):
+            for turn, (num_tokens, speedup) in enumerate(((10, 2.0), (40, 1.0))):
+                for arm, factor in (("regular", 1.0), ("speculative", speedup)):
+                    row = LatencyPromptRow(
+                        run=f"run-{repeat}",
+                        prompt_index=unit + turn * NUM_PROMPTS,
+                        arm=arm,
+                        unit=unit,
+                        num_tokens=num_tokens,
+                        time_ms=8.0 * num_tokens / factor,
+                    )
+                    prompts.append(row)
+        append_rows(file, prompts)
+        runs.append(run)
+    # 8 + 8 ms per token against 4 + 8; by tokens it would be 400 ms against 360.
+    assert pooled_rows(runs)[-1].speedup == pytest.approx(16 / 12)
+
+
+def test_every_figure_says_how_it_is_pooled() -> None:
+    columns = LatencyRow.columns().items()
+    assert not [name for name, column in columns if column.kind == "figure" and not column.pools]
+    ends = [name for name in dict(columns) if name.endswith(("_low", "_high"))]
+    assert {dict(columns)[name].pools for name in ends} == {"none"}

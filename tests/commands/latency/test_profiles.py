@@ -1,0 +1,84 @@
+"""Acceptance profiles out of a run and into another, through the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.commands.latency.rows import LatencyRow
+from harness.results.files import read_rows
+from in_process import Harness, only
+from wording import mentions
+
+QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20", "num_resamples=1000"]
+LENGTHS = "acceptance_length_by_num_draft_tokens"
+
+
+def last_row() -> Any:
+    return read_rows("results/latency.csv", LatencyRow)[-1]
+
+
+def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[1] and second[0] <= first[1]
+
+
+def interval_at(row: Any, k: int) -> tuple[float, float]:
+    return getattr(row, f"{LENGTHS}_low")[k - 1], getattr(row, f"{LENGTHS}_high")[k - 1]
+
+
+def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:
+    outcome = harness("latency", *QUICK, "decoding.num_draft_tokens=5")
+    real = last_row()
+    assert "by K " in outcome.stdout
+    # Passes of 1, 2, 3, 5 and 6 tokens were timed.
+    assert [ms is not None for ms in real.pass_ms_by_width] == [True, True, True, False, True, True]
+    assert mentions(outcome.stdout, "predicted", "acceptance alone", "verification timed by width")
+    profile_file = only("speculation_profile.json")
+    profile = json.loads(profile_file.read_text())
+    assert profile["method"] == "draft_model"
+    assert profile["accept_length_model"] == "chain_analytic"
+    assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
+
+    # Acceptance does not depend on the batch, which takes a twelfth of the passes.
+    replayed = harness(
+        "latency",
+        *QUICK,
+        "batch_size=12",
+        "decoding.num_draft_tokens=5",
+        f"decoding.synthetic_acceptance={profile_file}",
+    )
+    synthetic = last_row()
+    rates = profile["harness"]["accept_rates_of_tested"]
+    assert synthetic.synthetic_acceptance == rates
+    assert "synthetic [0." in replayed.stdout
+    assert overlap(interval_at(synthetic, 5), interval_at(real, 5))
+
+    # A K that was left out: its acceptance is predicted by the run with K=5.
+    harness("latency", *QUICK, "batch_size=12", "decoding.num_draft_tokens=2")
+    assert overlap(interval_at(last_row(), 2), interval_at(real, 2))
+    # Its twin: the interval of another K is not that of this one.
+    assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
+
+
+def test_a_mean_length_is_met(harness: Harness) -> None:
+    harness("latency", *QUICK, "batch_size=12", "decoding.synthetic_acceptance=2.5")
+    row = last_row()
+    assert row.synthetic_acceptance == 2.5
+    low, high = interval_at(row, 4)
+    assert low <= 2.5 <= high
+
+
+@pytest.mark.parametrize("what", ["decoding.rule=block", "draft=tiny_dflash"])
+def test_blocks_and_drafts_of_one_pass_say_nothing_of_smaller_k(
+    harness: Harness, what: str
+) -> None:
+    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=12", what)
+    assert "by K " not in outcome.stdout
+    row = last_row()
+    assert row.pass_ms_by_width is not None
+    assert getattr(row, LENGTHS) is None
+    assert json.loads(only("speculation_profile.json").read_text())["accept_length_model"] == (
+        "measured_per_k"
+    )

@@ -1,0 +1,165 @@
+"""Prompts that are asked again: their order, their units, their salt, and what is said about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.latency.repetition import batches_to_ask, laps_to_ask, share_prompts
+from harness.prompts.sets import Occurrence, Prompt, PromptSet
+from in_process import QUICKEST_PAIR, Harness, only, results
+from wording import mentions
+
+QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=4"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        batches_to_ask(10, 34, 4, 0),
+        batches_to_ask(3, 34, 8, 0),
+        laps_to_ask(10, 34, lambda number: number, 0),
+        laps_to_ask(80, 200, lambda number: number // 8, 0),
+        laps_to_ask(10, 34, lambda number: number // 5, 0),
+        laps_to_ask(10, 34, lambda number: 1, 0),
+    ],
+)
+def test_every_prompt_is_asked_as_often_as_the_others(parts: list) -> None:
+    asked = [pair for part in parts for pair in zip(part.places, part.repeats, strict=True)]
+    assert len(asked) == len(set(asked)) in (34, 200)
+    counts = Counter(place for place, _ in asked)
+    most = max(counts.values())
+    # Batches stay whole: in the last round some come and some do not.
+    assert set(counts.values()) <= {most, most - 1}
+    assert sorted({repeat for _, repeat in asked}) == list(range(most))
+
+
+def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
+    parts = batches_to_ask(32, 96, 4, 0)
+    assert not share_prompts(parts)
+    orders = [[part.unit for part in parts[first : first + 8]] for first in (0, 8, 16)]
+    assert orders[0] == list(range(8))
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    for part in parts:
+        assert list(part.places) == list(range(4 * part.unit, 4 * part.unit + 4))
+    assert batches_to_ask(32, 96, 4, 0) == parts != batches_to_ask(32, 96, 4, 1)
+
+
+def test_parts_that_must_share_prompts_are_known_to() -> None:
+    assert share_prompts(batches_to_ask(3, 24, 8, 0))
+    assert share_prompts(laps_to_ask(15, 600, lambda number: max(1, number // 16), 0))
+    alone = laps_to_ask(5, 20, lambda number: number, 0)
+    assert not share_prompts(alone)
+    assert {part.unit for part in alone} == set(range(5))
+
+
+def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
+    """Of 40 prompts in batches of 16 there would be three units, however often they are asked."""
+    parts = batches_to_ask(40, 128, 16, 0)
+    assert [part.unit for part in parts] == list(range(8))
+    assert {len(part.places) for part in parts} == {16}
+    assert share_prompts(parts)
+    assert not share_prompts(batches_to_ask(40, 128, 4, 0))
+    assert not share_prompts(batches_to_ask(40, 64, 16, 0))
+    # No batch has more rows than were asked for.
+    assert max(len(part.places) for part in batches_to_ask(3, 34, 8, 0)) <= 8
+
+
+def test_indices_of_turns_and_repetitions_are_all_different() -> None:
+    prompts = (Prompt("a", turns=("a", "b", "c")), Prompt("d"))
+    prompt_set = PromptSet("talks", prompts, "")
+    every = [
+        Occurrence(place, turn, repeat)
+        for repeat in range(3)
+        for turn in range(3)
+        for place in (0, 1)
+    ]
+    indices = [prompt_set.index(asked) for asked in every]
+    assert indices == list(range(18))
+    assert [prompt_set.occurrence(index) for index in indices] == every
+    assert prompt_set.at(prompt_set.index(Occurrence(0, 2, 1))).text == "c"
+    assert prompt_set.first_unused(5) == 18
+
+
+def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
+    Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
+    outcome = harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
+    assert "num_prompts=25: ten has 10 prompts, which are asked again" in outcome.stderr
+    assert mentions(outcome.stdout, "10 prompts (ten) asked 25 times")
+    assert mentions(
+        outcome.stdout, "10 prompts were asked 25 times", "the interval is over prompts"
+    )
+    row = results().iloc[-1]
+    assert (row["num_prompts"], row["num_different_prompts"]) == (25, 10)
+    assert row["speedup_covers"] == "10 prompts"
+    assert pd.isna(row["salted"])  # nothing is cached between questions
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    assert answers.prompt_index.is_unique
+    assert list(answers.prompt_place[:10]) == list(range(10)) != list(answers.prompt_place[10:20])
+    assert list(answers.asked_before) == [0] * 10 + [1] * 10 + [2] * 5
+    assert (answers.unit == answers.prompt_place).all()
+    # Greedy answers do not depend on the random numbers, which differ.
+    assert answers.groupby("prompt").completion.nunique().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "salted", "doubted"),
+    [
+        ("vllm", True, False),
+        ("llama.cpp", True, False),
+        ("openai", False, True),
+    ],
+)
+def test_a_server_is_asked_past_its_cache(
+    harness: Harness, dialect: str, salted: bool, doubted: bool
+) -> None:
+    Path("three.txt").write_text("one\ntwo\nthree")
+    server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(each)) for each in (server, other)]
+        asked = ["engine=server", f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
+        shown = " ".join(harness(*QUICK, *asked, *load).stdout.split())
+    assert ("its prefix cache may have answered" in shown) == doubted
+    assert "covers repetition, not prompts" in shown
+    row = results().iloc[-1]
+    assert row["speedup_covers"] == "8 laps of the same texts"
+    assert (row["salted"], row["num_different_prompts"]) == (salted, 3)
+    measured = [body for body in server.bodies if body["max_tokens"] == 4]
+    salts = Counter(body.get("cache_salt") for body in measured)
+    caching = {body.get("cache_prompt") for body in measured}
+    assert caching == ({False} if dialect == "llama.cpp" else {None})
+    if dialect == "vllm":
+        assert len(salts) == 11
+        assert max(salts.values()) == 3
+    else:
+        assert set(salts) == {None}
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
+def test_no_prompt_is_known_from_before(harness: Harness, dialect: str) -> None:
+    """Neither from warm-ups, nor from the comparison of identical arms, nor from an earlier run."""
+    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    with serving(server) as url:
+        asked = ["engine=server", f"engine.regular_url={url}", f"engine.url={url}"]
+        for _ in range(2):
+            harness(*QUICK, *asked, "num_prompts=3", "engine.aa=true")
+    # The request that finds out how the server is asked has one token.
+    measured = [body for body in server.bodies if body["max_tokens"] == 4]
+    assert len(measured) == 2 * 4 * (1 + 3)
+    if dialect == "llama.cpp":
+        assert {body["cache_prompt"] for body in measured} == {False}
+    else:
+        assert len({(body["cache_salt"], *body["prompt"]) for body in measured}) == len(measured)
+    assert results()["salted"].tolist() == [True] * 4
+
+
+def test_a_draft_that_knows_earlier_answers_is_not_asked_again(harness: Harness) -> None:
+    complaint = harness.refused("latency", "draft=suffix", "draft.shared=true", "num_prompts=50")
+    assert complaint.startswith("num_prompts=50: must be at most 40, the prompts of the set")

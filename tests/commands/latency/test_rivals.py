@@ -1,0 +1,135 @@
+"""Ways to draft that can be told apart, from files as `latency` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.report.command import build
+from harness.results.files import append_rows
+from harness.tables.table import Table
+from report_files import latency_run, prompt_rows, write
+
+
+def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
+    """The notes below the table of methods: `lookup` takes `factor` times as long as `suffix`."""
+    rng = np.random.default_rng(0)
+    hardness = rng.lognormal(3, 0.4, num_prompts)
+    for draft, scale in (("suffix", 1.0), ("lookup", factor)):
+        run = latency_run(draft=draft, draft_method=draft, speedup=2.0 / scale)
+        times = hardness * scale * np.exp(rng.normal(0, 0.05, num_prompts))
+        append_rows(directory / "latency.csv", run)
+        named = [("story", float(time)) for time in times]
+        append_rows(directory / "latency_prompts.csv", prompt_rows(run, named))
+    tables = [part for part in build([directory]).parts if isinstance(part, Table)]
+    (methods,) = [table for table in tables if table.key == "methods"]
+    return " ".join(methods.notes)
+
+
+def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
+    alike = notes_of(tmp_path / "alike", factor=1.005)
+    assert "Cannot be told apart from" in alike
+    assert "Significantly" not in alike
+    apart = notes_of(tmp_path / "apart", factor=1.5)
+    assert "Significantly slower than suffix: lookup (0.6" in apart
+    assert "15 prompts" in apart
+    assert notes_of(tmp_path / "few", 5, factor=1.5) == ""
+
+
+def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None:
+    """Six equal K: the best of them by chance is not better than the others."""
+    rng = np.random.default_rng(1)
+    for k in range(1, 7):
+        run = latency_run(k, speedup=2.0)
+        named = [("story", float(time)) for time in 50 * np.exp(rng.normal(0, 0.2, 15))]
+        append_rows(tmp_path / "latency.csv", run)
+        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, named))
+    tables = [part for part in build([tmp_path]).parts if isinstance(part, Table)]
+    (note,) = [note for table in tables for note in table.notes if "best of 6 K" in note]
+    naive, honest = (float(number) for number in re.findall(r"(\d\.\d+)×", note))
+    assert honest < naive
+    assert "15 prompts" in note
+
+
+def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
+    """The headlines of pairs with these speed-ups, all ± 0.1, without files of prompts."""
+    for number, speedup in enumerate(speedups):
+        changes = {"speedup_covers": "15 prompts"} | changes
+        run = latency_run(draft=f"draft{number}", speedup=speedup, **changes)
+        append_rows(directory / "latency.csv", run)
+    return " ".join(line.text for line in build([directory]).headlines)
+
+
+def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Path) -> None:
+    """By its own interval, 1.90 to 2.10, it is faster than one of 1.72 to 1.92 would be at most."""
+    text = headlines_of(tmp_path, 2.0, 1.82, 1.2)
+    assert "draft0" in text.partition("2.00×")[0]
+    low, high = map(float, re.findall(r"interval (\d\.\d+) to (\d\.\d+)", text)[0])
+    assert low < 1.89
+    assert high > 2.11
+    assert "for 3 pairs at once" in text
+    assert re.search(r"Cannot be told apart from the fastest: [^;]*draft1[^;]*?\. Measured", text)
+    table = next(part for part in build([tmp_path]).parts if isinstance(part, Table))
+    assert any("hold for all 3 together" in note for note in table.notes)
+
+
+def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:
+    pooled: dict[str, Any] = {
+        "repeat": "all",
+        "repeats": 5,
+        "speedup_covers": "15 prompts and 5 runs",
+    }
+    speedups = (2.0, 1.6, 1.5, 1.4, 1.3)
+    few = headlines_of(tmp_path / "few", *speedups, **pooled)
+    pooled["speedup_covers"] = "15 prompts"
+    many = headlines_of(tmp_path / "many", *speedups, **pooled)
+    reach = [float(re.findall(r"interval (\d\.\d+) to", text)[0]) for text in (few, many)]
+    assert reach[0] < reach[1] < 1.9
+    assert "All other drafts of this target gain significantly less." in few
+
+
+def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
+    """On the first eight prompts, which both have, another pair is faster than that of the first sentence."""
+    first = [("story", 60.0 + index) for index in range(8)]
+    for draft, speedup, prompts in (
+        ("3B", 2.0, [*first, *[("story", 20.0)] * 7]),
+        ("7B", 1.9, [(name, time - 4) for name, time in first]),
+    ):
+        run = latency_run(draft=draft, speedup=speedup)
+        append_rows(tmp_path / "latency.csv", run)
+        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
+    fastest, rivals, *_ = (line.text for line in build([tmp_path]).headlines)
+    assert "13B with 3B, K=4: 2.00×" in fastest
+    assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
+
+
+def test_another_target_is_no_rival(tmp_path: Path) -> None:
+    """The fastest speed-up of a slow target says nothing about another target's drafts."""
+    runs = [latency_run(speedup=3.0), latency_run(speedup=1.5, model="30B", repository="x/30b")]
+    text = " ".join(line.text for line in build([write(tmp_path / "latency.csv", *runs)]).headlines)
+    assert "Fastest: 13B with 7B, K=4: 3.00×" in text
+    assert "significantly less" not in text
+    unsure = latency_run(speedup=1.5, speedup_low=0.61, speedup_high=3.74)
+    file = write(tmp_path / "unsure.csv", unsure, latency_run(speedup=1.1, draft="1B"))
+    text = " ".join(line.text for line in build([file]).headlines)
+    assert "significantly less" not in text
+
+
+def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path) -> None:
+    def remarks(*runs: Sequence[LatencyRow]) -> str:
+        file = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)
+        return str(build([file]).parts)
+
+    slow = latency_run(k=2, speedup=1.5)
+    assert "best K" in remarks(slow, latency_run(k=4, speedup=2.0))
+    assert "best K" not in remarks(latency_run(k=2, speedup=0.7), latency_run(k=4, speedup=0.98))
+    interrupted = latency_run(k=2, speedup=1.5, status="interrupted", ms_per_token=50.0)
+    assert "best K" not in remarks(interrupted, latency_run(k=4, speedup=2.0))
+    text = remarks(slow, latency_run(k=4, speedup=2.0, processor_share=0.2))
+    assert "best K" not in text
+    assert "not quiet" in text

@@ -1,0 +1,86 @@
+"""`eval` and `compare` with engine=server, against servers of the shipped pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from harness.config.settings import DecodingSettings
+from harness.engines.local.engine import LocalEngine
+from in_process import Harness, results
+from pair_server import PairServer, addresses, pair_servers, shipped_pair
+from wording import mentions
+
+EVAL = ["eval", "engine=server", "num_prompts=6", "batch_size=2", "seeds=[0]", "decoding=greedy"]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def servers() -> tuple[PairServer, PairServer]:
+    return pair_servers(shipped_pair())
+
+
+def test_a_server_of_the_draft_alone_gives_no_verdict(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    """Its texts are those of another model, of which greedy decoding shows it."""
+    engine = LocalEngine(shipped_pair("tiny_draft"), DecodingSettings())
+    urls = addresses(stack, servers[0], PairServer(arm=engine.arms[0]))
+    settings = ["engine=server", "decoding=greedy", "num_prompts=8", "decoding.max_new_tokens=12"]
+    outcome = harness("latency", *settings, *urls, code=3)
+    assert mentions(outcome.complaint, "no verdict", "of 8 prompts", "not the same model")
+
+
+def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    urls = addresses(stack, *servers)
+    # Answers of a server that may have been restarted with other flags are not taken up.
+    for server in servers:
+        server.started = 1
+    # One request finds out how the server is asked, two are a warm-up, and each batch is two.
+    servers[0].bodies.clear()
+    servers[0].fail_every = 8
+    failed = harness(*EVAL, *urls, code=1)
+    assert mentions(failed.complaint, "regular: 1 of 2 requests failed", "InternalServerError")
+    servers[0].fail_every = 0
+    assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
+    rows = results("eval")
+    assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
+    assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]
+    assert rows["identical_prompts"].iloc[-1] == 6
+    harness(*EVAL, "engine=local")
+    rows = results("eval")
+    assert rows["num_correct"].iloc[-1] == rows["num_correct"].iloc[-3]
+
+
+def test_compare_races_two_servers(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    settings = [
+        "engine=server",
+        "decoding=greedy",
+        "decoding.max_new_tokens=12",
+        "prompt=Once upon a time",
+    ]
+    urls = addresses(stack, *servers)
+    record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
+    assert record["regular_completion"] == record["speculative_completion"] != ""
+    shown = harness("compare", *settings, *urls, "view=race")
+    assert record["regular_completion"].split()[0] in shown.stdout
+    assert "accepted draft" not in shown.stdout
+    # What the server does not tell is not denied.
+    assert record["origins"] is None
+    assert record["rejections"] is None
+    assert {token["origin"] for token in record["speculative_tokens"]} == {None}
+    log = harness("compare", *settings, *urls, "view=log").stdout
+    assert mentions(log, "does not tell", "rejected")
+    assert "nothing was drafted" not in log

@@ -1,0 +1,306 @@
+"""Reports of servers beyond their answers: counters, others' traffic, bursts, and goodput, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.caveats import caveats
+from harness.config.settings import ModelSettings
+from in_process import Harness, only, results
+from tiny_checkpoints import make_tokenizer
+from wording import mentions
+
+QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=500"]
+
+
+def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
+    return [
+        f"engine.regular_url={stack.enter_context(serving(regular))}",
+        f"engine.url={stack.enter_context(serving(speculative))}",
+    ]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp", "sglang"])
+def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect: str) -> None:
+    servers = (
+        EchoServer(dialect=dialect, metrics=True),  # type: ignore[arg-type]
+        EchoServer(dialect=dialect, metrics=True, num_draft_tokens=4),  # type: ignore[arg-type]
+    )
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    regular, speculative = results().to_dict("records")
+    # One token, then three at a time, the last of which does not fit: 4 accepted in 3 iterations.
+    assert speculative["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
+    assert speculative["acceptance_source"] == "metrics"
+    assert pd.isna(regular["acceptance_source"])
+    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
+    assert mentions(outcome.stdout, "2.33 tokens per iteration", "counters")
+    assert "answered others" not in outcome.stdout
+
+
+def test_traffic_of_others_is_noticed(harness: Harness) -> None:
+    servers = EchoServer(metrics=True, foreign=5), EchoServer(metrics=True, num_draft_tokens=4)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    regular, speculative = results().to_dict("records")
+    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
+    assert speculative["foreign_tokens"] == 0
+    assert mentions(outcome.stdout, "answered others", "40 of 104 tokens", "regular")
+
+
+def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
+    servers = EchoServer(metrics=True), EchoServer(metrics=True, num_draft_tokens=4, preempted=2)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert list(results()["num_preemptions"]) == [0, 16]
+    assert mentions(outcome.stdout, "0 times in the regular arm", "16 times in the speculative arm")
+
+
+def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n, counts_every=2) for n in (None, 4)]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert mentions(
+        outcome.stdout, "32 of 64 tokens", "regular", "32 of 64", "one worker of several"
+    )
+    rows = results()
+    assert list(rows["unseen_tokens"]) == [32, 32]
+    assert rows[["acceptance_rate", "drafted", "num_preemptions"]].isna().all(axis=None)
+
+
+def test_a_page_that_could_not_be_read_once_is_read_again(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
+    # Of each lap's two pages one: the first is that of the warm-up, the next tell who the server is.
+    servers[1].lost_pages = [5, 8]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert list(results()["num_uncounted"]) == [0, 0]
+    assert results()["server_tokens"].iloc[-1] == 64
+    assert "could not be read" not in outcome.stdout
+
+
+def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
+    servers[1].lost_pages = range(8, 20)
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    row = results().iloc[-1]
+    assert 0 < row["num_uncounted"] < 8
+    assert row["server_tokens"] == 8 * (8 - row["num_uncounted"])
+    assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
+    assert mentions(outcome.stdout, "could not be read in", "laps of the speculative arm")
+
+
+def test_first_tokens_that_wait_in_this_process_are_said(harness: Harness) -> None:
+    servers = [
+        EchoServer(metrics=True, num_draft_tokens=n, first_token_s=1e-6, delay_s=0.02)
+        for n in (None, 4)
+    ]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+    assert mentions(outcome.stdout, "ms in the regular arm", "0 ms by the server", "bottleneck")
+    assert results()["server_time_to_first_token_ms"].iloc[-1] == pytest.approx(0.001)
+
+
+def test_caches_are_told_by_counters_where_answers_do_not(harness: Harness) -> None:
+    servers = [EchoServer(metrics=True, num_cached=3), EchoServer(metrics=True, num_draft_tokens=4)]
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers), code=3)
+    assert results()["cached_tokens"].iloc[0] == 24
+    assert mentions(outcome.complaint, "prompt tokens from a cache", "regular 24", "no salt")
+
+
+_ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("regular", "speculative", "reason"),
+    [
+        # Of vLLM's page, where nothing about drafts is a server without speculation.
+        ({}, {"metrics": True}, "the speculative server drafted nothing"),
+        ({}, {"metrics": True, "dialect": "llama.cpp"}, "the speculative server drafted nothing"),
+        ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33%"),
+        ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after 1.0 tokens"),
+        ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
+        (
+            {},
+            {"metrics": True, "num_draft_tokens": 4, "restart_at": 6},
+            "the speculative server was restarted",
+        ),
+    ],
+)
+def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
+    harness: Harness, regular: dict[str, Any], speculative: dict[str, Any], reason: str
+) -> None:
+    with ExitStack() as stack:
+        urls = addresses(stack, EchoServer(**regular), EchoServer(**speculative))
+        outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
+    assert reason in outcome.complaint
+    assert "Speculative decoding" not in outcome.stdout
+    assert set(results()["status"]) == {"no_verdict"}
+
+
+def test_failures_of_a_restart_name_it(harness: Harness) -> None:
+    servers = (
+        EchoServer(metrics=True),
+        EchoServer(metrics=True, num_draft_tokens=4, fail_every=6, restart_at=7),
+    )
+    with ExitStack() as stack:
+        urls = addresses(stack, *servers)
+        complaint = harness("latency", *QUICK, *urls, code=1).complaint
+    assert mentions(complaint, "1 of 8 speculative requests failed", "told to fail", "restarted")
+
+
+def test_a_server_without_counters_tells_nothing_of_it(harness: Harness) -> None:
+    with ExitStack() as stack:
+        harness("latency", *QUICK, *addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4)))
+    rows = results()
+    counted = ["server_tokens", "foreign_tokens", "num_preemptions", "acceptance_source"]
+    assert rows[counted].isna().all(axis=None)
+    assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
+
+
+def test_bursts_and_goodput_are_told(harness: Harness) -> None:
+    servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
+    slo = "engine.slo={ttft_ms: 60000, itl_ms: 60000}"
+    with ExitStack() as stack:
+        outcome = harness("latency", *QUICK, *addresses(stack, *servers), slo)
+    regular, speculative = results().to_dict("records")
+    # Events that this process reads late come together, too.
+    assert regular["tokens_per_arrival"] >= 1
+    assert speculative["tokens_per_arrival"] >= 8 / 4
+    assert mentions(outcome.stdout, "bursts", "at once")
+    assert regular["goodput_share"] == speculative["goodput_share"] == 1
+    assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
+    assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
+    assert mentions(outcome.stdout, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
+    for row in (regular, speculative):
+        assert (
+            row["time_to_first_token_p90_ms"]
+            <= row["time_to_first_token_p95_ms"]
+            <= row["time_to_first_token_p99_ms"]
+        )
+
+
+def test_bursts_of_several_runs_are_one_line() -> None:
+    rows = [LatencyRow(arm="speculative", tokens_per_arrival=size) for size in (4.8, 1.7, 1.0)]
+    assert "bursts, 1.7 to 4.8 at once" in " ".join(caveats(rows))
+    assert "bursts, 4.8 at once" in " ".join(caveats(rows[:1]))
+    assert not caveats(rows[2:])
+
+
+def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:
+    """It accepts half of four tokens, but for the last iteration of a text: 2.33 tokens each."""
+    asked = "decoding.synthetic_acceptance=[0.9,0.5,0]"
+    with ExitStack() as stack:
+        servers = addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4))
+        outcome = harness("latency", *QUICK, *servers, asked)
+    assert "llama-server --spec-synth-rates 0.9,0.45,0,0, or vLLM" in outcome.stderr
+    assert '"synthetic_acceptance_rates": [0.9, 0.45, 0.0, 0.0]' in outcome.stderr
+    assert mentions(outcome.stdout, "and was", "2.33 tokens", "2.35 were asked for")
+    assert "synthetic [0.9,0.5,0]" in outcome.stdout
+
+
+def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
+    told = {"engine": "server", "mean_acceptance_length": 2.3, "mean_proposed": 4.0}
+
+    def said(asked: object, **changes: object) -> str:
+        row = LatencyRow(draft="server", synthetic_acceptance=asked, **(told | changes))
+        return caveats([row])[0]
+
+    many = {"num_tokens": 10_000}
+    assert mentions(said(0.9, **many), "and was not", "2.30", "4.10")
+    assert mentions(said(0.75, **many), "and was not")
+    # So few iterations say little.
+    assert "and was:" in said(0.75, num_tokens=20)
+    assert mentions(said(4.5, mean_proposed=3.0), "and was not", "3 tokens")
+    assert "it does not tell" in said(0.9, mean_proposed=None)
+
+
+def asked_texts(server: EchoServer) -> list[str]:
+    """The text of each chat that a server got."""
+    return [body["messages"][-1]["content"] for body in server.bodies]
+
+
+def test_recovery_asks_every_chat_of_every_batch(harness: Harness, tmp_path: Path) -> None:
+    texts = ["one", "two", "three"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    servers = EchoServer(), EchoServer()
+    settings = ["engine=server", "engine.chat=true", "decoding=greedy", "decoding.max_new_tokens=4"]
+    settings += ["prompts=./texts.txt", "num_prompts=3", "batch_size=2"]
+    with ExitStack() as stack:
+        harness("recovery", *settings, *addresses(stack, *servers), code=None)
+    for server in servers:
+        assert sorted(asked_texts(server)[-3:]) == sorted(texts)
+
+
+@pytest.mark.parametrize("command", ["eval", "compare"])
+def test_the_server_alone_makes_chats_of_prompts(
+    harness: Harness, save_model: Callable[..., ModelSettings], command: str
+) -> None:
+    template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
+    model = save_model("llama", "chat", tokenizer=make_tokenizer(chat_template=template))
+    server = EchoServer(models={"chat": None})
+    settings = [f"model={model.name}", "draft=none", "engine=server", "engine.chat=true"]
+    settings += ["decoding.max_new_tokens=4", "chat_template=always"]
+    if command == "compare":
+        settings.append("prompt=Hello")
+    else:
+        settings += ["task=addition", "num_prompts=2", "seeds=[0]"]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        harness(command, *settings, f"engine.url={url}")
+    texts = asked_texts(server)[1:]
+    assert texts
+    assert not any("user:" in text for text in texts)
+
+
+def test_chats_need_no_template_here(
+    harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    """The server has one, and ends its answers as chats do."""
+    roles = ["system", "user", "assistant", "user"]
+    chat = [{"role": role, "content": f"{role} says"} for role in roles]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    server = EchoServer(models={"plain": None})
+    settings = [f"model={save_model('llama', 'plain').repository}", "engine=server"]
+    settings += ["engine.chat=true", "prompts=./chats.jsonl", "num_prompts=1"]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        outcome = harness("latency", *settings, "decoding.max_new_tokens=4", f"engine.url={url}")
+    assert server.bodies[-1]["messages"] == chat
+    assert "read as text" not in outcome.stderr
+    assert not results()["ignore_eos"].any()
+
+
+def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    with ExitStack() as stack:
+        harness("latency", *QUICK, *addresses(stack, *servers), "engine.chat=true", "num_prompts=2")
+    rows = results()
+    assert list(rows["num_tokens"]) == [16, 16]
+    assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
+    for server in servers:
+        assert all("prompt" not in body for body in server.bodies)
+        (message,) = server.bodies[-1]["messages"]
+        assert message["role"] == "user"
+    asked = {body["messages"][0]["content"] for body in servers[0].bodies[-2:]}
+    assert asked == set(pd.read_csv(only("latency_prompts.csv"))["prompt"])
+
+
+def test_compare_shows_an_acceptance_that_is_told_without_iterations(harness: Harness) -> None:
+    """llama.cpp's answers have sums alone."""
+    servers = (EchoServer(dialect="llama.cpp", num_draft_tokens=n) for n in (None, 4))
+    asked = ["model=tiny", "engine=server", "prompt=a", "decoding.max_new_tokens=8"]
+    with ExitStack() as stack:
+        outcome = harness("compare", *asked, *addresses(stack, *servers))
+    assert mentions(outcome.stdout, "33% of the draft tokens accepted")

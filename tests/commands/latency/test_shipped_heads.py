@@ -1,0 +1,99 @@
+"""The heads that ship, through every command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.drafting.heads.prepared import PreparedHead
+from harness.menu.names import PACKAGE
+from harness.runners.compiled import PreparedRunner
+from harness.runners.prepared_calls import CompilationError
+from in_process import Harness, results
+from wording import mentions
+
+HEADS = ["tiny_eagle3", "tiny_dflash", "tiny_medusa"]
+# What each drafts at least, with four draft tokens: far more than an untrained head, less than the model card says.
+LEAST = {"tiny_eagle3": 3.5, "tiny_dflash": 2.5, "tiny_medusa": 2.5}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
+    shipped = PACKAGE / "models" / "shipped"
+    assert sum(file.stat().st_size for file in (shipped / head).iterdir()) < 2_000_000
+    assert head in (shipped / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("head", "batch_size"), [*((head, 1) for head in HEADS), ("tiny_eagle3", 3)]
+)
+def test_latency_drafts_well_and_changes_no_text(
+    head: str, batch_size: int, harness: Harness
+) -> None:
+    few = [
+        "num_prompts=3",
+        "num_warmup=0",
+        "decoding.max_new_tokens=24",
+        f"batch_size={batch_size}",
+    ]
+    assert (
+        f"{head.removeprefix('tiny_')} head"
+        in harness("latency", f"draft={head}", "decoding=greedy", *few).stderr
+    )
+    row = results().iloc[-1]
+    assert row.identical_prompts == 3
+    assert row.mean_acceptance_length > LEAST[head]
+
+
+def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: PreparedHead, *shapes: object) -> None:
+        raise CompilationError("cannot be compiled: a test says so")
+
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr(PreparedHead, "prepare", refuse)
+    short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
+    said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
+    assert mentions(said, "tiny_medusa", "a test says so", "runner=static")
+    assert results().iloc[-1].runner == "compiled+static"
+
+
+@pytest.mark.slow
+def test_a_compiled_head_changes_no_text(harness: Harness) -> None:
+    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24", "decoding=greedy"]
+    said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr
+    assert mentions(said, "tiny_eagle3", "runner=compiled")
+    row = results().iloc[-1]
+    assert row.runner == "compiled"
+    assert row.identical_prompts == 2
+
+
+def test_compare_races_a_head(harness: Harness) -> None:
+    prompt = "prompt=Once upon a time there was a"
+    short = ["decoding=greedy", "decoding.max_new_tokens=24", "json=true"]
+    assert '"identical": true' in harness("compare", "draft=tiny_medusa", prompt, *short).stdout
+
+
+def test_eval_answers_the_same_with_a_head(harness: Harness) -> None:
+    harness("eval", "draft=tiny_dflash", "num_prompts=12", "batch_size=12", "decoding=greedy")
+    assert results("eval").iloc[-1].identical_prompts == 12
+
+
+def test_recovery_calls_no_head_lossy(harness: Harness) -> None:
+    few = ["num_prompts=1", "num_draws=2000", "decoding.max_new_tokens=8"]
+    outcome = harness(
+        "recovery", "draft=tiny_eagle3", "decoding.num_draft_tokens=2", *few, code=None
+    )
+    assert outcome.exit_code in (0, 3), outcome.stderr
+    verdicts = results("recovery").verdict
+    assert set(verdicts) <= {"lossless", "undecided"}
+    assert verdicts[0] == "lossless"  # of the greedy texts
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_plan_counts_a_head(head: str, harness: Harness) -> None:
+    harness("plan", f"draft={head}", "gpus=1", "gpu_memory=8GB", "results.file=results/plan.csv")
+    row = results("plan").iloc[-1]
+    assert 500_000 < row.draft_bytes < 4_000_000
+    # Medusa heads keep no cache.
+    assert (row.draft_cache_bytes > 0) == (head != "tiny_medusa")

@@ -1,0 +1,350 @@
+"""`map` through the command line, and what it says about planted rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.map.measure import Map, MeasuredCell, reported_k
+from harness.commands.map.plots import map_plots
+from harness.commands.map.rows import MapRow
+from harness.commands.map.surface import Cell
+from harness.commands.map.tables import (
+    CANNOT_TELL,
+    DOES_NOT_PAY,
+    PAYS,
+    map_document,
+    schedule_of,
+    stretches_above,
+    word_of,
+)
+from harness.commands.read_runs import Run
+from harness.measuring.session import Session
+from harness.results.acceptance import Acceptance
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import Interval
+from harness.tables.table import Line, Table
+from in_process import QUICKEST_PAIR, Harness, only, results
+from wording import mentions
+
+QUICK = [
+    "map",
+    *QUICKEST_PAIR,
+    "num_prompts=3",
+    "decoding.max_new_tokens=8",
+    "num_resamples=200",
+    "num_warmup=0",
+]
+
+
+SERVER = [
+    "engine=server",
+    "engine.regular_url=http://localhost:1/v1",
+    "engine.url=http://localhost:1/v1",
+]
+
+
+def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
+    return MapRow(
+        model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k, context=100,
+        measured=batch_size != 4, speedup=speedup,
+        speedup_low=speedup - spread, speedup_high=speedup + spread,
+    )  # fmt: skip
+
+
+def asked_of(server: EchoServer) -> list[dict[str, Any]]:
+    """The requests of a run, without those that ask what the server can do."""
+    return [body for body in server.bodies if len(body["prompt"]) > 1]
+
+
+ROWS = [
+    *(row(size, 1, speedup) for size, speedup in ((1, 1.5), (4, 1.2), (16, 1.05))),
+    *(row(size, 5, speedup) for size, speedup in ((1, 2.5), (4, 1.25), (16, 0.5))),
+]
+
+
+def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
+    pair = ["model=tiny", "draft=tiny_draft"]
+    outcome = harness(*QUICK, *pair, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]")
+    rows = results("map")
+    assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert list(rows["num_draft_tokens"]) == [1, 2, 4] * 3
+    measured = rows[rows["measured"]]
+    assert len(measured) == 4
+    assert rows["speedup"].gt(0).all()
+    assert measured["mean_acceptance_length"].gt(1).all()
+    assert rows[~rows["measured"]]["regular_ms_per_token"].isna().all()
+    assert mentions(outcome.stdout, "4 of 9 cells")
+    assert "K=4" in outcome.stdout
+    # Every measured cell can have an interval, and be decided.
+    assert measured["speedup_low"].gt(0).all()
+    assert set(measured["speedup_covers"]) == {"8 prompts", "8 batches"}
+    cells = [line for line in outcome.stderr.splitlines() if line.startswith("batch ")]
+    assert len(cells) == 4
+    drawing = only("map.svg").read_text()
+    assert all(f"{speedup:.2f}×" in drawing for speedup in rows["speedup"])
+    assert ("No schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
+    if list(Path().rglob("schedule_vllm.json")):
+        ranges = json.loads(only("schedule_vllm.json").read_text())[
+            "num_speculative_tokens_per_batch_size"
+        ]
+        assert ranges[0][0] == 1
+        assert ranges[-1][1] in (1, 3)
+
+
+def test_an_interrupted_map_has_only_what_was_measured(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Map._measure_cell
+
+    def measure_one(map_: Map, session: Session, cell: Cell) -> float:
+        if map_.measured:
+            raise KeyboardInterrupt
+        return measure(map_, session, cell)
+
+    monkeypatch.setattr(Map, "_measure_cell", measure_one)
+    outcome = harness(*QUICK, "batch_sizes=[1,3]", "draft_tokens=[1,2]", code=130)
+    rows = results("map")
+    assert list(rows["status"]) == ["interrupted"]
+    assert rows["measured"].all()
+    assert "Interrupted with 1 cell of the grid measured." in outcome.stdout
+    assert "Next, by batch size" not in outcome.stdout
+
+
+def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
+    harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]")
+    rows = results("map")
+    assert list(rows["context"]) == [4, 8]
+
+
+def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
+    servers = [EchoServer(delay_s=0.01, version="1", num_draft_tokens=k) for k in (None, 4)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "share=1", "engine=server"]
+        outcome = harness(*QUICK, *asked, *addresses)
+    rows = results("map")
+    assert list(rows["batch_size"]) == [1, 2, 4]
+    # As the server tells by its counts.
+    assert list(rows["num_draft_tokens"]) == [4, 4, 4]
+    assert list(rows["speedup_covers"]) == ["8 prompts", "8 laps", "8 laps"]
+    assert rows["mean_acceptance_length"].gt(2).all()
+    # Three tokens a chunk, which takes ten milliseconds: no noise is as large.
+    assert rows["speedup_low"].gt(1).all()
+    assert "pays with 1 to 4 requests in flight" in outcome.stdout
+    assert "requests in flight" in only("map.svg").read_text()
+    assert only("schedule_llama_cpp.txt").read_text().startswith("--spec-draft-n-max 4 ")
+    for server in servers:
+        sent = [(tuple(body["prompt"]), body.get("cache_salt")) for body in asked_of(server)]
+        # No cell is answered from what another one, or its own warm-up, has left in a prefix cache.
+        assert len(sent) == len(set(sent))
+        assert len({salt for _, salt in sent}) >= 3
+
+
+def test_the_warm_up_reads_prompts_that_are_not_measured(harness: Harness) -> None:
+    """A prefix cache would know them: the whole batch of the cell, if there is one alone."""
+    server = EchoServer()
+    Path("five.txt").write_text("\n".join(f"{number} + 1 =" for number in range(5)))
+    with serving(server) as url:
+        addresses = [f"engine.regular_url={url}", f"engine.url={url}", "engine=server"]
+        asked = ["prompts=./five.txt", "batch_sizes=[4]", "decoding.max_new_tokens=4"]
+        quick = [argument for argument in QUICK if "num_warmup" not in argument]
+        harness(*quick, *asked, *addresses)
+    asked_how_often = Counter(tuple(body["prompt"]) for body in asked_of(server))
+    measured = dict(asked_how_often.most_common(5))
+    # Of both arms a batch for the warm-up, and eight batches of five texts.
+    assert sum(measured.values()) == 2 * 8 * 4
+    assert asked_how_often.total() - sum(measured.values()) == 2 * 4
+    assert list(results("map")["speedup_covers"]) == ["8 laps of the same texts"]
+
+
+def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
+    """One ends its texts early; `latency` refused a verdict, and `map` gave one."""
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}", "engine=server"]
+        outcome = harness(*QUICK, "batch_sizes=[1,2]", *addresses, code=3)
+    rows = results("map")
+    assert list(rows["status"]) == ["no_verdict"] * 2
+    assert rows["speedup"].isna().all()
+    assert rows["error"].str.contains("the same work").all()
+    assert mentions(outcome.stdout, "2 of 2 measured cells cannot tell", "the same work")
+    assert "pays" not in outcome.stdout.replace("whether it pays", "")
+    assert not list(Path().rglob("schedule_vllm.json"))
+
+
+def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
+    """vLLM with `num_speculative_tokens_per_batch_size`."""
+
+    def cell(told: int, outcomes: list[tuple[int, int]]) -> MeasuredCell:
+        return MeasuredCell(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
+
+    alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
+    assert reported_k([alone, among_others]) is None
+    assert reported_k([among_others, among_others]) == 3
+    assert reported_k([cell(2, []), cell(3, [])]) == 3
+
+
+def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
+    harness(*QUICK, "engine=huggingface", "batch_sizes=[1]", "draft_tokens=[1,2]", "share=1")
+    rows = results("map")
+    assert list(rows["num_draft_tokens"]) == [1, 2]
+    assert rows["mean_acceptance_length"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
+        (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
+        (
+            ["draft=suffix", "draft.shared=true", "batch_sizes=[1,16]"],
+            "batch_sizes=16: must be at most 5 for 8 batches of the set's 40 prompts: draft.shared",
+        ),
+        (["draft_tokens=[1,2000]"], "draft_tokens=2000: must be at most 1024"),
+        (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
+        (
+            ["decoding.num_draft_tokens=3"],
+            "decoding.num_draft_tokens=3: changes nothing: draft_tokens",
+        ),
+        (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
+        (["draft=none"], "draft=none: must be set"),
+        (["share=0"], "share=0.0: must be in (0, 1]"),
+        (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
+        ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
+        (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
+    ],
+)
+def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:
+    assert harness.refused("map", *arguments).startswith(complaint)
+
+
+def test_a_curve_is_above_0_in_every_stretch() -> None:
+    """Straight between logarithms of batch sizes."""
+    assert stretches_above({1: 1.0, 4: 0.5, 16: 0.1}) == [(1, 16)]
+    assert stretches_above({4: 1.0, 16: -1.0}) == [(4, pytest.approx(8))]
+    rises_and_falls = {1: -1.0, 4: 1.0, 16: -1.0, 64: 1.0}
+    assert stretches_above(rises_and_falls) == [
+        (pytest.approx(2), pytest.approx(8)),
+        (pytest.approx(32), 64),
+    ]
+    assert stretches_above({1: -1.0, 4: 0.0}) == []
+    # Nothing is known of 4: what is above 0 at 1 and 16 is so there alone.
+    assert stretches_above({1: 1.0, 4: -math.inf, 16: 1.0}) == [(1, 1), (16, 16)]
+
+
+def lines(rows: list[MapRow]) -> str:
+    return " ".join(part.text for part in map_document(rows) if isinstance(part, Line))
+
+
+def table(rows: list[MapRow]) -> list[tuple[str, ...]]:
+    (found,) = (part for part in map_document(rows) if isinstance(part, Table))
+    return found.shown()[1]
+
+
+def test_what_is_said_of_planted_rows() -> None:
+    text = lines(ROWS)
+    assert mentions(text, "pays at batch size 1 to", "with the best K")
+    assert mentions(text, "highest speed-up is 2.50×", "2.40 to 2.60", "K=5", "batch size 1")
+    # K=1 cannot tell at 16: its interval, 0.95 to 1.15, ends on both sides of 1.
+    assert mentions(text, "Next, by batch size: K=5 at 1 to 15, K=0 at 16")
+    assert "measured cells cannot tell" not in text
+    assert table(ROWS) == [
+        ("1", "1.50×\n1.40 to 1.60", "2.50×\n2.40 to 2.60"),
+        ("4", "(1.20×)", "(1.25×)"),
+        ("16", "1.05×\n0.95 to 1.15", "0.50×\n0.40 to 0.60"),
+        ("pays at", "1 to 9.9", "1 to 4.8"),
+        ("does not pay at", "", "6.7 to 16"),
+    ]
+
+
+def test_a_k_that_pays_from_a_larger_batch_on() -> None:
+    """It did not pay, according to the map: only the first crossing from above was known."""
+    rows = [row(size, 3, speedup, 0.01) for size, speedup in ((1, 0.8), (2, 1.5), (16, 1.6))]
+    text = lines(rows)
+    assert mentions(text, "pays at batch size 1.3 to 16 and does not pay at batch size 1 to 1.3")
+    assert schedule_of(rows) == [(1, 1, 0), (2, 16, 3)]
+    assert mentions(text, "K=0 at 1, K=3 at 2 to 16", "schedule_vllm.json, schedule_sglang.json)")
+    assert mentions(text, "No file for TensorRT-LLM", "No file for llama.cpp")
+
+
+def test_a_cell_without_an_interval_says_nothing() -> None:
+    alone = [dataclasses.replace(row(1, 4, 1.04), speedup_low=None, speedup_high=None)]
+    text = lines(alone)
+    assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
+    assert "may or may not pay: no cell can tell" in text
+    assert "highest" not in text
+    assert mentions(text, "No schedule", "no cell can tell", "batch size 1")
+    assert table(alone)[0] == ("1", "1.04×\ncannot tell")
+    # Between cells that can it ends what is known, and gets the K of the size below.
+    around = [row(2, 4, 1.5), dataclasses.replace(alone[0], batch_size=8), row(16, 4, 1.4)]
+    assert mentions(lines(around), "pays at batch size 2 and 16")
+    assert mentions(lines(around), "At 8", "no cell can tell")
+    assert schedule_of(around) == [(1, 16, 4)]
+
+
+def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
+    refused = dataclasses.replace(
+        row(1, 4, 1.0),
+        speedup=None, speedup_low=None, speedup_high=None,
+        status=NO_VERDICT, error="the arms did not do the same work",
+    )  # fmt: skip
+    rows = [row(2, 4, 1.5), dataclasses.replace(refused, batch_size=16)]
+    assert table(rows)[1] == ("16", "–\ncannot tell")
+    text = lines(rows)
+    assert mentions(text, "1 of 2 measured cells", "the arms did not do the same work")
+    # The schedule ends where it was measured.
+    assert schedule_of(rows) == [(1, 2, 4)]
+    assert mentions(text, "Above 2 vLLM and SGLang keep the last K")
+
+
+@pytest.mark.parametrize("weights", ["stored", "random"])
+def test_the_drawing_says_what_the_text_says(weights: str) -> None:
+    cells = [dataclasses.replace(cell, weights=weights) for cell in ROWS]
+    words = [word_of(cell) for cell in cells if cell.measured]
+    of_stored = [PAYS, CANNOT_TELL, PAYS, DOES_NOT_PAY]
+    assert words == (of_stored if weights == "stored" else [CANNOT_TELL] * 4)
+    (figure,) = map_plots([Run(cells)])["map"]
+    legend = figure.axes[0].get_legend_handles_labels()[1]
+    assert {word for word in legend if word in of_stored} == set(words)
+    assert ("pays at batch size 1 to" in lines(cells)) == (weights == "stored")
+    # Cells that were not measured have no colour.
+    assert len(figure.axes[0].patches) == len(words)
+
+
+def test_what_is_said_of_planted_requests_in_flight() -> None:
+    of_servers: dict[str, Any] = {"engine": "server", "num_draft_tokens": None, "measured": True}
+    cells = [dataclasses.replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
+    assert "Speculative decoding pays with 1 request in flight;" in lines(cells[:1])
+    assert "is 3.00× (95 % interval 2.90 to 3.10) with 1 request in flight" in lines(cells)
+    assert mentions(lines(cells), "No schedule", "does not tell its K")
+    told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]
+    assert mentions(lines(told), "Next, by requests in flight: K=4 at 1 to 3, K=0 at 4")
+    # The grid has several numbers of requests in flight.
+    assert "· 1 in flight" not in lines(told)
+
+
+def test_schedules_of_cells_that_can_tell() -> None:
+    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == "it surely pays nowhere"
+    assert schedule_of([row(1, 1, 1.2), row(16, 1, 0.8)]) == [(1, 15, 1), (16, 16, 0)]
+    # The best K cannot tell, and another one can.
+    unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]
+    assert schedule_of(unsure) == [(1, 16, 1)]
+    # What was interpolated decides nothing.
+    assert schedule_of([row(1, 1, 1.2), row(4, 5, 9.0), row(16, 1, 1.2)]) == [(1, 16, 1)]
+    # Over contexts, twice as fast and half as fast cancel out.
+    contexts = [
+        dataclasses.replace(row(1, k, speedup), context=context)
+        for context, k, speedup in ((10, 1, 1.3), (10, 5, 2.0), (900, 1, 1.3), (900, 5, 0.5))
+    ]
+    assert schedule_of(contexts) == [(1, 1, 1)]

@@ -1,0 +1,167 @@
+"""`recovery engine=server`: an honest server passes, and one with a planted fault is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.recovery import lossless
+from harness.engines.pair import Pair
+from harness.engines.requests import RequestRecord
+from in_process import Harness, results
+from pair_server import addresses, pair_servers, shipped_pair
+from wording import mentions
+
+QUICK = [
+    "engine=server",
+    "batch_size=64",
+    "num_prompts=1",
+    "decoding.max_new_tokens=8",
+    "shift=0.5",
+]
+# Draws are tested with one draft token and with the run's own number: these are the same test.
+QUICK += ["decoding.num_draft_tokens=1", "decoding.temperature=1", "false_alarm_rate=1e-6"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return shipped_pair()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object) -> list[str]:
+    """Settings with the addresses of two servers of the pair; the changes are of the one that speculates."""
+    return addresses(stack, *pair_servers(pair, fault, **changes))
+
+
+def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair) -> None:
+    harness("recovery", *QUICK, "num_draws=1400", *started(stack, pair))
+    rows = results("recovery")
+    assert set(rows["check"]) == {"greedy", "sampled"}
+    assert "lossy" not in set(rows["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"temperature_factor": 3.0}, ["num_draws=1000"]),
+        ({"fault": "bonus_from_wrong_position"}, ["decoding.temperature=0"]),
+    ],
+    ids=["draws", "greedy texts"],
+)
+def test_a_fault_of_the_server_is_caught(
+    harness: Harness, stack: ExitStack, pair: Pair, changes: dict, check: list[str]
+) -> None:
+    servers = started(stack, pair, **changes)
+    outcome = harness("recovery", *QUICK, *check, *servers, code=1)
+    assert outcome.complaint.startswith("lossy: ")
+
+
+def test_without_token_ids_the_arms_are_compared(
+    harness: Harness, stack: ExitStack, pair: Pair
+) -> None:
+    servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
+    outcome = harness("recovery", *QUICK, "num_draws=1000", *servers, code=1)
+    assert "answers are compared with each other" in outcome.stderr
+
+
+class OwnService(EchoServer):
+    """Takes the seed of a request, as `harness serve` does."""
+
+    def _about(self, path: str) -> tuple[int, Any]:
+        status, content = super()._about(path)
+        if path.endswith("/models"):
+            for model in content["data"]:
+                model["owned_by"] = "harness"
+        return status, content
+
+
+def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
+    harness: Harness, stack: ExitStack
+) -> None:
+    regular, speculative = (
+        OwnService(dialect="sglang"),
+        OwnService(dialect="sglang", num_draft_tokens=1),
+    )
+    asked = ["model=tiny", "num_draws=1000", *addresses(stack, regular, speculative)]
+    harness("recovery", *QUICK, *asked, "engine.chat=true", code=3)
+    seeds = []
+    for server in (regular, speculative):
+        drawn = [body for body in server.bodies if body["temperature"] > 0]
+        seeds.append({(body["seed"], body["index"]) for body in drawn if "index" in body})
+    assert len(seeds[0]) == len(seeds[1]) >= 1000
+    assert seeds[0].isdisjoint(seeds[1])
+
+
+@pytest.mark.parametrize(("changed", "code"), [(False, 0), (True, 1)])
+def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
+    harness: Harness, stack: ExitStack, pair: Pair, changed: bool, code: int
+) -> None:
+    """An honest server is not accused, and a wrong token is no rounding."""
+    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
+    if changed:
+        server.spoil = lambda rows: [
+            [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
+        ]
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=6"]
+    asked += ["num_prompts=2", "load=2", f"engine.url={stack.enter_context(serving(server))}"]
+    outcome = harness("recovery", *asked, code=code)
+    (row,) = results("recovery").to_dict("records")
+    assert row["verdict"] == ("lossy" if changed else "lossless")
+    assert mentions(outcome.stdout, f"{0 if changed else 8} of 8") or changed
+
+
+@pytest.mark.parametrize("load", [None, 2])
+def test_tokens_behind_a_difference_are_not_counted_as_compared(
+    harness: Harness, stack: ExitStack, pair: Pair, load: int | None
+) -> None:
+    regular, server = pair_servers(pair)
+    server.spoil = lambda rows: [
+        [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
+    ]
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=6"]
+    loaded = [] if load is None else [f"load={load}"]
+    asked += ["num_prompts=2", *loaded, *addresses(stack, regular, server)]
+    outcome = harness("recovery", *asked, code=1)
+    (row,) = results("recovery").to_dict("records")
+    # Under load some texts end before their third token.
+    assert row["num_tokens"] == 4 if load is None else row["num_tokens"] <= 2 * row["num_prompts"]
+    assert mentions(outcome.complaint, f"{int(row['num_tokens'])} tokens, up to where they part")
+
+
+@pytest.mark.parametrize("load", [None, 2])
+def test_texts_that_both_servers_cut_short_are_not_called_lossless(
+    harness: Harness, stack: ExitStack, load: int | None
+) -> None:
+    servers = addresses(stack, EchoServer(stop_after=3), EchoServer(stop_after=3))
+    asked = ["engine=server", "model=tiny", "decoding=greedy", "decoding.max_new_tokens=8"]
+    asked += ["num_prompts=3", "engine.chat=true" if load else "batch_size=4"]
+    loaded = [] if load is None else [f"load={load}"]
+    outcome = harness("recovery", *asked, *loaded, *servers, code=3)
+    (row,) = results("recovery").to_dict("records")
+    assert row["identical_prompts"] == row["num_prompts"]
+    if load is None:
+        assert row["num_tokens"] == 9
+        assert row["num_cut_short"] == 3
+    assert row["num_cut_short"] > 0
+    said = f"{int(row['num_cut_short'])} of {int(row['num_prompts'])} greedy texts ended before"
+    assert mentions(outcome.complaint, "undecided", said)
+
+
+def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
+    """A server may end a text there although ignore_eos was asked of it."""
+    ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
+    assert lossless.is_cut_short(ended, 8, frozenset())
+    assert not lossless.is_cut_short(ended, 8, frozenset({2}))
+    assert not lossless.is_cut_short(ended, 3, frozenset())

@@ -1,0 +1,203 @@
+"""The verdict over all checks of `recovery`, and what is printed and reported of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from harness.commands.eval.rows import EvalRow
+from harness.commands.eval.tables import accuracy_losses
+from harness.commands.read_runs import Run
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.tables import (
+    losses,
+    recovery_document,
+    recovery_table,
+    summarise,
+)
+from harness.tables.table import Line, Table
+from harness.tables.terminal import print_document
+from wording import mentions
+
+RUN = {
+    "run": "1", "model": "tiny", "draft": "tiny_draft", "devices": "cpu", "prompts": "tiny", "top_k": 0, "top_p": 1.0,
+    "lossy": False, "lenience": 1.0, "dtype": "float32", "quantization": "none", "seed": 0, "arm": "speculative",
+    "fault": "none", "status": "ok", "false_alarm_rate": 1e-9, "num_draft_tokens": 4, "shift": 0.05,
+}  # fmt: skip
+GREEDY = {
+    "check": "greedy", "temperature": 0.0, "verdict": "lossless", "num_prompts": 15, "num_tokens": 960,
+    "identical_prompts": 15,
+}  # fmt: skip
+SAMPLED = {
+    "check": "sampled", "temperature": 0.5, "verdict": "lossless", "prompt_index": 3, "num_prompts": 1, "num_tokens": 6,
+    "num_draws": 25_000,  "statistic": 27.0, "degrees_of_freedom": 29, "p_value": 0.57,
+    "significance_level": 2.5e-11, "power": 0.9995, "rounding": 0.0, "acceptance_rate": 0.7,
+}  # fmt: skip
+
+
+def rows(*changes: dict[str, Any], **of_all: Any) -> list[RecoveryRow]:
+    """The greedy check, one prompt's, and that of all together, each with its changes."""
+    checks = [GREEDY, SAMPLED, SAMPLED | {"prompt_index": None, "num_prompts": 5}]
+    return [
+        RecoveryRow(**(RUN | check | (changes[i] if i < len(changes) else {}) | of_all))
+        for i, check in enumerate(checks)
+    ]
+
+
+def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
+    print_document(recovery_document(of))
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_lossless_needs_every_check() -> None:
+    summary = summarise(rows())
+    assert summary.verdict == "lossless"
+    assert "15 of 15 prompts (960 tokens)" in summary.sentence
+    assert "25,000 sampled continuations follow the target's exact distribution" in summary.sentence
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_one_loss_is_a_loss(number: int) -> None:
+    changes: list[dict[str, Any]] = [{}, {"verdict": "undecided"}, {"verdict": "undecided"}]
+    changes[number] = {"verdict": "lossy", "p_value": 0.0}
+    assert summarise(rows(*changes)).verdict == "lossy"
+
+
+def test_undecided_says_what_is_missing() -> None:
+    weak = {"verdict": "undecided", "power": 0.43}
+    assert (
+        summarise(rows({}, weak)).verdict == "lossless"
+    )  # what one prompt cannot tell, all together can
+    summary = summarise(rows({}, weak, weak))
+    assert summary.verdict == "undecided"
+    assert "raise num_draws" in summary.in_short
+    assert "43.0 %" in summary.in_short
+
+
+def test_what_was_not_tested_is_not_called_exact() -> None:
+    untested = {
+        "verdict": "undecided",
+        "power": 0.0,
+        "p_value": None,
+        "statistic": 0.0,
+        "degrees_of_freedom": 0,
+    }
+    summary = summarise(rows({}, untested, untested))
+    assert summary.verdict == "undecided"
+    assert "nothing was tested by 25,000 sampled continuations" in summary.sentence
+    assert "follow" not in summary.sentence
+    assert "only one outcome that is expected often enough" in summary.in_short
+    shown = " ".join(
+        part.text
+        for part in recovery_document(rows({}, untested, untested))
+        if isinstance(part, Line)
+    )
+    assert "is seen with" not in shown
+    # One prompt of several: the others were tested.
+    partly = summarise(rows({}, untested))
+    assert mentions(partly.sentence, "0.57 of 1 test", "1 more tested nothing")
+
+
+def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
+    summary = summarise(rows(lossy=True, lenience=0.9))
+    assert summary.verdict == "lossy"
+    assert "lenience 0.9 is lossy by definition" in summary.sentence
+
+
+def test_a_server_tells_no_number_format() -> None:
+    parted = {"divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
+    sentence = summarise(rows(parted | {"dtype": None})).sentence
+    assert "within rounding, 0.3" in sentence
+    assert "None" not in sentence
+
+
+def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
+    parted = {
+        "identical_prompts": 14,
+        "divergence_position": 7,
+        "logit_margin": -0.1,
+        "logit_tolerance": 0.3,
+    }
+    shown = printed(rows(parted | {"dtype": "bfloat16"}, {"rounding": 25.0}), capsys)
+    assert "15 prompts (tiny) · K=4 · temperature 0.5 · float32 · seed 0" in shown
+    assert "within the rounding of bfloat16, 0.3" in shown
+    assert "χ² 27.0, df 29" in shown
+    assert "sampled, 5 prompts" in shown
+    assert "prompt 3" not in shown, "of single prompts only those that are lossy"
+    assert "in at most 1e-09 of such runs" in shown
+    assert mentions(shown, "χ²", "25", "rounding")
+    shown = printed(rows({}, {"verdict": "lossy", "p_value": 0.0}, fault="lenience"), capsys)
+    assert "fault=lenience was planted" in shown
+    assert "fail 1 of 2 tests" in shown
+    assert "prompt 3" in shown
+    # Before it came to the larger K.
+    ended = printed(rows({}, {"num_draft_tokens": 1}, status="interrupted"), capsys)
+    assert "no verdict follows" in ended
+    assert "· K=4 ·" in ended
+    assert "nothing was sampled" in printed(rows()[:1], capsys)
+
+
+def test_a_run_without_a_check_prints_nothing() -> None:
+    assert recovery_document([RecoveryRow(**(RUN | {"status": "failed"}))]) == []
+
+
+def test_one_run_is_shown_by_its_checks() -> None:
+    table = recovery_table([Run(rows())])
+    assert [row.cells[0] for row in table.rows] == ["greedy", "sampled, 5 prompts"]
+    printed_table = next(part for part in recovery_document(rows()) if isinstance(part, Table))
+    assert printed_table.rows == table.rows
+    assert table.notes == ("Verdict: lossless.",)
+    table = recovery_table([Run(rows(fault="lenience"))])
+    assert table.notes == ("Verdict: lossless (a planted fault that was missed).",)
+
+
+def test_several_runs_are_one_row_each() -> None:
+    lossy = {"verdict": "lossy", "p_value": 0.0}
+    runs = [
+        Run(rows({}, lossy, run="2", fault="lenience")),
+        Run(rows({}, {}, {"power": 0.991})),
+        Run(rows(run="3", status="interrupted", num_draft_tokens=8)),
+    ]
+    table = recovery_table(runs)
+    by_verdict = {texts[2]: texts for texts in table.shown()[1]}
+    assert set(by_verdict) == {"lossy (a planted fault)", "lossless", "interrupted"}
+    assert by_verdict["lossless"][3:] == ("15 of 15", "25,000", "0.57", "99.1 %")
+    # As in the table of one run, and never 100 %.
+    assert by_verdict["lossy (a planted fault)"][5:] == ("< 1e-300", "> 99.9 %")
+    assert [row.strong for row in table.rows if row.cells[2].startswith("lossy")] == [True]
+    assert "5%" in table.notes[0]
+    assert recovery_table([]).rows == ()
+
+
+def test_losses_are_said_of_real_checks_alone() -> None:
+    control = Run(rows({}, {"verdict": "lossy"}, fault="lenience"))
+    assert losses([control]) == []
+    (lossless,) = losses([control, Run(rows())])
+    assert lossless.text == "Lossless in every check: tiny with tiny_draft."
+    (lossy,) = losses([Run(rows({"verdict": "lossy"}))])
+    assert lossy.text == "Lossy: tiny with tiny_draft."
+    evaluated = EvalRow(
+        model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
+    )
+    compared = dataclasses.replace(evaluated, difference=-0.021, mcnemar_p_value=0.3)
+    assert accuracy_losses([Run([evaluated])]) == []
+    (same,) = accuracy_losses([Run([compared]), Run([evaluated]), Run([compared])])
+    assert same.text == "No significant difference in accuracy between the arms (2 evaluations)."
+    differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
+    (sentence,) = accuracy_losses([Run([differing]), Run([compared])])
+    assert mentions(sentence.text, "differs", "p < 0.05", "13B with 7B", "-2.1 points")
+
+
+def test_the_verdict_has_its_colour() -> None:
+    def style(of: list[RecoveryRow]) -> str:
+        sentence = summarise(of).sentence
+        return next(
+            part.style
+            for part in recovery_document(of)
+            if isinstance(part, Line) and part.text == sentence
+        )
+
+    assert style(rows()) == "good"
+    assert style(rows({"verdict": "lossy"})) == "bad"

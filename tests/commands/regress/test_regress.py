@@ -1,0 +1,370 @@
+"""`regress` through CSV files: simulated measurements before a change and after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.commands.eval.rows import AnswerRow
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.read_runs import every_run
+from harness.commands.regress.comparisons import compared_runs
+from harness.results.files import append_rows
+from harness.results.statistics.power import chance_to_see
+from in_process import Harness
+from report_files import eval_run, latency_run, run_id
+
+NUM_PROMPTS = 10
+# Standard deviations, of logarithms: between runs, and of a prompt within a run.
+OF_RUNS, WITHIN = 0.01, 0.02
+
+Floats = NDArray[np.float64]
+
+
+def write_runs(
+    directory: Path,
+    rng: np.random.Generator,
+    hardness: Floats,
+    slowdown: float = 0.0,
+    num_runs: int = 3,
+    **settings: Any,
+) -> Path:
+    """Runs of one measurement in a directory, as `latency` writes them; the seed differs."""
+    runs: list[LatencyRow] = []
+    prompts: list[LatencyPromptRow] = []
+    for number in range(num_runs):
+        of_run = rng.normal(0, OF_RUNS)
+        speculative = (
+            hardness * (1 + slowdown) * np.exp(of_run + rng.normal(0, WITHIN, len(hardness)))
+        )
+        regular = 2 * hardness * np.exp(rng.normal(0, WITHIN, len(hardness)))
+        rows = latency_run(seed=number, repeat=number + 1, **settings)
+        runs += rows
+        for arm, times in (("regular", regular), ("speculative", speculative)):
+            prompts += prompt_rows(str(rows[0].run), arm, times)
+    append_rows(directory / "latency.csv", runs)
+    append_rows(directory / "latency_prompts.csv", prompts)
+    return directory
+
+
+def prompt_rows(
+    run: str, arm: str, times: Sequence[float], **acceptance: float | None
+) -> list[LatencyPromptRow]:
+    told = {"mean_acceptance_length": 3.0} | acceptance if arm == "speculative" else {}
+    return [
+        LatencyPromptRow(
+            run=run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
+            time_ms=10 * time, time_to_first_token_ms=1.0, unit=index, **told,
+        )
+        for index, time in enumerate(times)
+    ]  # fmt: skip
+
+
+def simulated(
+    tmp_path: Path, number: int, slowdown: float, num_pairs: int, first_seed: int = 0
+) -> list[tuple[str, float, float]]:
+    """Verdict on ms per token, its p-value, and the power that it states, of pairs in files."""
+    found = []
+    for pair in range(num_pairs):
+        rng = np.random.default_rng([first_seed, number, pair])
+        hardness = rng.lognormal(0, 0.4, NUM_PROMPTS)
+        directory = tmp_path / f"{number}-{pair}"
+        before = every_run(write_runs(directory / "a", rng, hardness)).runs
+        after = every_run(write_runs(directory / "b", rng, hardness, slowdown)).runs
+        ms, *_ = compared_runs(before, after, margin=0.0)
+        assert ms.figure.name == "ms per token"
+        assert ms.comparison is not None
+        assert ms.comparison.estimate is not None
+        power = chance_to_see(ms.comparison.estimate, 1 + slowdown)
+        found.append((ms.verdict, ms.comparison.p_value, power))
+    return found
+
+
+@pytest.mark.slow
+def test_identical_programs_are_seldom_told_apart(tmp_path: Path) -> None:
+    """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs of files."""
+    found = simulated(tmp_path, 0, slowdown=0.0, num_pairs=200)
+    worse = sum(verdict == "worse" for verdict, _, _ in found)
+    assert worse <= 200 * 0.045
+    assert sum(p_value < 0.05 for _, p_value, _ in found) <= 200 * 0.07
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slowdown", [0.02, 0.05, 0.10])
+def test_slow_downs_are_found_as_often_as_is_promised(tmp_path: Path, slowdown: float) -> None:
+    """Seeded; three standard errors of a share of 60 pairs."""
+    found = simulated(tmp_path, 1, slowdown, num_pairs=60)
+    share = np.mean([verdict == "worse" for verdict, _, _ in found])
+    promised = float(np.mean([power for _, _, power in found]))
+    assert share >= promised - 3 * math.sqrt(promised * (1 - promised) / 60) - 0.02
+    assert share > {0.02: 0.2, 0.05: 0.9, 0.10: 0.99}[slowdown]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[str]:
+    """Arguments for 5 runs before, and 5 after, that are 10 % slower."""
+    rng = np.random.default_rng(5)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=5, commit="a" * 40)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.1, num_runs=5, commit="b" * 40)
+    return [f"before={before}", f"after={after}"]
+
+
+def test_a_slow_down_has_exit_code_1(harness: Harness, sides: list[str], tmp_path: Path) -> None:
+    outcome = harness("regress", *reversed(sides), "margin=0.02", code=1)
+    assert "slower" in outcome.stdout
+    assert "15 prompts and 5 + 5 runs" in outcome.stdout
+    assert "commit differs: aaaaaaaaa before, bbbbbbbbb after" in outcome.stdout
+    assert "worse: ms per token +" in outcome.complaint
+    swapped = [sides[1].replace("after=", "before="), sides[0].replace("before=", "after=")]
+    assert "faster" in harness("regress", *swapped).stdout
+
+
+def test_the_directory_of_each_run_has_its_prompts(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        for number in range(2):
+            rng = np.random.default_rng(number)
+            directory = Path("outputs", f"{name}{number}")
+            (tmp_path / directory).mkdir(parents=True)
+            rows = latency_run(directory=str(directory), seed=number)
+            append_rows(Path(f"{name}.csv"), rows)
+            times = rng.lognormal(0, 0.1, 8)
+            for arm in ("regular", "speculative"):
+                append_rows(
+                    directory / "latency_prompts.csv", prompt_rows(str(rows[0].run), arm, times)
+                )
+    outcome = harness("regress", "before=a.csv", "after=b.csv", "margin=0.05")
+    assert outcome.stdout.count("no worse") == 3
+    assert "8 prompts and 2 + 2 runs" in outcome.stdout
+
+
+def test_one_run_on_each_side_says_nothing_about_times_without_noise(
+    harness: Harness, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=1)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.2, num_runs=1)
+    noise = write_runs(tmp_path / "aa", rng, hardness, num_runs=10)
+    asked = [f"before={before}", f"after={after}"]
+    outcome = harness("regress", *asked, code=3)
+    assert "slower" not in outcome.stdout
+    assert "repeats=5, or noise=" in outcome.stdout
+    outcome = harness("regress", *asked, f"noise={noise}", code=1)
+    assert "slower" in outcome.stdout
+    assert "identical runs stay within" in outcome.stdout
+
+
+def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """What differs between seeds is the same on both sides, and no noise."""
+    lengths = np.random.default_rng(0).uniform(1.5, 4.5, (3, 10))
+    for name, factor in (("before", 1.0), ("same", 1.0), ("less", 0.95)):
+        for seed, of_prompts in enumerate(lengths):
+            rows = latency_run(seed=seed, repeat=seed + 1)
+            append_rows(tmp_path / name / "latency.csv", rows)
+            for arm in ("regular", "speculative"):
+                prompts = [
+                    dataclasses.replace(row, tokens_per_iteration=factor * length)
+                    for row, length in zip(
+                        prompt_rows(str(rows[0].run), arm, np.ones(10)), of_prompts, strict=True
+                    )
+                ]
+                append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    before, same, less = (every_run(tmp_path / name).runs for name in ("before", "same", "less"))
+    verdicts = [compared_runs(before, after, margin=0.02)[-1].verdict for after in (same, less)]
+    assert verdicts == ["no worse", "worse"]
+
+
+@pytest.mark.parametrize("length", [3.0, None], ids=["seldom", "never"])
+def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
+    harness: Harness, tmp_path: Path, length: float | None
+) -> None:
+    """Proposals are accepted as before, where there are any."""
+    told = {
+        "before": {"tokens_per_iteration": 2.0},
+        "after": {"tokens_per_iteration": 1.1 if length else 1.0, "mean_acceptance_length": length},
+    }
+    for name, acceptance in told.items():
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        for arm in ("regular", "speculative"):
+            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10), **acceptance)
+            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    sides = [f"{name}={tmp_path / name}" for name in told]
+    assert "tokens per iteration -" in harness("regress", *sides, code=1).complaint
+
+
+def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
+    for name, limit in (("before", 60), ("after", 40), ("same", 60)):
+        rows = eval_run(seeds=(0,))
+        append_rows(tmp_path / name / "eval.csv", rows)
+        (tmp_path / name / "environment.json").write_text("{}")
+        answers = [answer(str(rows[0].run), index, index < limit) for index in range(100)]
+        append_rows(tmp_path / name / "eval_prompts.csv", answers)
+    asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
+    outcome = harness("regress", *asked, code=1)
+    assert "accuracy -20.0 points" in outcome.complaint
+    harness("regress", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
+
+
+def answer(run: str, index: int, correct: bool) -> AnswerRow:
+    return AnswerRow(
+        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=1, expected="2", completion="2",
+        answer="2", correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
+        answered_at="2026-11-20T10:00:00+00:00",
+    )  # fmt: skip
+
+
+def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> None:
+    assert "before=" in harness("regress", "--help").stdout
+    rng = np.random.default_rng(0)
+    other = write_runs(tmp_path / "other", rng, np.ones(15), top_k=7)
+    append_rows(tmp_path / "failed.csv", latency_run(status="failed", run=run_id()))
+    assert "before: must be set" in harness.refused("regress")
+    assert "margin=-1" in harness.refused("regress", *sides, "margin=-1")
+    assert "did you mean after?" in harness.refused("regress", "aftr=x")
+    assert "top_k 0 and 7" in harness.refused("regress", sides[0], f"after={other}")
+    assert "no such file" in harness.refused("regress", sides[0], "after=absent.csv")
+    assert "no complete run" in harness.refused("regress", sides[0], f"after={tmp_path}/failed.csv")
+    single = write_runs(tmp_path / "single", rng, np.ones(15), num_runs=1)
+    assert "two runs" in harness.refused("regress", *sides, f"noise={single}")
+
+
+def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sides = []
+    for name, slowdown in (("before", 0.0), ("after", 0.3)):
+        for settings in ({"temperature": 0.5}, {"temperature": 1.0, "placement": "cpu"}):
+            write_runs(tmp_path / name, rng, np.ones(15), slowdown, num_runs=2, **settings)
+        sides.append(f"{name}={tmp_path / name}")
+    outcome = harness("regress", *sides, code=1)
+    for text in (outcome.stdout, outcome.complaint):
+        for name in ("temperature 0.5", "temperature 1", "placement cpu"):
+            assert name in text
+
+
+def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sides = []
+    for name, num_tokens in (("before", 960), ("after", 320)):
+        write_runs(tmp_path / name, rng, np.ones(15), num_tokens=num_tokens)
+        sides.append(f"{name}={tmp_path / name}")
+    outcome = harness("regress", *sides, code=3)
+    assert "before generated 960 tokens, after 320" in outcome.stdout
+    assert "slower" not in outcome.stdout
+
+
+def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_runs(tmp_path / "before", rng, np.ones(15))
+    write_runs(
+        tmp_path / "after",
+        rng,
+        np.ones(15),
+        0.3,
+        status="no_verdict",
+        error="one drafts",
+        ms_per_token=50.0,
+    )
+    sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
+    outcome = harness("regress", *sides, code=3)
+    assert "after: no verdict: one drafts" in outcome.stdout
+    assert "worse" not in outcome.complaint.replace("whether this is worse", "")
+
+
+def test_noise_of_other_settings_or_devices_is_not_used(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    hardness = rng.lognormal(0, 0.4, 15)
+    before = write_runs(tmp_path / "before", rng, hardness, num_runs=1)
+    after = write_runs(tmp_path / "after", rng, hardness, 0.2, num_runs=1)
+    sides = [f"before={before}", f"after={after}"]
+    for name, settings in (("k", {"batch_size": 64}), ("device", {"devices": "NVIDIA H200"})):
+        noise = write_runs(tmp_path / name, rng, hardness, num_runs=10, **settings)
+        outcome = harness("regress", *sides, f"noise={noise}", code=3)
+        assert "slower" not in outcome.stdout
+        assert "was not used" in outcome.stdout
+
+
+def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hardness = np.ones(15)
+    both = write_runs(tmp_path / "both", rng, hardness, num_runs=5)
+    assert "does not hold, too" in harness.refused("regress", f"before={both}", f"after={both}")
+    write_runs(both, rng, hardness, 0.1, num_runs=5)
+    before = write_runs(tmp_path / "before", np.random.default_rng(0), hardness, num_runs=5)
+    (before / "latency.csv").unlink()
+    (before / "latency_prompts.csv").unlink()
+    for run in every_run(both).runs[:5]:
+        append_rows(before / "latency.csv", run.rows)
+        append_rows(before / "latency_prompts.csv", run.prompts)
+    outcome = harness("regress", f"before={before}", f"after={both}", code=1)
+    assert "5 + 5 runs" in outcome.stdout
+    assert "left out of after: 5 runs" in outcome.stdout
+
+
+def test_disturbed_runs_are_named(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_runs(tmp_path / "before", rng, np.ones(15))
+    write_runs(tmp_path / "after", rng, np.ones(15), processor_share=0.2)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+    )
+    assert "after: 3 of 3 runs drifted, or shared the processor" in outcome.stdout
+    assert "before: 3" not in outcome.stdout
+
+
+def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: Path) -> None:
+    """2.34 as a mean over laps is not the 1.78 that the run's own page shows."""
+    rng = np.random.default_rng(0)
+    for name in ("before", "after"):
+        write_runs(tmp_path / name, rng, np.ones(15), speedup=1.777, tokens_per_iteration=3.97)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+    )
+    assert outcome.stdout.count("1.777") == 2
+    assert outcome.stdout.count("3.97") == 2
+
+
+def test_another_k_of_a_server_is_no_worse_draft(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, k in (("before", 4.0), ("after", 2.0)):
+        write_runs(tmp_path / name, rng, np.ones(15), url="http://a/v1", mean_proposed=k)
+    outcome = harness(
+        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5", code=3
+    )
+    assert "4 draft tokens per iteration before, 2 after" in outcome.stdout
+
+
+@pytest.mark.parametrize("time_ms", [-5.0, 1e308, math.inf])
+def test_impossible_times_name_their_file(harness: Harness, tmp_path: Path, time_ms: float) -> None:
+    for name in ("before", "after"):
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        for arm in ("regular", "speculative"):
+            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10))
+            if name == "after":
+                prompts = [dataclasses.replace(row, time_ms=time_ms) for row in prompts]
+            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    said = " ".join(outcome.stdout.split())
+    assert "the times in the prompts' files cannot be read" in said
+    assert "after" in said
+
+
+def test_a_whole_file_system_is_no_directory_of_results(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.commands.read_runs._MOST_FILES", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").touch()
+    assert "name the directory" in harness.refused("regress", f"before={tmp_path}", "after=x.csv")

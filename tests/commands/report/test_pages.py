@@ -1,0 +1,283 @@
+"""Markdown, HTML and plots: what a user named is no markup, nothing is fetched, the same figures give the same page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from browser import CHROMIUM, browser
+from harness.commands.map.rows import MapRow
+from harness.commands.read_runs import group
+from harness.commands.report.command import TITLE, Report, build
+from harness.commands.report.pages import escape, html_page, markdown
+from harness.records.registry import COMMANDS
+from harness.tables.table import Table
+from report_files import eval_run, latency_run, write
+
+pytest.importorskip("matplotlib", reason="harness[report] is not installed")
+from harness.commands.latency.plots import plots
+from harness.tables.drawing import wrapped  # after the skip
+
+Plots = Mapping[str, Sequence[str]]
+HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    tmp_path = tmp_path_factory.mktemp("report")
+    write(
+        tmp_path / "latency.csv",
+        latency_run(2, 1.5), latency_run(4, 2.0), latency_run(4, 1.2, model=HOSTILE),
+        latency_run(4, 2.5, draft="模型/日本語"), latency_run(status="failed", error=HOSTILE, model="30B"),
+        latency_run(model="7B", draft=None),
+    )  # fmt: skip
+    write(tmp_path / "eval.csv", eval_run())
+    return build([tmp_path])
+
+
+@pytest.fixture(scope="module")
+def drawn(report: Report) -> Plots:
+    return plots(report.shown)
+
+
+@pytest.fixture(scope="module")
+def html(report: Report, drawn: Plots) -> str:
+    return html_page(TITLE, report.headlines, report.parts, drawn)
+
+
+def contrast(colour: str, other: str) -> float:
+    """The ratio of WCAG 2.2, from 1 to 21."""
+
+    def luminance(code: str) -> float:
+        parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(colour), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def assert_visible(svg: str) -> None:
+    """What has no colour takes the page's; every other colour can be seen on a light and on a dark page."""
+    ElementTree.fromstring(svg.encode())
+    for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
+        for page_colour in ("#ffffff", "#14181c"):
+            assert contrast(colour, page_colour) >= 3, colour
+
+
+def words_of(svg: str) -> set[str]:
+    return {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
+
+
+def num_tables(report: Report) -> int:
+    return sum(isinstance(part, Table) for part in report.parts)
+
+
+class Page(HTMLParser):
+    """Counts what a page opens and collects its text and addresses."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.opened.append(tag)
+        self.ids += [value or "" for name, value in attributes if name == "id"]
+        self.addresses += [
+            value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.closed.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe"} & set(page.opened)
+    assert [address for address in page.addresses if not address.startswith("#")] == []
+    # The name of a namespace is no address.
+    assert (
+        re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
+    )
+
+
+def test_the_page_is_well_formed(html: str) -> None:
+    page = Page(html)
+    for tag in ("div", "table", "tr", "td", "th", "section", "details", "figure", "p", "small"):
+        assert page.opened.count(tag) == page.closed.count(tag), tag
+
+
+def test_what_users_name_is_text(html: str) -> None:
+    page = Page(html)
+    assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text
+    # Once in its plots' labels, whose names of colours and tags are text as well.
+    assert '#030303 id="x" & &lt;' in page.text
+
+
+def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
+    assert {name: len(svgs) for name, svgs in drawn.items()} == {
+        "speedup": 1, "num_draft_tokens": 3, "accuracy": 1,
+    }  # fmt: skip
+    page = Page(html)
+    assert page.opened.count("svg") == 5
+    assert len(page.ids) == len(set(page.ids))
+    for svg in (svg for svgs in drawn.values() for svg in svgs):
+        assert_visible(svg)
+
+
+def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "latency.csv", latency_run())])
+    drawn = plots(report.shown)
+    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
+    assert page.opened.count("svg") == len(drawn) == 2
+    assert "Speculative decoding is 2.00× faster" in page.text
+
+
+def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
+    runs = [
+        latency_run(speedup=speedup, batch_size=size, engine=engine)
+        for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
+        for engine in ("local", "server")
+    ]
+    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)
+    (load,) = drawn["load"]
+    # A curve for each engine over all loads.
+    assert {"1", "4", "16", "speed-up"} <= words_of(load)
+
+
+def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
+    """The upper left pays, the lower right does not, one cell cannot tell, and two were interpolated."""
+    speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
+    return [
+        MapRow(
+            run=f"map{context}", model="13B", draft="7B", devices="NVIDIA A100", status="ok",
+            batch_size=size, num_draft_tokens=k, context=context, measured=size != 4,
+            speedup=speedup, speedup_low=speedup - 0.1, speedup_high=speedup + 0.1,
+            **changes,
+        )
+        for (size, k), speedup in speedups.items()
+    ]  # fmt: skip
+
+
+def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
+    rows = [*map_rows(100), *(replace(row, run="map100") for row in map_rows(400))]
+    report = build([write(tmp_path / "map.csv", rows)])
+    drawn = plots(report.shown)
+    first, second = drawn["map"]
+    assert_visible(first)
+    expected = {"2.50×", "(1.25×)", "0.50×", "pays", "cannot tell", "does not pay"}
+    assert expected | {"1×"} <= words_of(first)
+    assert "Speed-up at a context of 400 tokens" in words_of(second)
+    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
+    assert page.opened.count("svg") == 2
+    assert len(page.ids) == len(set(page.ids))
+    answer, covers, changes = (line.text for line in report.headlines)
+    assert "pays at batch size 1 to 11 at a context of 100 tokens" in answer
+    assert "2.50× (95 % interval 2.40 to 2.60) with K=5 at batch size 1" in answer
+    assert "8 of 12 cells" in covers
+    assert "share=1, which measures the 4 interpolated cells" in changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speedup": 0.0},
+        {"speedup": float("inf"), "speedup_low": None},
+        {"speedup_low": -1.0, "speedup_high": float("nan")},
+        {"batch_size": None},
+        {"num_draft_tokens": None},
+    ],
+)
+def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
+    first, *others = map_rows()
+    runs = group([replace(first, **changes), *others])
+    (svg,) = plots([(COMMANDS["map"], runs)])["map"]
+    assert "2.50×" in words_of(svg)
+
+
+def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> None:
+    runs = [latency_run(4, 2.0), latency_run(num_draft_tokens="auto", speedup=1.9)]
+    runs.append(
+        latency_run(num_draft_tokens="auto", draft="68M")
+    )  # there is no curve to compare it with
+    (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)["num_draft_tokens"]
+    assert "K=auto" in svg
+    assert "nan" not in svg.lower()
+
+
+def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
+    assert plots(report.shown) == drawn
+    assert html_page(TITLE, report.headlines, report.parts, drawn) == html
+
+
+def test_without_plots_the_tables_remain(report: Report) -> None:
+    page = Page(html_page(TITLE, report.headlines, report.parts, {}))
+    assert "svg" not in page.opened
+    assert page.opened.count("table") == num_tables(report)
+
+
+def test_plots_of_nothing_are_none() -> None:
+    assert plots([]) == {}
+
+
+def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
+    text = markdown(TITLE, report.headlines, report.parts)
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == num_tables(report)
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert "**2.50×**" not in text, "it was measured at one K"
+    assert "**2.00×**" in text
+    assert text.count("<details>") == 3, "all arms, all published figures, files"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a|b", r"a\|b"), ("tiny_draft", "tiny_draft"), ("_a_", r"\_a\_"), ("<b>", "&lt;b&gt;"), ("a\r\nb", "a<br>b"),
+        ("*x*", r"\*x\*"), ("\x00", " "), ("$1$", r"\$1\$"), ("&lt;", "&amp;lt;"), 
+        ("[x](javascript:y)", r"\[x\]\(javascript:y)"), ("\\", "\\\\"),
+    ],
+)  # fmt: skip
+def test_markdown_interprets_nothing(text: str, expected: str) -> None:
+    assert escape(text) == expected
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(html_page(TITLE, report.headlines, report.parts, {}), encoding="utf-8")
+    with browser(tmp_path) as chromium:
+        chromium.open(page.as_uri(), width=400)
+        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
+        too_wide = "[...document.querySelectorAll('html, .wide')].filter(e => e.scrollWidth > e.clientWidth)"
+        assert chromium.evaluate(f"{too_wide}.map(e => e.className)") == []
+        cell = (
+            "[...document.querySelectorAll('.pairs td')].find(td => td.innerText.includes('2.00×'))"
+        )
+        assert "speed-up" in chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
+
+
+def test_labels_that_differ_at_their_end_look_different() -> None:
+    shared = "13B (llama.cpp b1) with 7B (as labelled) · K=4 · temperature 0.5 · engine server · "
+    labels = [wrapped(f"{shared}{load} in flight") for load in (1, 8)]
+    assert labels[0] != labels[1]
+    assert max(len(line) for label in labels for line in label.split("\n")) <= 62
+    assert "8 in flight" in labels[1]

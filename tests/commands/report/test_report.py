@@ -1,0 +1,530 @@
+"""The report of CSV files: each measurement once, pairs by speed-up, failures with their reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands.compare.rows import CompareRow
+from harness.commands.distill.rows import DistillRow
+from harness.commands.latency.ranking.pairs import MeasuredPair, latency_pairs
+from harness.commands.latency.tables.predicted_curve import predicted_curve
+from harness.commands.report.command import Report, build
+from harness.tables.table import Line, Table
+from report_files import eval_run, latency_run, prompt_rows, write
+from wording import mentions
+
+
+def tables(report: Report) -> dict[str, Table]:
+    return {part.key: part for part in report.parts if isinstance(part, Table)}
+
+
+def cells(report: Report, key: str) -> list[tuple[str, ...]]:
+    """The rows of a table as shown, `[]` where the report has no such table."""
+    return tables(report)[key].shown()[1] if key in tables(report) else []
+
+
+def notes(report: Report) -> list[str]:
+    return [part.text for part in report.parts if isinstance(part, Line)]
+
+
+def pairs_of(report: Report) -> list[MeasuredPair]:
+    """The pairs of `latency` that the report shows."""
+    return latency_pairs(next(runs for command, runs in report.shown if command.name == "latency"))
+
+
+def speedups(report: Report) -> list[float | None]:
+    return [pair.row.speedup for pair in pairs_of(report)]
+
+
+def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path: Path) -> None:
+    run = latency_run()
+    write(tmp_path / "results" / "latency.csv", run)
+    write(tmp_path / "outputs" / "latency.csv", run)
+    report = build([tmp_path])
+    assert speedups(report) == [2.0]
+    assert pairs_of(report)[0].run.times == 1
+    assert len(cells(report, "files")) == 2
+
+
+def test_one_run_is_shown_in_detail_as_the_command_prints_it(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "latency.csv", latency_run())])
+    assert mentions(" ".join(notes(report)), "2.00× faster", "1.90 to 2.10")
+    assert cells(report, "arms")[1] == ("speculative", "50.00 ± 4.00", "10.0", "400.0", "2.00×")
+
+
+def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) -> None:
+    runs = [latency_run(speedup=s, measurement="feed") for s in (2.0, 2.2)]
+    other = latency_run(speedup=1.1, model="30B")
+    report = build([write(tmp_path / "latency.csv", *reversed(runs), other)])
+    assert speedups(report) == [2.2, 1.1]
+    assert cells(report, "pairs")[0][-1] == "2"
+    assert mentions(" ".join(tables(report)["pairs"].notes), "runs:", "the newest")
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        ({"temperature": 1.0}, "temperature 1"),
+        ({"num_prompts": 30}, "30 prompts (english)"),
+        ({"devices": "NVIDIA H200"}, "on NVIDIA H200"),
+        ({"runner": "graphs"}, "runner graphs"),
+        ({"seed": 7}, "seed 7"),
+        ({"placement": "cpu"}, "placement cpu"),
+        ({"draft_quantization": "8bit"}, "draft_quantization 8bit"),
+        ({"repository": "./elsewhere"}, "repository ./elsewhere"),
+        ({"ignore_eos": False}, "ends where the model does"),
+        ({"num_threads": 2}, "num_threads 2"),
+        ({"commit": "b" * 40 + "-dirty"}, "commit bbbbbbbbb-dirty"),
+        ({"transformers_version": "5.24.0"}, "transformers_version 5.24.0"),
+    ],
+)
+def test_runs_that_differ_are_told_apart_by_what_they_differ_in(
+    tmp_path: Path, difference: dict[str, Any], said: str
+) -> None:
+    file = write(tmp_path / "latency.csv", latency_run(), latency_run(speedup=1.5, **difference))
+    names = [row[0] for row in cells(build([file]), "pairs")]
+    assert len(set(names)) == 2
+    assert said in names[1].split("\n")[-1]
+    assert "2026" not in "".join(names)
+
+
+def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
+    runs = latency_run(2, 1.5), latency_run(4, 1.8, commit="b" * 40)
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    assert [row[0] for row in cells(report, "pairs")] == ["13B with 7B", ""]
+    assert [pair.best for pair in pairs_of(report)] == [False, True]
+
+
+def test_two_measurements_that_nothing_tells_apart_are_both_shown(tmp_path: Path) -> None:
+    runs = [
+        latency_run(speedup=2.0, measurement="feed"),
+        latency_run(speedup=2.1, measurement="beef"),
+    ]
+    assert sorted(map(str, speedups(build([write(tmp_path / "latency.csv", *runs)])))) == [
+        "2.0",
+        "2.1",
+    ]
+
+
+def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_path: Path) -> None:
+    def run(**changes: Any) -> Any:
+        return latency_run(measurement="feed", **changes)
+
+    file = write(tmp_path / "latency.csv", run(status="failed", error="13B does not fit"))
+    assert cells(build([file]), "failures")[0][:4] == (
+        "latency",
+        "13B with 7B · K=4",
+        "failed",
+        "13B does not fit",
+    )
+    write(file, run())
+    report = build([file])
+    assert cells(report, "failures") == []
+    assert speedups(report) == [2.0]
+    write(
+        file,
+        run(status="failed", error="out of memory"),
+        run(status="failed", error="out of memory"),
+    )
+    report = build([file])
+    assert [row[3] for row in cells(report, "failures")] == ["out of memory (2 times)"], (
+        "a later failure is news"
+    )
+    assert speedups(report) == [2.0]
+
+
+def test_another_measurement_does_not_settle_a_failure(tmp_path: Path) -> None:
+    failed = latency_run(status="failed", error="killed", measurement="feed", weights="random")
+    file = write(tmp_path / "latency.csv", failed, latency_run(measurement="beef"))
+    assert [row[1:4] for row in cells(build([file]), "failures")] == [
+        ("13B with 7B, random weights · K=4", "failed", "killed")
+    ]
+
+
+def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path) -> None:
+    part = latency_run(
+        8, speedup=3.0, status="interrupted", error="stopped", ms_per_token=1.0, num_prompts=7
+    )
+    report = build([write(tmp_path / "latency.csv", latency_run(), part)])
+    assert [pair.best for pair in pairs_of(report)] == [True, False]
+    assert "interrupted\n7 prompts" in cells(report, "pairs")[1]
+    assert cells(report, "failures")[0][3] == "stopped (the figures cover 7 prompts)"
+    alone = build([write(tmp_path / "alone" / "latency.csv", part)])
+    assert [pair.best for pair in pairs_of(alone)] == [False]
+    assert alone.headlines[0].text.startswith("Without a full result: 1 interrupted")
+
+
+def test_what_is_half_written_is_left_out_and_said(tmp_path: Path) -> None:
+    file = write(tmp_path / "latency.csv", latency_run(), latency_run(8, speedup=2.5))
+    file.write_bytes(file.read_bytes()[:-160])
+    (tmp_path / "eval.csv").write_text("not,ours\n1,2\n")
+    (tmp_path / "recovery.csv").write_bytes(b"")
+    report = build([tmp_path])
+    assert speedups(report) == [2.0]
+    assert cells(report, "failures")[0][2:4] == (
+        "incomplete",
+        "the rows of its other arm are missing",
+    )
+    assert any("latency.csv, line 5" in note and "left out" in note for note in notes(report))
+    assert [
+        any(name in note for note in notes(report)) for name in ("eval.csv", "recovery.csv")
+    ] == [True, True]
+
+
+def test_the_whole_copy_of_a_torn_run_counts(tmp_path: Path) -> None:
+    run = latency_run()
+    torn = write(tmp_path / "a" / "latency.csv", run)
+    torn.write_bytes(torn.read_bytes()[:-160])
+    write(tmp_path / "b" / "latency.csv", run)
+    assert speedups(build([tmp_path])) == [2.0]
+
+
+def test_a_file_without_run_ids_is_noted_and_left_out(tmp_path: Path) -> None:
+    old = tmp_path / "old" / "latency.csv"
+    old.parent.mkdir()
+    old.write_text("model,draft,arm,ms_per_token,speedup\n13B,7B,regular,1.0,\n")
+    write(tmp_path / "latency.csv", latency_run())
+    assert f"{old} has the columns of no command and was left out" in notes(build([tmp_path]))
+
+
+def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
+    write(tmp_path / "0" / "latency.csv", latency_run())
+    job = tmp_path / "1"
+    (job / ".hydra").mkdir(parents=True)
+    (job / ".hydra" / "config.yaml").write_text("seed: 0\ncommand: latency\n")
+    (job / ".hydra" / "overrides.yaml").write_text("- model=65B\n- draft=7B\n")
+    failure = cells(build([tmp_path]), "failures")[0]
+    assert failure[0] == "latency"
+    assert failure[2] == "no result"
+    assert "model=65B, draft=7B" in failure[3]
+
+
+def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:
+    runs = [latency_run(8, 1.9), latency_run(2, 1.2), latency_run(4, 2.1)]
+    runs += [
+        latency_run(4, 2.0, model="30B"),
+        latency_run(2, 2.4, model="30B"),
+        latency_run(model="7B", draft=None),
+    ]
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    shown = [(pair.name.pair, pair.name.num_draft_tokens, pair.best) for pair in pairs_of(report)]
+    assert shown == [
+        ("30B with 7B", 2, True), ("30B with 7B", 4, False),
+        ("13B with 7B", 2, False), ("13B with 7B", 4, True), ("13B with 7B", 8, False),
+        ("7B", None, False),
+    ]  # fmt: skip
+    assert [row[-1] for row in cells(report, "pairs")] == ["best K", "", "", "best K", "", ""]
+    assert mentions(
+        report.headlines[0].text,
+        "30B with 7B",
+        "K=2",
+        "2.40×",
+        "2.26 to 2.54, for 5 pairs",
+        "2.60×",
+    )
+
+
+@pytest.mark.parametrize(
+    ("speedup", "sentence"),
+    [
+        (1.05, "makes no significant difference: 1.05×"),
+        (0.8, "does not pay: 0.80×"),
+        (2.0, "13B with 7B, K=4: 2.00×"),
+    ],
+)
+def test_the_first_sentence_is_about_the_pair(
+    tmp_path: Path, speedup: float, sentence: str
+) -> None:
+    report = build([write(tmp_path / "latency.csv", latency_run(4, speedup))])
+    assert sentence in report.headlines[0].text
+
+
+def test_the_answer_is_followed_by_what_it_covers_and_what_would_change_it(tmp_path: Path) -> None:
+    lengths = {"acceptance_length_by_num_draft_tokens": [1.9, 2.7, 3.0, 3.1]}
+    run = latency_run(4, 1.5, decode_speedup=1.8, draft_ms=160.0, **lengths)
+    write(tmp_path / "latency.csv", run)
+    write(
+        tmp_path / "latency_prompts.csv",
+        prompt_rows(run, [("story", 50.0)] * 8 + [("sums", 80.0)] * 8),
+    )
+    _, covers, changes = (line.text for line in build([tmp_path]).headlines)
+    assert mentions(covers, "NVIDIA A100", "one run", "15 prompts (english)", "64 new tokens")
+    assert mentions(changes, "1.25× for sums", "2.00× for story")
+    assert mentions(changes, "K=2 (1.42× predicted)", "1.80×", "the draft is too slow")
+
+
+def test_other_loads_are_among_what_would_change_the_answer(tmp_path: Path) -> None:
+    runs = [latency_run(4, 2.0 / size, batch_size=size) for size in (1, 2, 4)]
+    *_, changes = (line.text for line in build([write(tmp_path / "latency.csv", *runs)]).headlines)
+    assert mentions(changes, "batches of 2 (1.00×)", "batches of 4 (0.50×)")
+
+
+def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "eval.csv", eval_run())])
+    answer, covers, changes = (line.text for line in report.headlines)
+    assert mentions(answer, "No significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
+    assert mentions(covers, "13B with 7B", "NVIDIA A100", "multiplication of 1 to 99")
+    assert mentions(changes, "up to 3.0 points")
+
+
+def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "latency.csv", latency_run(2), latency_run(4))])
+    curve = dict(predicted_curve(pairs_of(report)))
+    alpha, draft, verify = 0.8, 0.1, 1.2
+    for k in (2, 4):
+        assert curve[k] == pytest.approx(
+            (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + verify)
+        )
+    # Halfway between 1 at K = 0 and 1.2 at K = 2 is 1.1.
+    assert curve[1] == pytest.approx((1 - alpha**2) / (1 - alpha) / (draft + 1.1))
+
+
+def test_a_pair_that_loses_says_why(tmp_path: Path) -> None:
+    slow = latency_run(4, 0.8, draft_ms=400.0, predicted_speedup=0.85)
+    report = build([write(tmp_path / "latency.csv", slow, latency_run(4, 1.5, model="30B"))])
+    assert "the draft is too slow" in tables(report)["reasons"].notes[0]
+
+
+def test_a_draft_with_a_faster_runner_is_said_with_the_table(tmp_path: Path) -> None:
+    runs = latency_run(runner="eager+graphs"), latency_run(2, runner="eager+graphs")
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    assert [note for note in tables(report)["pairs"].notes if "flatters" in note] != []
+
+
+def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "latency.csv",
+        latency_run(4, 1.9, model="30B"),
+        latency_run(4, 1.4, model="gpt2-xl", draft="gpt2"),
+        latency_run(4, 2.0, model="./30B"),
+        latency_run(4, 1.2, model="13B", draft="7B_4GPUs_8bit"),
+        latency_run(model="7B_4GPUs_8bit", draft=None),
+        latency_run(model="65B", draft=None, quantization="8bit"),
+    )
+    rows = cells(build([file]), "published")
+    theirs = [(row[0].removesuffix(" · float16"), row[2], row[4], row[6]) for row in rows]
+    assert theirs == [
+        ("30B", "8× A100 40 GB", "330", ""),
+        ("30B with 7B · K=4", "8× A100 40 GB", "180", "1.80×"),
+        ("gpt2-xl with gpt2 · K=4", "not stated", "", "1.31× to 1.42×"),
+        ("13B", "8× A100 40 GB", "125", ""),
+        ("65B", "g5.12xlarge (4× A10G)", "530", ""),
+        ("7B_4GPUs_8bit", "g5.12xlarge (4× A10G)", "216", ""),
+    ]
+    assert rows[1][5] == "52.63"
+    assert rows[1][7:] == ("1.90×", "1.80 to 2.00")
+
+
+def test_a_directory_is_read_whatever_results_file_was(tmp_path: Path) -> None:
+    """As after `results.file=results/before.csv`."""
+    write(tmp_path / "before.csv", latency_run(4, 1.9))
+    write(tmp_path / "after.csv", latency_run(4, 1.8))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    report = build([tmp_path])
+    files = {Path(row[0]).name for row in cells(report, "files")}
+    assert files == {"after.csv", "before.csv"}
+    assert not any("other.csv" in str(part) for part in report.parts)
+
+
+def test_a_protocol_is_compared_by_prompts_and_temperature(tmp_path: Path) -> None:
+    pair = {"model": "qwen3-4b", "draft": "qwen3-4b-dflash", "num_draft_tokens": 15}
+    # Theirs are of all iterations.
+    lengths = {"mean_acceptance_length": 5.0, "tokens_per_iteration": 4.9}
+    file = write(
+        tmp_path / "latency.csv",
+        latency_run(15, 3.0, **pair, prompts="mbpp", temperature=0.0, **lengths),
+        latency_run(15, 2.0, **pair, prompts="mt_bench", temperature=1.0),
+    )
+    report = build([file])
+    by_prompts = {row[1]: row for row in cells(report, "published")}
+    assert set(by_prompts) == {"mbpp, T = 0", "mt_bench, T = 1"}
+    assert by_prompts["mbpp, T = 0"][7:9] == ("4.87×", "3.00×")
+    assert by_prompts["mbpp, T = 0"][-2:] == ("6.19", "4.90")
+    (note,) = tables(report)["published"].notes
+    assert "MBPP's sanitized part" in note
+
+
+def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
+    few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
+    report = build(
+        [write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))]
+    )
+    assert report.headlines[0].style == "plain"
+    assert "no interval from fewer than 8 prompts" in report.headlines[0].text
+    assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
+    assert "No interval from fewer than 8 prompts." in tables(report)["pairs"].notes
+    certain = build([write(tmp_path / "certain.csv", latency_run(2, 1.2), latency_run(4, 2.1))])
+    assert certain.headlines[0].style == "strong"
+    assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]
+
+
+def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
+    run, other = latency_run(), latency_run(2, 1.1)
+    write(tmp_path / "latency.csv", run, other)
+    prompts = prompt_rows(
+        run, [("code", 50.0 + number) for number in range(8)] + [("chat", 80.0)] * 7
+    )
+    write(tmp_path / "latency_prompts.csv", prompts)
+    (shown,) = cells(build([tmp_path]), "categories")
+    assert " to " in shown[1]
+    assert " to " not in shown[2]
+
+
+def test_races_alone_are_a_report(tmp_path: Path) -> None:
+    race = CompareRow(
+        run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0
+    )
+    assert build([write(tmp_path / "compare.csv", [race])]).headlines == []
+
+
+def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
+    quick = latency_run(4, 3.0, speedup_low=None, speedup_high=None, num_prompts=2)
+    report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
+    assert report.headlines[0].text.startswith("Fastest with an interval: 13B with 7B, K=4, ")
+    assert ": 2.00× (95 % interval 1.90 to 2.10)" in report.headlines[0].text
+    report = build(
+        [write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))]
+    )
+    said = report.headlines[0].text
+    assert said.startswith("Cannot tell whether 13B with 7B, K=4, 2 prompts (english) pays: 3.00×")
+
+
+def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
+    report = build([write(tmp_path / "eval.csv", eval_run(), eval_run(model="30B"))])
+    regular, speculative = cells(report, "accuracy")[:2]
+    assert "43.0 ± 3.0" in regular
+    assert "-1.0\n-3.0 to 1.0" in speculative
+    assert (regular[-1], speculative[-1]) == ("42.9", "43.1")
+    assert [line.text for line in report.headlines] == [
+        "No significant difference in accuracy between the arms (2 evaluations)."
+    ]
+
+
+def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
+    run, other = latency_run(), latency_run(2, 1.1)
+    write(tmp_path / "latency.csv", run, other)
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"hostname": "box", "total_memory_bytes": 64_000_000_000})
+    )
+    prompts = prompt_rows(run, [("code", 50.0), ("code", 40.0), ("chat", 80.0)])
+    write(
+        tmp_path / "latency_prompts.csv",
+        prompts,
+        prompt_rows(other, [("code", 200.0), ("chat", 300.0)]),
+    )
+    report = build([tmp_path])
+    table = tables(report)["categories"]
+    assert [column.heading for column in table.shown()[0]] == ["pair", "code (2)", "chat (1)"]
+    (shown,) = cells(report, "categories")
+    assert [cell.split("\n")[0] for cell in shown[1:]] == ["2.22×", "1.25×"]
+    assert shown[1].endswith("1.50 tokens")
+    assert ("host", "box") in cells(report, "environment")
+    # They are found through the run's directory too.
+    far = latency_run(directory=str(tmp_path / "far")), latency_run(2, 1.1)
+    write(tmp_path / "results" / "latency.csv", *far)
+    write(
+        tmp_path / "far" / "latency_prompts.csv",
+        prompt_rows(far[0], [("code", 50.0), ("chat", 80.0)]),
+    )
+    assert cells(build([tmp_path / "results"]), "categories")[0][1].startswith("2.00×")
+    # In batches prompts share a time.
+    batch = latency_run(batch_size=4)
+    write(tmp_path / "b" / "latency.csv", batch, latency_run(2, 1.1, batch_size=4))
+    write(
+        tmp_path / "b" / "latency_prompts.csv", prompt_rows(batch, [("code", 50.0), ("chat", 80.0)])
+    )
+    assert cells(build([tmp_path / "b"]), "categories") == []
+
+
+def test_every_race_counts(tmp_path: Path) -> None:
+    shared = {
+        "model": "13B",
+        "draft": "7B",
+        "temperature": 0.5,
+        "measurement": "feed",
+        "status": "ok",
+    }
+    races = [("1", 1.5), ("1", 2.5), ("2", 2.0)]
+    rows = [
+        CompareRow(
+            run=run, prompt_index=index, speedup=speedup, regular_ms_per_token=10.0, **shared
+        )
+        for index, (run, speedup) in enumerate(races)
+    ]
+    (shown,) = cells(build([write(tmp_path / "compare.csv", rows)]), "races")
+    assert shown[2:5] == ("3", "2.00×", "1.50 to 2.50")
+
+
+def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) -> None:
+    random, coin = {"weights": "random"}, {"synthetic_acceptance": 0.8, "lossy": True}
+    write(
+        tmp_path / "latency.csv",
+        latency_run(speedup=3.0, **random),
+        latency_run(speedup=4.0, **random, **coin),
+        latency_run(speedup=2.5, **coin),
+        latency_run(speedup=2.0),
+    )
+    report = build([tmp_path])
+    assert [row[0] for row in cells(report, "pairs")] == [
+        "13B with 7B",
+        "13B with 7B, random weights, synthetic 0.8",
+        "13B with 7B, random weights",
+        "13B with 7B, synthetic 0.8",
+    ]
+    assert len({pair.name.group for pair in pairs_of(report)}) == 4
+    # What is made up is no finding next to a real one.
+    assert report.headlines[0].text.startswith("13B with 7B, K=4: 2.00×")
+    said = " ".join(tables(report)["pairs"].notes)
+    assert "weights=random: times are those" in said
+    assert "decoding.synthetic_acceptance=0.8: a coin" in said
+    assert "lenience" not in said
+    assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}
+
+
+def test_a_file_may_have_any_name_and_hold_long_prompts(tmp_path: Path) -> None:
+    file = write(tmp_path / "a100 of tuesday.csv", latency_run(error="x" * 200_000))
+    assert speedups(build([file])) == [2.0]
+
+
+def test_the_first_sentence_has_the_interval_of_the_table(tmp_path: Path) -> None:
+    runs = latency_run(speedup=2.0), latency_run(speedup=1.5, draft="3B")
+    made_up = latency_run(speedup=3.0, weights="random")
+    covers = {"speedup_covers": "15 prompts"}
+    rows = [[dataclasses.replace(row, **covers) for row in run] for run in (*runs, made_up)]
+    report = build([write(tmp_path / "latency.csv", *rows)])
+    assert mentions(report.headlines[0].text, "13B with 7B", "2.00×", "for 3 pairs at once")
+    columns, shown = tables(report)["pairs"].shown()
+    place = [column.heading for column in columns].index("all at\nonce")
+    assert f"interval {shown[0][place]} over 15 prompts" in report.headlines[0].text
+
+
+def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path) -> None:
+    """A prompt that failed in both arms was not compared."""
+    run, other = latency_run(num_failed=1, identical_prompts=1), latency_run(2, 1.1)
+    rows = prompt_rows(run, [("code", 50.0), ("code", 40.0), ("code", 30.0)])
+    parted, failed = {"divergence_position": 3}, {"error": "timeout"}
+    changes = {4: failed, 5: failed, 3: parted}
+    prompts = [dataclasses.replace(row, **changes.get(i, {})) for i, row in enumerate(rows)]
+    write(tmp_path / "latency.csv", run, other)
+    write(tmp_path / "latency_prompts.csv", prompts)
+    assert "1 of 2" in [row[-1] for row in cells(build([tmp_path]), "all_arms")]
+
+
+def test_trainings_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    pair = {"model": "13B", "draft": "eagle3", "arm": "speculative", "ms_per_token": 1.0}
+    for number, epochs in enumerate((1, 3)):
+        rows = [
+            DistillRow(run=str(number), epochs=epochs, stage=stage, status="ok", **pair)
+            for stage in ("before", "after")
+        ]
+        write(tmp_path / "distill.csv", rows)
+    shown = cells(build([tmp_path]), "distill")
+    assert [row[0] for row in shown if row[0]] == [
+        "13B with eagle3\nepochs 1",
+        "13B with eagle3\nepochs 3",
+    ]

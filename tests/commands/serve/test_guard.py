@@ -1,0 +1,28 @@
+"""The guard counts each request by what its client saw."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
+
+from harness.commands.serve.guard import Guard
+
+
+def test_an_endpoint_that_fails_counts_as_500() -> None:
+    registry = CollectorRegistry()
+    app = FastAPI()
+    app.add_middleware(Guard, local=True, key=None, max_bytes=100, registry=registry)
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+    assert client.get("/broken").status_code == 500
+    labels = {"path": "/broken", "status": "500"}
+    assert registry.get_sample_value("harness_requests_total", labels) == 1

@@ -1,0 +1,158 @@
+"""The page: nothing from elsewhere, readable colours, and the race in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from browser import CHROMIUM, Page, browser
+from served import served
+
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+PAGE = (Path(__file__).parents[2] / "harness/commands/serve/page.html").read_text(encoding="utf-8")
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text of each that has an id."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+    def having(self, name: str, value: str) -> list[dict[str, str | None]]:
+        return [
+            attributes
+            for _, attributes in self.found
+            if value in (attributes.get(name) or "").split()
+        ]
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    assert (
+        re.findall(
+            r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w.-]+\.\w",
+            re.sub(r"^\s*//.*$", "", PAGE, flags=re.M),
+        )
+        == []
+    )
+    for tag, attributes in Elements(PAGE).found:
+        assert attributes.get("src") is None
+        assert tag != "link" or attributes["href"] == "data:,"
+    assert "default-src 'none'" in PAGE, "the browser forbids it as well"
+    assert "innerHTML" not in PAGE, "what users and models write is text"
+
+
+def test_every_field_has_a_label() -> None:
+    page = Elements(PAGE)
+    ids = {attributes["id"]: attributes for _, attributes in page.found if "id" in attributes}
+    assert len(ids) == sum("id" in attributes for _, attributes in page.found)
+    assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(
+        re.findall(r"<(input|textarea)", PAGE)
+    )
+    assert len(page.having("role", "status")) == 1
+
+
+def colours(dark: bool) -> dict[str, str]:
+    """The custom properties of a theme; those of the dark one replace the light ones."""
+    themes = re.findall(r":root \{(.*?)\}", PAGE, re.S)
+    return dict(re.findall(r"--([\w-]+): (#\w{6})", "".join(themes[: 1 + dark])))
+
+
+def luminance(code: str) -> float:
+    parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_contrasts_are_those_of_wcag(dark: bool) -> None:
+    theme = colours(dark)
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(theme[one]), luminance(theme[other])))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [
+        ("ink", "ground"),
+        ("soft", "ground"),
+        ("soft", "surface"),
+        ("bad", "ground"),
+        ("accent", "ground"),
+    ]
+    texts += [("ink", origin) for origin in ("draft", "recovered", "bonus", "surface")] + [
+        ("on-accent", "accent")
+    ]
+    for text, ground in texts:
+        assert contrast(text, ground) >= 4.5, (text, ground)
+    graphics = [("accent", "ground"), ("regular", "ground"), ("field", "surface")]
+    graphics += [("recovered-mark", "recovered"), ("bonus-mark", "bonus")]
+    for mark, ground in graphics:
+        assert contrast(mark, ground) >= 3, (mark, ground)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("page")) as address:
+        yield address
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with browser(tmp_path, "--force-prefers-reduced-motion") as opened:
+        yield opened
+
+
+def fits(page: Page) -> bool:
+    """Whether the page, and each table in it, is no wider than the window."""
+    assert page.evaluate("document.querySelectorAll('table').length") > 0
+    return bool(
+        page.evaluate(
+            "[document.documentElement, ...document.querySelectorAll('.wide')]"
+            ".every(one => one.scrollWidth <= one.clientWidth)"
+        )
+    )
+
+
+# Notes in the page itself, which misses nothing, that it shows tokens before the race is over.
+WATCH = """
+new MutationObserver(() => {
+  const outcome = document.getElementById("outcome");
+  const lane = document.querySelector(".lane.regular");
+  if (outcome?.hidden && / tokens ·/.test(lane?.innerText)) window.shownEarly = true;
+}).observe(document, {subtree: true, childList: true, characterData: true});
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_a_race_in_a_browser(url: str, page: Page) -> None:
+    page.run_before(WATCH)
+    page.open(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=60&temperature=0&seed=1", 400)
+    html = page.wait_for("document.getElementById('outcome')?.hidden === false")
+    assert page.evaluate("window.shownEarly"), "text is shown before the race is over"
+    assert re.search(r'id="verdict">Speculative decoding was', html)
+    assert "Once upon a &lt;b&gt;" in html, "a prompt is text"
+    elements = Elements(html)
+    assert len(re.findall(r'class="clock">(\d+\.\d\d) s<', html)) == 2
+    regular, speculative = html.split('class="lane speculative"')
+    counts = [re.findall(r"(\d+) tokens ·", part) for part in (regular, speculative)]
+    assert counts[0] == counts[1]
+    assert len(elements.having("class", "token")) == 2 * int(counts[0][0]) + 4  # and the legend
+    recovered = [span for span in elements.having("class", "recovered") if "data-tip" in span]
+    assert recovered
+    assert all(
+        span["tabindex"] == "0" and "was rejected" in str(span["aria-label"]) for span in recovered
+    )
+    assert f'id="log-title">{len(recovered)} rejection' in html
+    assert "Share of tested draft tokens accepted" in html
+    assert fits(page)

@@ -1,0 +1,196 @@
+"""The scheduler over an arm that works ahead of the host: every answer is what it is alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from chains import RAGGED, chain, request, texts
+from fakes import MarkovRunner
+from harness.decoding.batch import Records, Request
+from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Step
+from harness.decoding.warp import BatchWarp, Warp
+from harness.drafting.model import ModelDrafter
+
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+
+from starlette.exceptions import HTTPException
+
+from harness.commands.serve.scheduler import Scheduler
+
+WARP = Warp(0.9)
+
+
+class JoinedRunner(MarkovRunner):
+    """A table that rows may join."""
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        assert self._num_extended == 0
+        self.rows += [list(prompt) for prompt in prompts]
+        return Step(self._logits[torch.tensor([prompt[-1] for prompt in prompts])])
+
+
+class Arm:
+    """Decodes requests, which are the questions, with as many draft tokens as given."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._number = num_draft_tokens
+
+    def request(self, question: Request) -> Request:
+        return question
+
+    def stream(self, question: Request) -> Records:
+        target = JoinedRunner(chain(0))
+        if not self._number:
+            return autoregressive(target, question, ahead=True)
+        warp = BatchWarp()
+        drafter = ModelDrafter(JoinedRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
+        return speculative(target, drafter, question, self._number, warp=warp, ahead=True)
+
+
+@dataclass(eq=False)
+class Taken:
+    """An answer of tokens alone, which its reader may leave after some of them.
+
+    `reason` is why it failed.
+    """
+
+    question: Request
+    most: int
+    arm: str = "arm"
+    cancelled: bool = False
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, tokens: list[int], num_proposed: int, num_accepted: int) -> bool:
+        self.tokens += tokens
+        has_stopped = self.tokens[-1] in self.question.stop_tokens
+        if has_stopped or len(self.tokens) >= min(self.most, self.question.max_new_tokens):
+            self.ended.set()
+        return self.ended.is_set()
+
+    def fail(self, reason: str) -> None:
+        self.reason = reason
+        self.ended.set()
+
+
+class LeftWhileLookedAt(Taken):
+    """Its reader leaves just after the scheduler's first look at an answer that has begun."""
+
+    has_been_looked_at = False
+
+    @property
+    def cancelled(self) -> bool:
+        seen = self.has_been_looked_at
+        self.has_been_looked_at = bool(self.tokens)
+        return seen
+
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None:
+        pass
+
+
+class HeldArm(Arm):
+    """Sets `has_begun` when it is asked, and waits for `may_go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def stream(self, question: Request) -> Records:
+        self.has_begun.set()
+        assert self.may_go_on.wait()
+        return super().stream(question)
+
+
+def asked(index: int, num_tokens: int = 12) -> Request:
+    return request([RAGGED[index]], WARP, num_tokens, [], [index])
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) -> None:
+    arm: Any = Arm(num_draft_tokens)
+    scheduler = Scheduler(lambda name: arm, max_rows=3, max_waiting=20)
+    answers: list[Any] = []
+    for index in range(10):
+        prompts = [RAGGED[index % len(RAGGED)]]
+        question = request(prompts, WARP, 12 + 5 * (index % 4), [[], [8]][index % 2], [index])
+        answers.append(Taken(question, most=9 if index % 3 == 0 else 1000))
+    for answer in answers:
+        scheduler.submit([answer])
+    for answer in answers:
+        assert answer.ended.wait()
+    scheduler.close()
+    for answer in answers:
+        assert answer.reason is None
+        (alone,) = texts(arm.stream(answer.question), 1)
+        assert answer.tokens == alone[: len(answer.tokens)]
+        assert len(answer.tokens) == len(alone) or len(answer.tokens) >= answer.most
+
+
+def test_an_answer_left_between_two_looks_at_it_fails_no_other() -> None:
+    arm: Any = Arm(0)
+    scheduler = Scheduler(lambda name: arm, max_rows=2, max_waiting=0)
+    stays: Any = Taken(asked(0), most=1000)
+    leaves: Any = LeftWhileLookedAt(asked(1), most=1000)
+    scheduler.submit([stays, leaves])
+    assert stays.ended.wait()
+    scheduler.close()
+    assert stays.reason is None
+    assert len(stays.tokens) == 12
+    assert not leaves.ended.is_set()
+
+
+def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
+    arm: Any = HeldArm()
+    scheduler = Scheduler(lambda name: arm, max_rows=2, max_waiting=1)
+    answers: list[Any] = [Taken(asked(index), most=1000) for index in range(3)]
+    scheduler.submit(answers[:2])
+    assert arm.has_begun.wait()
+    scheduler.submit(answers[2:])
+    one_more: Any = Taken(asked(0), most=1000)
+    with pytest.raises(HTTPException, match="1 requests are waiting already"):
+        scheduler.submit([one_more])
+    arm.may_go_on.set()
+    for answer in answers:
+        assert answer.ended.wait()
+        assert answer.reason is None
+    scheduler.close()
+
+
+def test_an_answer_that_joins_while_the_service_ends_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread has taken it, and decodes it only when `close` has failed all that it found."""
+    arm: Any = Arm(0)
+    scheduler = Scheduler(lambda name: arm, max_rows=1, max_waiting=0)
+    is_taken = threading.Event()
+    may_go_on = threading.Event()
+    step = scheduler._batch.step
+    join = scheduler.thread.join
+
+    def step_later(joining: list[Any]) -> None:
+        is_taken.set()
+        assert may_go_on.wait()
+        step(joining)
+
+    def join_after_failing(grace_s: float | None = None) -> None:
+        if grace_s is None:
+            may_go_on.set()
+        join(grace_s)
+
+    monkeypatch.setattr(scheduler._batch, "step", step_later)
+    monkeypatch.setattr(scheduler.thread, "join", join_after_failing)
+    answer: Any = Taken(asked(0), most=1000)
+    scheduler.submit([answer])
+    assert is_taken.wait()
+    scheduler.close()
+    assert answer.reason == "the service is ending"

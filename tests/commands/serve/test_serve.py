@@ -1,0 +1,521 @@
+"""The service over a real socket, with the real openai client."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness import __version__
+from in_process import Harness
+from served import serving
+from tiny_checkpoints import save_talkative_pair
+
+openai = pytest.importorskip("openai", reason="harness[server] is not installed")
+pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+httpx = pytest.importorskip("httpx2")  # the client that openai brings
+
+PROMPTS = [
+    "Once upon a time",
+    "12 + 30 =",
+    "What is 7 times 8?",
+    "The fox",
+    "In a small village",
+    "3 times 4 is",
+]
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a service, and its process."""
+    with serving(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(service: tuple[str, subprocess.Popen[str]]) -> str:
+    return service[0]
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def regular(url: str) -> Any:
+    return openai.OpenAI(base_url=f"{url}/regular/v1", api_key="none", max_retries=0)
+
+
+def get(url: str, **options: Any) -> Any:
+    return httpx.get(url, timeout=None, **options)
+
+
+def post(url: str, path: str, body: Any, **options: Any) -> Any:
+    return httpx.post(f"{url}{path}", json=body, timeout=None, **options)
+
+
+def test_tells_its_version_and_start(url: str) -> None:
+    for arm in ("", "/regular"):
+        told = get(f"{url}{arm}/version").json()
+        assert told["version"] == __version__
+        assert told["started"] > 1_700_000_000
+
+
+def test_completions(client: Any, url: str) -> None:
+    [model] = client.models.list().data
+    assert (model.id, model.owned_by) == ("tiny", "harness")
+    greedy = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 30}
+    whole = client.completions.create(**greedy)
+    with regular(url) as other:
+        alone = other.completions.create(**greedy)
+    assert whole.choices[0].text == alone.choices[0].text
+    assert (whole.usage.prompt_tokens + 30, whole.usage.completion_tokens) == (
+        whole.usage.total_tokens,
+        30,
+    )
+    assert whole.choices[0].finish_reason == "length"
+    drafted = whole.metrics["speculative_decoding"]
+    assert drafted["num_draft_tokens"] == sum(drafted["per_step_drafted"]) > 0
+    assert drafted["num_accepted_draft_tokens"] == sum(drafted["per_step_accepted"])
+    assert sum(drafted["acceptance_histogram"]) == drafted["num_spec_steps"]
+    # Each iteration gives one token more than it accepts, and the prompt one.
+    assert 1 + drafted["num_spec_steps"] + drafted["num_accepted_draft_tokens"] in (30, 31)
+    assert alone.metrics is None
+
+
+def test_streams(client: Any) -> None:
+    options = {
+        "model": "tiny",
+        "prompt": PROMPTS[1],
+        "max_tokens": 20,
+        "seed": 3,
+        "extra_body": {"return_token_ids": True},
+    }
+    whole = client.completions.create(**options)
+    chunks = list(
+        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    )
+    texts = [chunk.choices[0].text for chunk in chunks[:-1]]
+    assert "".join(texts) == whole.choices[0].text
+    assert [
+        token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids
+    ] == whole.choices[0].token_ids
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].metrics == whole.metrics
+    assert len(texts) == 1 + whole.metrics["speculative_decoding"]["num_spec_steps"]
+
+
+def test_chats(client: Any) -> None:
+    messages: Any = [{"role": "user", "content": PROMPTS[0]}]
+    options = {"model": "tiny", "messages": messages, "temperature": 0, "max_completion_tokens": 12}
+    whole = client.chat.completions.create(**options)
+    assert whole.choices[0].message.role == "assistant"
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        == whole.choices[0].message.content
+    )
+    plain = client.completions.create(model="tiny", prompt=PROMPTS[0], temperature=0, max_tokens=12)
+    assert plain.choices[0].text == whole.choices[0].message.content, (
+        "without a template a chat is its text"
+    )
+
+
+def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
+    text = post(url, "/predict", {"prompt": PROMPTS[0]}).json()
+    assert text.startswith(PROMPTS[0])
+    assert len(text) > len(PROMPTS[0])
+
+
+def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
+    options: Any = {
+        "model": "tiny",
+        "temperature": 0,
+        "max_tokens": 10,
+        "extra_body": {"return_token_ids": True},
+    }
+    several = client.completions.create(prompt=PROMPTS[:3], **options)
+    ids = [choice.prompt_token_ids for choice in several.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    again = client.completions.create(prompt=ids, **options)
+    assert [one.text for one in again.choices] == [one.text for one in several.choices]
+    assert several.usage.prompt_tokens == sum(map(len, ids))
+    assert (
+        client.completions.create(prompt=ids[1], **options).choices[0].text
+        == several.choices[1].text
+    )
+
+
+def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
+    options: Any = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
+    text = client.completions.create(**options).choices[0].text
+    for begin in (5, 16, 31):
+        stop = text[begin : begin + 7]
+        expected = text[: text.index(stop)]
+        whole = client.completions.create(**options, stop=[stop, "never there"])
+        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected, "stop")
+        chunks = list(client.completions.create(**options, stop=stop, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+        assert whole.usage.completion_tokens < 40
+
+
+def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
+    """Sampled answers are the same alone and in company, whatever the others ask for."""
+    asked = [
+        {"prompt": prompt, "seed": number, "temperature": [0.0, 0.7, 1.0][number % 3], "max_tokens": 10 + 5 * number,
+         "extra_body": {"top_k": 20 * (number % 2), "index": number}}
+        for number, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+
+    def text(body: dict[str, Any]) -> str:
+        return client.completions.create(model="tiny", **body).choices[0].text
+
+    alone = [text(body) for body in asked]
+    assert len(set(alone)) == len(alone)
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(text, asked * 2))
+    assert together == alone * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("completions", {"prompt": "a", "temperature": -1}, 422, "temperature"),
+        ("completions", {"prompt": "a", "top_p": 0}, 422, "top_p"),
+        ("completions", {"prompt": "a", "presence_penalty": 0.5}, 422, "presence_penalty"),
+        ("completions", {"prompt": "a", "n": 2}, 422, "n: "),
+        ("completions", {"prompt": "\ud800"}, 422, "prompt: must be text"),
+        ("completions", {"prompt": 3}, 422, "prompt: Input should be a valid string"),
+        ("completions", {"prompt": [True]}, 422, "prompt.0: Input should be a valid"),
+        ("completions", {"prompt": [[5, True]]}, 422, "prompt.0.1: Input should be a valid integer"),
+        ("completions", {"prompt": "a", "max_tokens": "4"}, 422, "max_tokens: "),
+        ("completions", {"prompt": "a", "temperature": "0"}, 422, "temperature: "),
+        ("completions", {"prompt": "a", "stream": "yes"}, 422, "stream: "),
+        ("completions", {"prompt": "a", "stream": 1}, 422, "stream: "),
+        ("completions", {}, 422, "prompt"),
+        ("completions", {"prompt": "a", "max_tokens": 10_000}, 400, "at most 256"),
+        ("completions", {"prompt": "word " * 300}, 400, "at most 256"),
+        ("completions", {"prompt": [5, 960]}, 400, "does not exist"),
+        ("completions", {"prompt": []}, 400, "no tokens"),
+        ("completions", {"prompt": ["a"] * 5}, 400, "at most 4"),
+        ("chat/completions", {"messages": []}, 422, "messages"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 422, "role"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 422, "messages.0.content: "),
+    ],
+)  # fmt: skip
+def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, says: str) -> None:
+    content = json.dumps(body)
+    answer = httpx.post(
+        f"{url}/v1/{path}",
+        content=content,
+        headers={"Content-Type": "application/json"},
+        timeout=None,
+    )
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert says in message
+    assert "[" not in message
+
+
+def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    deep = "[" * 100_000
+    for content, status in (
+        ("{", 400),
+        (deep, 400),
+        ("9" * 5000, 400),
+        ('{"prompt": "%s"}' % ("a" * 2_000_000), 413),
+    ):
+        answer = httpx.post(f"{url}/v1/completions", content=content, headers=headers, timeout=None)
+        assert answer.status_code == status
+    chunked = httpx.post(
+        f"{url}/v1/completions", content=iter([b"{}"]), headers=headers, timeout=None
+    )
+    assert chunked.status_code == 411
+    assert get(f"{url}/nowhere").json()["error"]["code"] == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 400), ("127.evil.example", 400), ("127.0.0.1.evil.example:5000", 400), ("127.1", 400),
+     ("[::1", 400), ("localhost:1", 200), ("127.0.0.9", 200), ("[::1]:5000", 200)],
+)  # fmt: skip
+def test_only_requests_for_this_machine_are_answered(url: str, host: str, status: int) -> None:
+    assert get(f"{url}/health", headers={"Host": host}).status_code == status
+
+
+def figure(url: str, name: str) -> float:
+    lines = get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
+    """All places are taken by long answers whose clients leave; the next answer does not wait for their ends."""
+    before = figure(url, "harness_tokens_total")
+    for streaming in (True, False):
+        body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": streaming}
+        for _ in range(4):
+            with httpx.Client(
+                timeout=httpx.Timeout(None, read=None if streaming else 0.2)
+            ) as leaving:
+                try:
+                    with leaving.stream("POST", f"{url}/v1/completions", json=body) as response:
+                        next(response.iter_lines())
+                except httpx.ReadTimeout:
+                    assert not streaming
+    assert (
+        len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
+    )
+    while figure(url, "harness_answers_running"):
+        time.sleep(0.1)
+    assert figure(url, "harness_tokens_total") - before < 8 * 250
+
+
+def test_too_many_requests_are_refused(service: tuple[str, subprocess.Popen[str]]) -> None:
+    """All of them have arrived when the service, which was stopped meanwhile, looks."""
+    url, process = service
+    address = httpx.URL(url)
+    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 60, "ignore_eos": True})
+    head = ["POST /v1/completions HTTP/1.1", f"Host: {address.host}", "Connection: close"]
+    head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    request = "\r\n".join([*head, "", body]).encode()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        asked = [socket.create_connection((address.host, address.port)) for _ in range(40)]
+        for connection in asked:
+            connection.sendall(request)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    statuses = []
+    for connection in asked:
+        with connection, connection.makefile("rb") as answer:
+            first, _, rest = answer.read().decode().partition("\r\n")
+        statuses.append(int(first.split()[1]))
+        assert statuses[-1] != 429 or "retry-after: 1\r\n" in rest.lower()
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 12
+
+
+def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
+    race = post(url, "/race", {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}).json()
+    first, second = race["arms"]
+    assert [first["name"], second["name"]] == ["regular", "speculative"]
+    texts = [
+        "".join(token["text"] for step in arm["steps"] for token in step["tokens"])
+        for arm in race["arms"]
+    ]
+    assert texts[0] == texts[1]
+    assert race["identical"]
+    tokens = [token for step in second["steps"] for token in step["tokens"]]
+    rejected = [token for token in tokens if "rejection" in token]
+    assert {token["origin"] for token in rejected} == {"recovered"}
+    assert len(tokens) == 40
+    times = [step["at"] for step in second["steps"]]
+    assert times == sorted(times)
+    assert times[-1] <= second["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("echo", True), ("logprobs", 1), ("logprobs", True), ("logprobs", 0), ("frequency_penalty", 1), ("min_p", 1),
+     ("presence_penalty", 1), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
+     ("suffix", "b"), ("guided_json", {}), ("truncate_prompt_tokens", 1), ("never_heard_of", 0),
+     ("stream_options", {"include_usage": True}), ("model", "another"), ("echo", 0)],
+)  # fmt: skip
+def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, value: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
+        answer = post(url, path, {**body, "max_tokens": 2, parameter: value})
+        assert answer.status_code in (404, 422), answer.text
+        message = answer.json()["error"]["message"]
+        assert message.startswith(f"{parameter}: ")
+        assert "\n" not in message
+    answer = post(url, "/predict", {"prompt": "a", parameter: value})
+    assert answer.status_code == 422, answer.text
+
+
+def test_parameters_that_change_nothing_are_accepted(url: str) -> None:
+    neutral = {
+        "model": "tiny", "n": 1, "best_of": 1, "echo": False, "logprobs": None, "frequency_penalty": 0.0, "min_p": 0,
+        "repetition_penalty": 1.0, "logit_bias": {}, "suffix": None, "user": "somebody", "metadata": {"a": 1},
+    }  # fmt: skip
+    answer = post(url, "/v1/completions", {"prompt": "a", "max_tokens": 2, **neutral})
+    assert answer.status_code == 200, answer.text
+
+
+def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = client.completions.create(
+        model="tiny", prompt=PROMPTS[0], max_tokens=20, stream=True, stream_options=options
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-2] == counts[-1]
+
+
+def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are answered while it is tokenised, which here takes until then."""
+    from faulty_service import faulty_service
+    from harness.commands.serve.service import Service
+
+    tokens_of = Service.tokens_of
+    begun, answered = threading.Event(), threading.Event()
+
+    def slowly(service: Service, prompt: Any) -> Any:
+        begun.set()
+        assert answered.wait()
+        return tokens_of(service, prompt)
+
+    monkeypatch.setattr(Service, "tokens_of", slowly)
+    save_talkative_pair(tmp_path, 8)
+    with faulty_service(tmp_path, "none") as url, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
+        try:
+            assert begun.wait()
+            assert httpx.get(f"{url}/models", timeout=60).status_code == 200
+        finally:
+            answered.set()
+        assert answer.result().status_code == 200
+
+
+def test_a_race_is_shown_while_it_runs(url: str) -> None:
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 80, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/race", json={**body, "stream": True}, timeout=None) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    *frames, race = map(json.loads, lines[:-1])
+    names = [frame["name"] for frame in frames]
+    assert sorted(set(names)) == ["regular", "speculative"]
+    assert names == sorted(names), "one arm after the other"
+    for arm in race["arms"]:
+        counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
+        assert counts == sorted(counts)
+        assert counts[0] == 1
+    assert {arm["num_tokens"] for arm in race["arms"]} == {80}
+    refused = post(url, "/race", {**body, "stop": "a"})
+    assert (refused.status_code, "stop: " in refused.text) == (422, True)
+
+
+# The command without a grace period after a signal, and with a rest before every iteration.
+SLOW = """
+import time
+import harness.cli, harness.commands.serve.command
+from harness.commands.serve.scheduler import Scheduler
+harness.commands.serve.command._GRACE_S = 0
+turn = Scheduler._turn
+Scheduler._turn = lambda self: (time.sleep(0.3), turn(self))
+harness.cli.main()
+"""
+
+
+def require_key(url: str) -> None:
+    """The key alone opens what costs something."""
+    assert get(f"{url}/v1/models").status_code == 401
+    assert get(f"{url}/health").status_code == 200
+    for authorization, status in {
+        "bearer secret": 200,
+        "BEARER  secret": 200,
+        "Bearer": 401,
+        "Basic secret": 401,
+    }.items():
+        headers = {"Authorization": authorization}
+        assert get(f"{url}/v1/models", headers=headers).status_code == status
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
+        answer = made.completions.create(
+            model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0
+        )
+        assert answer.usage.completion_tokens == 5
+        with pytest.raises(openai.AuthenticationError):
+            made.with_options(api_key="wrong").models.list()
+
+
+def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Path) -> None:
+    """Some still run and others still wait when the grace, here none, is over.
+
+    They take a minute, so that none has ended before the last one has begun. Every service of these tests is ended by
+    the other signal, Ctrl-C.
+    """
+    body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": True}
+    options: Any = {"json": body, "headers": {"Authorization": "Bearer secret"}}
+    ends: list[str] = []
+
+    def read(url: str) -> None:
+        path = f"{url}/v1/completions"
+        with httpx.stream("POST", path, timeout=None, **options) as stream:
+            started.release()
+            lines = [line for line in stream.iter_lines() if line]
+        ends.append(lines[-2])
+        assert lines[-1] == "data: [DONE]"
+
+    started = threading.Semaphore(0)
+    settings = ["batch_size=2", "draft=none", "api_key_variable=TINY_KEY"]
+    with serving(tmp_path, *settings, program=SLOW, TINY_KEY="secret") as (url, process):
+        require_key(url)
+        threads = [threading.Thread(target=read, args=[url]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            started.acquire()
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+    assert len(ends) == 8
+    assert sum('"message": "the service is ending"' in end for end in ends) >= 2
+
+
+def test_health(url: str) -> None:
+    assert get(f"{url}/health").json() == {"status": "ok"}
+
+
+def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:
+    """The same texts and the same acceptance, from the same random numbers, though the server batches the requests."""
+    common = [
+        "latency",
+        "num_prompts=6",
+        "num_warmup=0",
+        "decoding.temperature=0.8",
+        "decoding.max_new_tokens=24",
+    ]
+    server = [
+        "engine=server",
+        f"engine.url={url}/v1",
+        f"engine.regular_url={url}/regular/v1",
+        "batch_size=3",
+    ]
+    rows = []
+    for settings in ([], server, [*server, "engine.chat=true"]):
+        directory = tmp_path / f"run-{len(rows)}"
+        harness(*common, *settings, f"hydra.run.dir={directory}")
+        prompts = pd.read_csv(directory / "latency_prompts.csv")
+        rows.append(
+            (pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"]))
+        )
+    (local, local_prompts), (served_rows, served_prompts), (_, chat_prompts) = rows
+    assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
+    assert local_prompts["completion"].tolist() == chat_prompts["completion"].tolist()
+    for column in (
+        "acceptance_rate",
+        "mean_acceptance_length",
+        "conditional_acceptance_rate",
+        "acceptance_histogram",
+    ):
+        assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
+    counted = served_rows.iloc[1]
+    assert (counted["server_tokens"], counted["foreign_tokens"]) == (6 * 24, 0)

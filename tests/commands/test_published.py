@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.published import (
+    DIFFERENCES,
+    FIGURES,
+    MULTIPLICATION_ACCURACY,
+    published_for,
+)
+from harness.config.model_names import canonical_name
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "expected"),
+    [
+        ("7B", "none", "7B"),
+        ("7B_4GPUs_8bit", "8bit", "7B_8bit_4GPUs"),
+        ("7B_8bit_4GPUs", "8bit", "7B_8bit_4GPUs"),
+        ("7B_4GPUs", "8bit", "7B_8bit_4GPUs"),
+        ("llama3.1_70B-bnb-4bit", "4bit", "llama3.1_70B-bnb-4bit"),
+        ("./7B_8bit", "none", "./7B_8bit"),
+        ("7B", None, "7B"),
+    ],
+)
+def test_a_model_has_one_name(name: str, quantization: str | None, expected: str) -> None:
+    assert canonical_name(name, quantization) == expected
+
+
+def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
+    assert len(FIGURES) == 101
+    for figure in (figure for figure in FIGURES if not figure.accuracy):
+        protocol = {"prompts": figure.prompts, "temperature": figure.temperature}
+        for model in figure.models:
+            for draft in figure.drafts or (None,):
+                assert figure in published_for(LatencyRow(model=model, draft=draft, **protocol))
+    assert published_for(LatencyRow(model="tiny", draft="tiny_draft")) == []
+
+
+def test_made_up_pairs_have_no_published_counterpart() -> None:
+    assert published_for(LatencyRow(model="13B", draft="7B"))
+    assert published_for(LatencyRow(model="13B", draft="7B", weights="random")) == []
+    assert published_for(LatencyRow(model="13B", draft="7B", synthetic_acceptance=0.8)) == []
+
+
+def test_a_figure_is_of_its_prompts_and_temperature() -> None:
+    pair = {"model": "qwen3-8b", "draft": "qwen3-8b-dflash"}
+    (figure,) = published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.0))
+    assert (figure.speedup_text, figure.mean_acceptance_length) == ("6.17×", 7.87)
+    assert figure.prompts_text == "math500_boxed, T = 0"
+    (hotter,) = published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=1.0))
+    assert hotter.speedup_text == "5.02×"
+    assert published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.5)) == []
+    assert published_for(LatencyRow(**pair, prompts="math500", temperature=0.0)) == []
+
+
+def test_every_protocol_says_what_cannot_be_equal() -> None:
+    with_prompts = {figure.source for figure in FIGURES if figure.prompts}
+    assert with_prompts == set(DIFFERENCES)
+
+
+def test_figures_keep_their_ranges() -> None:
+    texts = {(figure.source, figure.named): figure.speedup_text for figure in FIGURES}
+    assert texts["Speculative-Sampling", "gpt2-xl with gpt2"] == "1.31× to 1.42×"
+    assert texts["llama-ssp", "30B with 7B"] == "1.80×"
+    assert MULTIPLICATION_ACCURACY["13B"] == {"regular": 0.429, "speculative": 0.431}

@@ -1,0 +1,158 @@
+"""Settings tell jobs apart: two jobs that differ in any setting have different names in tables."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import pytest
+
+from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.names import told_apart
+from harness.commands.plan.record import PlanSettings
+from harness.commands.plan.rows import PlanRow
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.rows import RecoveryRow
+from harness.measuring.measurement import further_settings
+from harness.results.schema import RunRow
+from report_files import latency_run
+from some_settings import settings_of
+
+COMMANDS = [
+    (LatencySettings, LatencyRow),
+    (EvalSettings, EvalRow),
+    (RecoverySettings, RecoveryRow),
+    (PlanSettings, PlanRow),
+]
+# Where results go and how a sweep is carried out.
+NOT_MEASURED = {
+    "results.file",
+    "resume",
+    "job_timeout_s",
+    "gpus_per_job",
+    "force",
+}
+# A column of the table has it, or (eval's seed) it is only the default of another setting.
+SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
+    # Repeats are one measurement.
+    LatencyRow: {"repeat"},
+    RecoveryRow: {"num_draws"},
+    EvalRow: {"num_prompts", "seed"},
+}
+
+
+def names(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Every setting, dotted."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from names(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def changed(settings: Any, name: str) -> Any:
+    """The same with another value of one setting, be it one that goes with nothing else."""
+    first, _, rest = name.partition(".")
+    value = getattr(settings, first)
+    new = (
+        changed(value, rest)
+        if rest
+        else another(value, typing.get_type_hints(type(settings))[first])
+    )
+    found = copy.copy(settings)
+    object.__setattr__(found, first, new)
+    return found
+
+
+def another(value: Any, hint: Any) -> Any:
+    if hint is type(None):
+        return value
+    if typing.get_origin(hint) is Literal:
+        return next(choice for choice in typing.get_args(hint) if choice != value)
+    if type(None) in (parts := typing.get_args(hint)):
+        return another(value, next(part for part in parts if part is not type(None)))
+    if typing.get_origin(hint) is Mapping:
+        return {"key": 1}
+    if isinstance(value, tuple) or typing.get_origin(hint) is tuple:
+        return (5, 6)
+    if hint is bool:
+        return not value
+    if isinstance(value, str) and hint is not str:
+        # A word in place of a number, `auto`.
+        return 2
+    return f"{value}2" if hint is str else (value or 0) + (1 if hint is int else 0.25)
+
+
+def row_of(kind: type[RunRow], settings: Any) -> RunRow:
+    """A row as a run with these settings writes it, without its figures."""
+    filled = {
+        "status": "ok",
+        "dtype": "float32",
+        "runner": "eager",
+        "settings": further_settings(settings, kind),
+    }
+    if kind is EvalRow:
+        filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
+    if hasattr(settings, "num_prompts"):
+        filled["num_prompts"] = settings.num_prompts
+    return kind(**(kind.setting_columns(settings) | filled))
+
+
+@pytest.mark.parametrize(("kind", "row"), COMMANDS)
+def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
+    settings = settings_of(kind)
+    found = set(names(settings)) - NOT_MEASURED - SAID_OTHERWISE.get(row, set())
+    assert len(found) > 40
+    alike = set()
+    for name in found:
+        rows = [row_of(row, settings), row_of(row, changed(settings, name))]
+        if len({one.label() for one in told_apart(rows)}) == 1:
+            alike.add(name)
+    assert not alike
+
+
+def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
+    plain = settings_of(LatencySettings)
+    first, second = (changed(plain, name) for name in ("draft.threshold", "placement.reserve_gb"))
+    both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
+    rows = [row_of(LatencyRow, settings) for settings in (first, both)]
+    assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
+    assert [name.settings for name in told_apart(rows)] == [
+        [],
+        ["layers 5, 6", "placement.reserve_gb 2.25"],
+    ]
+    rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
+    assert [name.cell for name in told_apart(rows)] == [
+        "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
+    ]  # fmt: skip
+
+
+def named(*changes: dict[str, Any]) -> list[list[str]]:
+    """What the names of rows say beyond their pair, of rows of one pair with these changes."""
+    rows = [latency_run(**change)[-1] for change in changes]
+    return [name.details for name in told_apart(rows)]
+
+
+def test_settings_that_change_together_are_all_named() -> None:
+    """Else a table would show the effect of both as that of one."""
+    rows: list[dict[str, Any]] = [{"placement": "auto"}, {"placement": "cpu", "batch_size": 4}]
+    assert named(*rows, {"placement": "cpu", "batch_size": 4, "seed": 1}) == [
+        [],
+        ["batches of 4", "placement cpu"],
+        ["batches of 4", "seed 1", "placement cpu"],
+    ]
+    other_draft = {"draft": "lookup", "ignore_eos": False, "draft_method": "lookup"}
+    assert named({}, other_draft) == [[], ["ends where the model does"]]
+
+
+def test_circumstances_that_change_together_are_all_named_where_settings_do_not_suffice() -> None:
+    other = {"torch_version": "2.14.0", "transformers_version": "5.24.0"}
+    assert named({}, other)[1] == ["torch_version 2.14.0", "transformers_version 5.24.0"]
+    assert named({}, other | {"seed": 1}) == [[], ["seed 1"]]

@@ -1,0 +1,41 @@
+"""Prompts that are too long for one of the models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.engines.pair import Excess
+from harness.measuring import encoding
+from harness.prompts.sets import Prompt, PromptSet
+
+ROOM = 10
+
+
+@pytest.mark.parametrize(
+    ("too_long", "lengths"),
+    [(None, [3, 3]), ("skip", [3, 2 * ROOM]), ("truncate", [3, 2 * ROOM])],
+)
+def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
+    too_long: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are left fit in the target's tokens, and not in the draft's."""
+    token_ids = [[1] * length for length in lengths]
+    monkeypatch.setattr(encoding, "encode", lambda *_: token_ids)
+    planned: Any = SimpleNamespace(
+        room=lambda new_tokens: ROOM,
+        excess=lambda prompts, new_tokens: Excess(30, "and draft=other takes 20"),
+        tokenizer=SimpleNamespace(bos_token_id=0),
+    )
+    settings: Any = SimpleNamespace(
+        prompts=SimpleNamespace(too_long=too_long), chat_template="auto", engine=None
+    )
+    prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
+    prompt_set = PromptSet("mine", prompts, "digest")
+    with pytest.raises(SettingError) as refused:
+        encoding.encode_set(planned, settings, prompt_set, prompts, new_tokens=4)
+    expected = "prompts: the longest has 30 tokens; and draft=other takes 20"
+    assert str(refused.value) == expected

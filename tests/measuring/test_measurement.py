@@ -1,0 +1,272 @@
+"""The identity of a measurement, and how its rows are found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.rows import LatencyRow
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+    ResultSettings,
+)
+from harness.drafting.methods.model import ModelDraftSettings
+from harness.engines.records.server import ServerSettings
+from harness.engines.records.vllm import VllmSettings
+from harness.measuring import measurement
+from harness.measuring.measurement import (
+    Measurement,
+    identify,
+    measured_rows,
+    measurement_digest,
+)
+from harness.results.files import append_rows
+from harness.results.servers import server_report
+from harness.results.weights import weights_identity
+from some_settings import settings_of
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> LatencySettings:
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"1")
+    model = ModelSettings(name="m", repository=str(tmp_path / "model"))
+    prompts = PromptSettings(name="prompts", file=str(tmp_path / "prompts.txt"))
+    return settings_of(LatencySettings, model=model, prompts=prompts)
+
+
+def test_what_changes_a_number_changes_the_digest(
+    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [measurement_digest(settings)]
+
+    def changed(**changes: object) -> None:
+        digests.append(measurement_digest(dataclasses.replace(settings, **changes)))
+
+    changed(seed=1)
+    changed(num_prompts=3)
+    changed(decoding=DecodingSettings(num_draft_tokens=5))
+    changed(draft=ModelDraftSettings(name="7B", repository="a/7B", revision="other"))
+    changed(placement=PlacementSettings(strategy="cpu"))
+    (tmp_path / "prompts.txt").write_text("one\nthree\n")
+    changed()
+    (tmp_path / "model" / "weights").write_bytes(b"22")
+    changed()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-kind")
+    changed()
+    assert len(set(digests)) == len(digests)
+
+
+def test_prompts_in_the_home_directory_count_by_their_contents(
+    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset may name them so; on a command line `~` is gone before."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prompts = PromptSettings(name="prompts", file="~/prompts.txt")
+    settings = dataclasses.replace(settings, prompts=prompts)
+    before = measurement_digest(settings)
+    (tmp_path / "prompts.txt").write_text("one\nthree\n")
+    assert measurement_digest(settings) != before
+
+
+def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
+    changes = {"resume": False, "job_timeout_s": 5.0, "gpus_per_job": 1, "force": True}
+    other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
+    assert measurement_digest(other) == measurement_digest(settings)
+
+
+def test_a_job_that_leased_a_gpu_is_the_measurement_that_its_sweep_asked_for(
+    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep sees all GPUs, the job's own process only those that it leased."""
+    job = dataclasses.replace(settings, gpus_per_job=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one,GPU-two")
+    asked = measurement_digest(job)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one")
+    assert measurement_digest(job) == asked
+
+
+def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -> None:
+    alone = dataclasses.replace(settings, draft=None)
+    other = dataclasses.replace(alone, decoding=DecodingSettings(num_draft_tokens=8))
+    assert measurement_digest(alone) == measurement_digest(other) != measurement_digest(settings)
+
+
+def test_all_source_counts_but_what_only_shows(
+    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    monkeypatch.setattr(measurement, "_PACKAGE", package)
+
+    def digest(file: str) -> str:
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text("changed = True\n")
+        measurement._source.cache_clear()
+        return measurement_digest(settings)
+
+    before = digest("report/nothing.py")
+    shown = ("report/plots.py", "cli.py", "results/rows/latency.py", "commands/latency/report.py")
+    assert {digest(file) for file in shown} == {before}
+    counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
+    assert len({before, *map(digest, counted)}) == 1 + len(counted)
+    measurement._source.cache_clear()
+
+
+def test_every_file_of_the_package_counts_or_only_shows() -> None:
+    package = measurement._PACKAGE
+    files = {file for file in package.rglob("*") if file.suffix in (".py", ".csv")}
+    counted = set(measurement.counted_files())
+    shown = {file.relative_to(package) for file in files - counted}
+    assert counted < files
+    for file in shown:
+        assert measurement.ONLY_SHOWING & {*file.parts[:-1], file.stem}, file
+    # Each name says something, and none hides a room that computes.
+    named = {part for file in shown for part in (*file.parts[:-1], file.stem)}
+    assert named >= measurement.ONLY_SHOWING
+    computing = {"config", "decoding", "drafting", "runners", "models", "statistics", "training"}
+    assert not {part for file in shown for part in file.parts[:-1]} & computing
+
+
+def row(run: str, digest: str, status: str, value: int) -> LatencyRow:
+    return LatencyRow(run=run, measurement=digest, status=status, num_tokens=value)
+
+
+def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_path: Path) -> None:
+    file = tmp_path / "latency.csv"
+    # A version that had fewer columns.
+    file.write_text(
+        ",".join(["run", "measurement", "status", *LatencyRow.recognised_by]) + "\n0,a,ok,,,,\n"
+    )
+    append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
+    append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
+    append_rows(file, [row("3", "a", "failed", 5)])
+    # A map with a cell that was refused a verdict is not whole without it.
+    append_rows(file, [row("4", "a", "ok", 6), row("4", "a", "no_verdict", 7)])
+    assert (tmp_path / "latency-2.csv").exists()
+    assert [found.num_tokens for found in measured_rows(file, LatencyRow, Measurement("a"))] == [3]
+    assert measured_rows(file, LatencyRow, Measurement("c")) == []
+
+
+def test_the_version_of_the_engine_counts(
+    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = dataclasses.replace(settings, engine=VllmSettings())
+    before = measurement_digest(settings), measurement_digest(vllm)
+    known = measurement.package_version
+    monkeypatch.setattr(
+        measurement, "package_version", lambda name: "0.99" if name == "vllm" else known(name)
+    )
+    assert measurement_digest(settings) == before[0]
+    assert measurement_digest(vllm) != before[1]
+
+
+def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:
+    return dataclasses.replace(
+        settings, draft=None, engine=ServerSettings(name="server", url=url), **changes
+    )
+
+
+def test_figures_of_a_server_are_of_the_process_that_gave_them(
+    settings: LatencySettings, tmp_path: Path
+) -> None:
+    file, server = tmp_path / "latency.csv", EchoServer(version="1.0", started=100)
+
+    def found(url: str, **changes: object) -> bool:
+        asked = identify(asking(settings, url, **changes))
+        return bool(measured_rows(file, LatencyRow, asked))
+
+    with serving(server) as url:
+        now = identify(asking(settings, url))
+        assert now.server_started == "100"
+        told = LatencyRow(
+            run="1", status="ok", measurement=now.digest, server_started=now.server_started
+        )
+        append_rows(file, [told])
+        assert found(url)
+        assert not found(url, seed=7)
+        server.started = 200
+        assert not found(url)
+        assert found(url, resume="always")
+        server.started = None
+        assert not found(url), "it may run with other flags than before"
+        assert found(url, resume="always")
+        server.version = "1.1"
+        assert not found(url, resume="always"), "another version gives other figures"
+        server.version = "1.0"
+        assert found(url, resume="always")
+    assert not found(url, resume="always"), "a server that is down was not measured"
+
+
+def test_a_start_is_read_from_metrics(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text("# TYPE a gauge\nprocess_start_time_seconds 1.79e+09\n")
+    (tmp_path / "version").write_text("[" * 100_000)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = server_report(f"http://127.0.0.1:{server.server_port}/v1")
+        server.shutdown()
+    assert told is not None
+    assert told.started == "1.79e+09"
+    assert told.about == {"models": []}
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_server_that_does_not_tell_its_models_now_is_not_described(status: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert server_report(f"http://127.0.0.1:{server.server_port}/v1") is None
+        server.shutdown()
+
+
+def test_weights_are_known_by_commit_or_by_their_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = ModelSettings(name="m", repository="maker/model")
+    pinned = dataclasses.replace(model, revision="0123abcd")
+    cache = tmp_path / "models--maker--model"
+    assert weights_identity(model) is None
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("89abcdef")
+    (cache / "snapshots" / "0123abcd").mkdir(parents=True)
+    assert weights_identity(model) == "commit:89abcdef"
+    assert weights_identity(pinned) == "commit:0123abcd"
+
+    local = ModelSettings(name="m", repository=str(tmp_path / "local"))
+    (tmp_path / "local").mkdir()
+    weights = tmp_path / "local" / "model.safetensors"
+    weights.write_bytes(bytes(3_000_000))
+    before = weights_identity(local)
+    (tmp_path / "local" / "README.md").write_text("about it")
+    weights.touch()
+    assert weights_identity(local) == before
+    trained = bytearray(3_000_000)
+    trained[1_500_000:] = b"1" * 1_500_000
+    weights.write_bytes(trained)
+    assert weights_identity(local) != before
+
+    before = weights_identity(local)
+    (tmp_path / "local" / "merges.txt").write_text("a b")
+    assert weights_identity(local) != before
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert weights_identity(ModelSettings(name="m", repository="~/local")) == weights_identity(
+        local
+    )

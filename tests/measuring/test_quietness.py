@@ -1,0 +1,146 @@
+"""Was the machine quiet? What Linux and NVML tell, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.commands.latency.figures.paired import PairedTimes, drift_columns
+from harness.commands.latency.tables.doubts import doubts
+from harness.engines import energy
+from harness.measuring import quietness
+from harness.measuring.quietness import GpuState, ProcessorTime, Quietness, processor_time
+from in_process import QUICKEST_PAIR, Harness, results
+from report_files import latency_run
+from wording import mentions
+
+
+def said(**changes: Any) -> str:
+    return " ".join(doubts(latency_run(speedup=2.0, **changes)))
+
+
+def test_time_that_threads_ran_and_waited(tmp_path: Path) -> None:
+    for thread, times in (("1", "300 100 7\n"), ("2", "500 200 9\n")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(times)
+    (tmp_path / "3").mkdir()
+    assert processor_time(tmp_path) == ProcessorTime(800, 300)
+    assert processor_time(tmp_path / "absent") is None
+
+
+def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([ProcessorTime(10, 0), *[ProcessorTime(30, 80)] * 5])
+    monkeypatch.setattr(quietness, "processor_time", lambda: next(times))
+    clock = iter([0.0, 30.0, 61.0, 90.0])
+    monkeypatch.setattr(quietness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    lines: list[str] = []
+    watch = Quietness((), lines.append)
+    watch.look()
+    assert lines == []
+    watch.look()
+    watch.look()
+    assert len(lines) == 1
+    assert mentions(lines[0], "20%", "processor time")
+    assert watch.columns()["processor_share"] == 0.2
+
+
+class Nvml:
+    """A GPU whose clock falls by heat, with a neighbour."""
+
+    NVMLError = Exception
+    NVML_CLOCK_SM = 1
+    clock = 1980
+    pids = (os.getpid(), 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return {
+            "nvmlDeviceGetHandleByUUID": lambda gpu: gpu,
+            "nvmlDeviceGetClockInfo": lambda handle, kind: self.clock,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: (
+                0x41 if self.clock < 1500 else 0x1
+            ),
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+                SimpleNamespace(pid=pid) for pid in self.pids
+            ],
+        }[name]
+
+
+def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, state = Nvml(), GpuState()
+    for module in (quietness, energy):
+        monkeypatch.setattr(module, "pynvml", nvml)
+    for clock in (1980, 1200, 1980):
+        nvml.clock = clock
+        state.look(["GPU-aaaa"])
+    assert state.lowest_clock_mhz == 1200
+    assert state.reasons == {"temperature (hardware)"}
+    assert state.other_processes == 1
+
+
+def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    for module in (quietness, energy):
+        monkeypatch.setattr(module, "pynvml", nvml)
+
+    def num_others(*pids: int) -> int | None:
+        nvml.pids = (os.getpid(), *pids)
+        state = GpuState()
+        state.look(["GPU-aaaa"])
+        return state.other_processes
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        assert num_others(server.pid) == 0
+        server.communicate()
+    parent = os.getppid()
+    assert num_others(parent) == 1
+    # Ranks have their parent in common.
+    monkeypatch.setattr(quietness, "world", lambda: SimpleNamespace(size=2), raising=False)
+    assert num_others(parent) == 0
+
+
+def test_what_is_said_and_when() -> None:
+    assert "quiet" not in said(processor_share=0.97, other_gpu_processes=0)
+    assert mentions(said(processor_share=0.4, load=8.9, num_cores=2), "40%", "8.9", "2 cores")
+    throttled: dict[str, Any] = {"gpu_throttled": "power cap", "lowest_gpu_clock_mhz": 1200}
+    assert mentions(
+        said(**throttled, other_gpu_processes=1), "1 other process", "1200", "power cap"
+    )
+    drifted: dict[str, Any] = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9}
+    assert mentions(said(**drifted, drifted=True), "0.80", "0.70 to 0.90")
+    assert "second half" not in said(**drifted, drifted=False)
+    assert "texts" not in said(reproducible=True)
+    assert mentions(said(reproducible=False), "K=auto", "temperature 0", "reproducible=false")
+
+
+def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
+    noise = 1 + 0.01 * np.sin(np.arange(32))
+    steady = PairedTimes(2 * noise, np.ones(32), "prompt")
+    assert drift_columns(steady)["drifted"] is False
+    falling = PairedTimes(steady.regular * np.repeat([1.0, 0.8], 16), np.ones(32), "prompt")
+    columns = drift_columns(falling)
+    assert columns["drifted"] is True
+    assert columns["drift"] == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_run_has_the_columns(harness: Harness) -> None:
+    asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    asked += ["decoding.num_draft_tokens=auto"]
+    shown = harness("latency", *asked).stdout
+    row = results().iloc[-1]
+    assert 0 < row["processor_share"] <= 1
+    assert row["num_cores"] >= 1
+    assert row["drift"] > 0
+    assert row["reproducible"] == False  # noqa: E712
+    assert mentions(shown, "K=auto", "temperature 0", "reproducible=false")
+    harness("latency", *asked, "decoding=greedy")
+    assert results().iloc[-1]["reproducible"] == True  # noqa: E712
+    # A coin accepts other tokens than the target's.
+    harness("latency", *asked, "decoding=greedy", "decoding.synthetic_acceptance=0.8")
+    assert results().iloc[-1]["reproducible"] == False  # noqa: E712

@@ -1,0 +1,40 @@
+"""Rows as a session makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.commands.plan.record import PlanSettings
+from harness.commands.plan.rows import PlanRow
+from harness.measuring.session import Session
+from some_settings import settings_of
+
+UNKNOWN = "no_such_column"
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    settings = settings_of(PlanSettings, draft=None, weights="random")
+    return Session(settings, settings, tmp_path)
+
+
+def test_a_circumstance_without_a_column_is_an_error_of_the_program(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "harness.measuring.session.environment_columns", lambda devices: {UNKNOWN: 1}
+    )
+    with pytest.raises(TypeError, match=UNKNOWN):
+        session.row(PlanRow)
+
+
+def test_so_is_a_figure_without_one(session: Session) -> None:
+    with pytest.raises(TypeError, match=UNKNOWN):
+        session.row(PlanRow, **{UNKNOWN: 1})
+
+
+def test_all_others_are_in_the_row(session: Session) -> None:
+    row = session.row(PlanRow, read_bytes=3)
+    assert (row.run, row.status, row.read_bytes) == (session.run, "ok", 3)

@@ -1,0 +1,217 @@
+"""A sweep's words about its jobs, from the rows of its file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands.latency.ranking.methods import methods_tables
+from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.plan.rows import PlanRow
+from harness.commands.read_runs import Run
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.tables import summarise
+from harness.sweep.tables import exit_code, job_line, print_sweep
+from report_files import eval_run, latency_run
+from wording import mentions
+
+
+def check(job: str, prompt_index: int | None, verdict: str, status: str = "ok") -> RecoveryRow:
+    return RecoveryRow(
+        run=job, job=job, status=status, error="killed", check="sampled", prompt_index=prompt_index, verdict=verdict,
+        lossy=False, lenience=1.0, num_draft_tokens=4, num_draws=1000, power=0.5, shift=0.05, p_value=0.5,
+        num_prompts=1, num_tokens=6,
+    )  # fmt: skip
+
+
+def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
+    return [dataclasses.replace(row, job=str(number)) for row in run]
+
+
+@pytest.mark.parametrize(
+    ("together", "one", "expected"),
+    [("lossless", "undecided", 0), ("undecided", "lossless", 3), ("lossless", "lossy", 1)],
+)
+def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expected: int) -> None:
+    """A prompt alone need not decide anything, as in a run that is no job of a sweep."""
+    rows = [check("0", 0, one), check("0", None, together)]
+    verdict = summarise(rows).verdict
+    assert job_line("recovery", rows) == verdict
+    assert (
+        exit_code("recovery", rows)
+        == expected
+        == {"lossless": 0, "undecided": 3, "lossy": 1}[verdict]
+    )
+
+
+def test_the_worst_job_decides() -> None:
+    good, doubtful, bad = (
+        check(str(n), None, v) for n, v in enumerate(("lossless", "undecided", "lossy"))
+    )
+    assert exit_code("recovery", [good, doubtful]) == 3
+    assert exit_code("recovery", [good, doubtful, bad]) == 1
+    assert exit_code("recovery", [good, check("3", None, "lossless", status="failed")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "expected"),
+    [
+        ("latency", latency_run(), "2.00× (1.90 to 2.10)"),
+        ("latency", latency_run(speedup_low=None), "2.00×"),
+        ("latency", latency_run(draft=None), "100.00 ms/token"),
+        ("latency", latency_run(weights="random", synthetic_acceptance=0.8),
+         "2.00× (1.90 to 2.10), random weights, synthetic 0.8"),
+        ("latency", latency_run(status="failed", error="killed"), "failed: killed"),
+        ("eval", eval_run(), "regular 43.0%, speculative 42.0%"),
+        ("latency", [], "done"),
+    ],
+)  # fmt: skip
+def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> None:
+    assert job_line(command, rows) == expected
+
+
+def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    error, sizes = (
+        "model: 30B does not fit: it needs 65 GB",
+        {"needed_bytes": 65, "free_bytes": 24, "num_gpus": 2},
+    )
+    rows = [
+        PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes)
+        for job in ("0", "1")
+    ]
+    assert job_line("plan", rows[:1]) == "30B does not fit: it needs 65 GB"
+    print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
+    assert capsys.readouterr().err == "2 of 2 jobs in plan.csv\n"
+
+
+def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
+    runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    # A job that measures the same as another one takes over its run.
+    rows += of_job(4, runs[0])
+    print_sweep("latency", rows, Path("multirun/latency.csv"), num_jobs=6)
+    out, error = capsys.readouterr()
+    assert (
+        out.index("30B with 7B") < out.index("13B with 7B") < out.index("[bold]does not fit[/bold]")
+    )
+    assert [line.count("best K") for line in out.splitlines() if "2.00×" in line] == [1]
+    assert out.count("best K") == 1, "30B was measured at one K only"
+    assert out.count("1.50×") == 1
+    assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
+
+
+def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        dataclasses.replace(row, job=str(n))
+        for n in (0, 1)
+        for row in eval_run(temperature=float(n))
+    ]
+    print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
+    out, error = capsys.readouterr()
+    assert "greedy" in out
+    assert error == "2 of 2 jobs in eval.csv\n"
+
+
+def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = latency_run(draft=None, ms_per_token=None)
+    print_sweep("latency", [row], Path("latency.csv"), num_jobs=1)
+    assert capsys.readouterr().out == "Nothing was measured.\n"
+
+
+@pytest.mark.parametrize("started", [None, "1700000000"])
+def test_what_is_left_of_a_server_that_tells_no_start_needs_resume_always(
+    started: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_server = {"engine": "server", "server_started": started}
+    rows = of_job(0, latency_run(**of_server))
+    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
+    error = capsys.readouterr().err
+    assert "1 of 2 jobs" in error
+    assert "measures what is missing or failed" in error
+    assert ("resume=always" in error) == (started is None)
+
+
+def test_methods_are_ranked_for_each_target(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lookup = {
+        "draft": "lookup",
+        "draft_method": "lookup",
+        "draft_ms": 0.01,
+        "tokens_per_iteration": 1.4,
+    }
+    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **lookup, speedup=1.3)]
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    printed = capsys.readouterr().out
+    table = (
+        printed[printed.index("What drafts best for 13B") :]
+        if "What drafts best for 13B" in printed
+        else printed
+    )
+    assert "held back most" in table
+    assert "none" in table, "lookup has no weights"
+    assert "1.40" in table
+    places = [table.index(method) for method in ("lookup", "7B")]
+    fast = {row.draft: row.speedup for row in rows if row.speedup}
+    assert (places[0] < places[1]) == (fast["lookup"] > fast["7B"])
+
+
+def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    gave_up = {
+        "num_draft_tokens": "auto",
+        "mean_num_draft_tokens": 0.02,
+        "draft": "early_exit",
+        "speedup": 0.95,
+    }
+    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **gave_up)]
+    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "drafting does not pay" in said
+    assert "is too slow (" not in said.partition("early_exit")[2]
+
+
+def test_methods_of_different_engines_are_not_ranked() -> None:
+    runs = [latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")]
+    assert methods_tables(latency_pairs([Run(rows) for rows in runs])) == []
+    runs[1] = latency_run(draft="lookup")
+    assert len(methods_tables(latency_pairs([Run(rows) for rows in runs]))) == 1
+
+
+def test_a_method_with_synthetic_acceptance_is_labelled() -> None:
+    runs = [latency_run(draft="7B", synthetic_acceptance=0.8), latency_run(draft="lookup")]
+    (table,) = methods_tables(latency_pairs([Run(rows) for rows in runs]))
+    _, cells = table.shown()
+    assert {method for method, *_ in cells} == {"7B · synthetic 0.8", "lookup"}
+
+
+def test_titles_tell_tables_of_methods_apart() -> None:
+    runs = []
+    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
+        for draft in ("7B", "lookup"):
+            conditions = {"temperature": temperature, "batch_size": size}
+            runs.append(Run(latency_run(draft=draft, **conditions)))
+    assert {table.title for table in methods_tables(latency_pairs(runs))} == {
+        "What drafts best for 13B, greedy",
+        "What drafts best for 13B, temperature 0.5",
+        "What drafts best for 13B, temperature 0.5, batches of 8",
+    }
+
+
+def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
+    assert "held back most" not in capsys.readouterr().out
+
+
+def test_one_method_is_not_ranked_against_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for seed in (0, 1) for row in of_job(seed, latency_run(seed=seed))]
+    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
+    out = capsys.readouterr().out
+    assert "seed 1" in out
+    assert "What drafts best" not in out
