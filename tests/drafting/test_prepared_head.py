@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +21,12 @@ from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.text import TextDrafter
+from harness.runners.graphs import GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS
 from mtp_models import mtp_target
+from pretended_gpus import pretended_gpus
 from small_heads import (
     block_head,
     eagle_head,
@@ -261,3 +264,20 @@ def test_captured_proposals_do_not_wait(kind: str, gpus: Any) -> None:
     prepared = prepare(head, target, warp, (3,))
     what = replace(what, uniforms=what.uniforms.to(gpu))
     assert decided(head, target, prepared, what, 3) == expected
+
+
+@pytest.mark.parametrize(("kind", "borrows"), [("dflash", True), ("mtp", True), ("eagle3", False)])
+def test_a_head_that_borrows_from_another_gpu_is_not_captured(
+    kind: str, borrows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy between GPUs within a capture breaks it, and the process could not go on."""
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+    monkeypatch.setattr(GraphRecorder, "has_failed", False)
+    with pretended_gpus():
+        target, head = target_and_head(kind)
+        target, head = target.to("cuda:0"), head.to("cuda:1")
+        refused = pytest.raises(UnsupportedModelError, match="on another GPU")
+        with refused if borrows else nullcontext():
+            prepare(head, target, Warp(0.8), (3,))
+    assert not GraphRecorder.has_failed

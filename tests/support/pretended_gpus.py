@@ -185,10 +185,13 @@ class PretendedGpus(TorchDispatchMode):
         into = func is _aten.copy_.default
         here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
         waits = not (kwargs.get("non_blocking") or (into and len(args) > 2 and args[2]))
-        if here == there or not args[into].numel() or {here.type, there.type} == {"cuda"}:
+        if here == there or not args[into].numel():
             return self._run(func, args, kwargs, there)
         if self.recorded is not None:
+            # To another GPU as well: the capturing stream would wait for an event of one that is not captured.
             raise RuntimeError(f"copy from {here} to {there} in a capture")
+        if {here.type, there.type} == {"cuda"}:
+            return self._run(func, args, kwargs, there)
         if there.type == "cuda":
             if waits or not getattr(args[into], "pinned", False):
                 self._wait(func.overloadpacket, f"from {here} to {there}")

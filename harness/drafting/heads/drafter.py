@@ -106,6 +106,12 @@ class HeadDrafter(Drafter):
         self.cache = SlotCache()
 
     @property
+    def devices(self) -> set[torch.device]:
+        """Where the head is, and the layers that it may borrow."""
+        borrowed = (self._embedding, self._output)
+        return {self.device, *(module.weight.device for module in borrowed)}
+
+    @property
     def warp(self) -> AnyWarp:
         """The warp of the batch as it is now."""
         return current_warp(self._warp)

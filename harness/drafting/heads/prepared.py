@@ -89,6 +89,8 @@ class PreparedHead:
             UnsupportedModelError: if it cannot be captured, or then drafts otherwise.
         """
         started = time.perf_counter()
+        if self._captured and len(self._drafter.devices) > 1:
+            raise UnsupportedModelError("borrows layers that are on another GPU")
         self._sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
         self._numbers = self.prepared_numbers(numbers)
         self._allocate(batch_size, num_slots)
