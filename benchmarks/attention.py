@@ -35,6 +35,7 @@ from torch.utils.benchmark import Timer
 from harness.engines.roofline import copy_bandwidth
 from harness.models.devices import synchronize
 from harness.runners.attention import packed_attention
+from harness.runners.graphs import GraphRecorder
 from harness.tables.table import Table
 
 # Query heads, key heads, width.
@@ -132,29 +133,20 @@ class Inputs:
     def seconds(self, kernel: Kernel) -> float:
         """The median time of one call."""
         device = self.queries.device
-        call: Callable[[], Any] = lambda: [kernel(*cache) for cache in self.caches]  # noqa: E731
+        call: Callable[[], Any] = lambda: tuple(kernel(*cache) for cache in self.caches)  # noqa: E731
         if device.type == "cuda":
-            call = _captured(call)
+            graph, _ = GraphRecorder(device)(call)
+            call = graph.replay
         timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         return timer.blocked_autorange(min_run_time=SECONDS[device.type]).median / len(self.caches)
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    return graph.replay
-
-
 @torch.inference_mode()
 def measure(shapes: Sequence[Shape], device: torch.device) -> list[dict[str, Any]]:
-    """A line for each shape: milliseconds, and errors over the norm, by kernel; a reason where one fails."""
+    """A line for each shape: milliseconds, and errors over the norm, by kernel; a reason where one fails.
+
+    A capture that fails ends it: the process cannot rely on another one.
+    """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rate, lines = copy_bandwidth(device), []
     for shape in shapes:
@@ -176,6 +168,8 @@ def measure(shapes: Sequence[Shape], device: torch.device) -> list[dict[str, Any
                     :200
                 ]
                 synchronize([device])
+            if GraphRecorder.has_failed:
+                return [*lines, line]
         lines.append(line)
     return lines
 

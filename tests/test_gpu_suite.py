@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import sys
@@ -14,6 +15,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forked import begin_program
+from harness.runners.graphs import GraphRecorder
+from pretended_gpus import pretended_gpus
 
 ROOT = Path(__file__).parents[1]
 PAIR = "7B+llama_68m-batch1-k4"
@@ -137,3 +140,39 @@ def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert "commands" in stdout
+
+
+def test_a_capture_that_fails_ends_the_comparison_of_attention_kernels(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that would wait is refused before; after one that broke, the process can capture nothing more."""
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+    import attention
+
+    monkeypatch.setattr(GraphRecorder, "has_failed", False)
+    monkeypatch.setattr(attention, "copy_bandwidth", lambda device: None)
+    monkeypatch.setitem(attention.COLD_BYTES, "cuda", 1)
+    monkeypatch.setitem(attention.SECONDS, "cuda", 0.001)
+    with pretended_gpus() as gpus:
+
+        def waiting(self: Any, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            keys.sum().item()
+            return self._share(keys, values)
+
+        def broken(self: Any, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            if gpus.recorded is not None:
+                raise ValueError("only in a capture")
+            return self._share(keys, values)
+
+        def kernels(self: Any) -> dict[str, Any]:
+            makers = {"waits": waiting, "fine": type(self)._share, "breaks": broken}
+            bound = {name: functools.partial(make, self) for name, make in makers.items()}
+            return {name: lambda kernel=kernel: kernel for name, kernel in bound.items()}
+
+        monkeypatch.setattr(attention.Inputs, "kernels", kernels)
+        shapes = [attention.Shape(8, 1, 1, 2, 2, 4)] * 2
+        (line,) = attention.measure(shapes, torch.device("cuda", 0))
+    assert list(line["ms"]) == ["fine"]
+    assert set(line["failed"]) == {"waits", "breaks"}
+    assert line["failed"]["breaks"] == "ValueError: only in a capture"

@@ -13,7 +13,7 @@ from browser import CHROMIUM, Page, browser
 from served import served
 
 pytest.importorskip("fastapi", reason="harness[serve] is not installed")
-PAGE = (Path(__file__).parents[2] / "harness/commands/serve/page.html").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "harness/commands/serve/page.html").read_text(encoding="utf-8")
 
 
 class Elements(HTMLParser):
