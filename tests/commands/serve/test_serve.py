@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from forked import Forked
 from harness import __version__
 from in_process import Harness
 from served import serving
@@ -38,14 +38,14 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def service(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+) -> Iterator[tuple[str, Forked]]:
     """The address of a service, and its process."""
     with serving(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def url(service: tuple[str, subprocess.Popen[str]]) -> str:
+def url(service: tuple[str, Forked]) -> str:
     return service[0]
 
 
@@ -287,7 +287,7 @@ def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
     assert figure(url, "harness_tokens_total") - before < 8 * 250
 
 
-def test_too_many_requests_are_refused(service: tuple[str, subprocess.Popen[str]]) -> None:
+def test_too_many_requests_are_refused(service: tuple[str, Forked]) -> None:
     """All of them have arrived when the service, which was stopped meanwhile, looks."""
     url, process = service
     address = httpx.URL(url)
@@ -413,16 +413,19 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
     assert (refused.status_code, "stop: " in refused.text) == (422, True)
 
 
-# The command without a grace period after a signal, and with a rest before every iteration.
-SLOW = """
-import time
-import harness.cli, harness.commands.serve.command
-from harness.commands.serve.scheduler import Scheduler
-harness.commands.serve.command._GRACE_S = 0
-turn = Scheduler._turn
-Scheduler._turn = lambda self: (time.sleep(0.3), turn(self))
-harness.cli.main()
-"""
+def slow_down() -> None:
+    """Leave the command no grace period after a signal, and let it rest before every iteration."""
+    from harness.commands.serve.scheduler import Scheduler
+
+    turn = Scheduler._turn
+
+    def turn_later(scheduler: Scheduler) -> None:
+        time.sleep(0.3)
+        turn(scheduler)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Scheduler, "_turn", turn_later)
+    patch.setattr("harness.commands.serve.command._GRACE_S", 0)
 
 
 def require_key(url: str) -> None:
@@ -466,7 +469,7 @@ def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Pa
 
     started = threading.Semaphore(0)
     settings = ["batch_size=2", "draft=none", "api_key_variable=TINY_KEY"]
-    with serving(tmp_path, *settings, program=SLOW, TINY_KEY="secret") as (url, process):
+    with serving(tmp_path, *settings, before=slow_down, TINY_KEY="secret") as (url, process):
         require_key(url)
         threads = [threading.Thread(target=read, args=[url]) for _ in range(8)]
         for thread in threads:
