@@ -19,7 +19,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import gpus_of
 from harness.engines.local.stopwatches import Phases
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counted
 
 
@@ -39,6 +39,8 @@ class Question:
             unknown to a prefix cache; empty where caches may answer.
         ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
+        extra: further prompts, with which an arm that keeps requests in flight keeps up the load
+            until the last answer has ended; None lets it drain. They have salts.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -49,6 +51,7 @@ class Question:
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
     salts: Sequence[str] = ()
     ends: Sequence[str] = ()
+    extra: Question | None = None
 
     def seed_of(self, index: int) -> int:
         """The seed of one prompt, for libraries with random numbers of their own. Below 2⁶³, which
@@ -84,6 +87,7 @@ class Arm:
             too.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
             requests. Acceptance is there, if it is told, because records do not have it.
+        last_load: what it had in flight meanwhile; None where it sends no requests.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Arm:
     drafts: bool = False
     penalises_prompts: bool = False
     last_requests: Sequence[RequestRecord] = ()
+    last_load: Load | None = None
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """Records as they are decided; the first one holds every row's first token.

@@ -104,6 +104,11 @@ class RequestRecord:
         return self.error is None and self.num_tokens > 0
 
     @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waited for its end."""
+        return self.error is not None and self.error.code == 499
+
+    @property
     def may_be_left(self) -> bool:
         """Whether as much has arrived as anybody waits for."""
         num_arrived = max(len(self.token_ids), len(self.arrivals))
@@ -186,15 +191,14 @@ class RequestRecord:
     def aiperf(self) -> dict[str, Any]:
         """The record as a line of AIPerf's `profile_export.jsonl`."""
         ended_ns = self.started_ns + round(1e9 * self.seconds)
-        cancelled = self.error is not None and self.error.type == "Cancelled"
         metadata = {
             "session_num": self.index,
             "turn_index": 0,
             "request_start_ns": self.started_ns,
             "request_end_ns": ended_ns,
             "benchmark_phase": "profiling",
-            "was_cancelled": cancelled,
-            "cancellation_time_ns": ended_ns if cancelled else None,
+            "was_cancelled": self.is_cancelled,
+            "cancellation_time_ns": ended_ns if self.is_cancelled else None,
         }
         if self.error is not None:
             length = {"error_isl": {"value": self.num_prompt_tokens, "unit": "tokens"}}
@@ -219,6 +223,30 @@ class RequestRecord:
             if value is not None
         }
         return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+@dataclass
+class Load:
+    """What a server had in flight while it answered a question, from the first of its requests until
+    the last had ended.
+
+    Attributes:
+        seconds: that took.
+        request_seconds: times of all requests meanwhile, added up.
+        share: of all that arrived meanwhile, the part that belongs to the question.
+        extra: the requests that only kept up the load.
+        offered_s: seconds over which the question's requests were sent at a rate; 0 without one.
+    """
+
+    seconds: float
+    request_seconds: float
+    share: float
+    extra: Sequence[RequestRecord] = ()
+    offered_s: float = 0.0
+
+    @property
+    def mean_in_flight(self) -> float:
+        return self.request_seconds / self.seconds
 
 
 def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:

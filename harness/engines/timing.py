@@ -19,7 +19,7 @@ from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counted
 from harness.models import devices
 from harness.models.ranks import check_agreement
@@ -40,12 +40,14 @@ class Generation:
         iterations: the records; `generate` drops them, because they may hold tensors.
         decided: seconds on the arm's clock at which each record was decided.
         seconds: on the arm's clock so far; in the end, from the prompts to the last token of the
-            last row.
+            last row. Of requests that were sent, the share of that time that they had of the
+            server.
         num_first: tokens of all rows in the first record; 0 until `finish`.
         started_ns: when it began, on the wall clock.
         requests: one per prompt, set by `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch
             share theirs.
+        load: what was in flight meanwhile, where the arm sends requests to a server.
         counted: growth of the server's counters meanwhile; None where it does not tell.
         gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
@@ -60,6 +62,7 @@ class Generation:
     started_ns: int = 0
     requests: Sequence[RequestRecord] = ()
     sent: bool = False
+    load: Load | None = None
     counted: Counted | None = None
     gpu: GpuUse | None = None
     peak_memory_bytes: int | None = None
@@ -188,6 +191,9 @@ def run_lap(
         # is timed next.
         devices.synchronize(engine.devices)
     generation.finish(arm.last_requests)
+    generation.load = arm.last_load
+    if generation.load is not None:
+        generation.seconds = generation.load.seconds * generation.load.share
     generation.counted = arm.counted()
     generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)
     errors = [str(request.error) for request in generation.requests if request.error is not None]

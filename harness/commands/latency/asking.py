@@ -4,6 +4,7 @@ warm-up.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -69,10 +70,15 @@ class Asking:
         self._prompt_set = prompt_set
         self._encoded = encoded
         self._again = asks_again(settings, prompt_set)
+        extra: Question | None = None
+        if engine.queues and (engine.has_rate or settings.batch_size > 1):
+            salts = ["extra"] * len(self.warmup.prompts)
+            extra = dataclasses.replace(self.warmup, salts=salts)
         parts = self._parts(engine)
         self.share_prompts = share_prompts(parts)
         for moment, part in enumerate(parts):
             first = question_of(session, prompt_set, encoded, part, seed=settings.seed_of_run)
+            first = dataclasses.replace(first, extra=extra)
             turns = [first, *conversations.follow_ups(first)]
             self.questions += turns
             self.units += [part.unit] * len(turns)

@@ -105,8 +105,22 @@ class LatencyRow(PromptedRow, ComparedRow):
         "tokens that arrived together, on average: above 1 the server sends bursts",
         "tokens",
     )
+    mean_in_flight: MaybeFloat = pooled(
+        "mean",
+        "requests that a server had in flight, on average, from the first of a lap until its last had ended; those"
+        " that only keep up the load count as well",
+        "requests",
+    )
+    offered_rate: MaybeFloat = pooled(
+        "mean",
+        "requests per second that were sent, as the random times for `engine.rate` came out",
+        "requests/s",
+    )
     requests_per_second: MaybeFloat = pooled(
-        "mean", "requests that were answered, over total time", "requests/s"
+        "mean",
+        "requests that were answered, over total time, less the share of it that went to those that only kept up the"
+        " load",
+        "requests/s",
     )
     slo: dict[str, float] | None = setting(
         "most milliseconds to the first token (`ttft_ms`) and per token after it (`itl_ms`), as JSON",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Question
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counted
 
 
@@ -30,6 +30,10 @@ class Twin(Arm):
     @property
     def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
         return self.arm.last_requests
+
+    @property
+    def last_load(self) -> Load | None:  # type: ignore[override]
+        return self.arm.last_load
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         # Otherwise a prefix cache would answer the second twin with the prompts of the first.

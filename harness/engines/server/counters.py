@@ -59,6 +59,8 @@ _NAMES = {
     "harness_draft_tokens": "proposed",
     "harness_accepted_draft_tokens": "accepted",
 }
+# Tokens of a request that a server may have counted when it is cancelled, and that did not arrive.
+_UNREAD = 16
 # Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
 # before others are suspected: some count the token that ends a text.
 _TOLERATED = 0.01
@@ -199,8 +201,9 @@ def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict
     if counted.generated is None:
         return columns
     ours = [request.num_tokens for request in requests]
+    cancelled = [request for request in requests if request.is_cancelled]
     foreign = counted.generated - sum(ours)
-    tolerated = len(ours) + _TOLERATED * sum(ours)
+    tolerated = len(ours) + _TOLERATED * sum(ours) + _UNREAD * len(cancelled)
     columns["server_tokens"] = round(counted.generated)
     columns["foreign_tokens"] = round(foreign) if foreign > tolerated else 0
     columns["unseen_tokens"] = round(-foreign) if -foreign > tolerated else 0

@@ -8,10 +8,10 @@ answer. Requests are sent by asyncio in a thread of the engine; the caller reads
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import math
-import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -32,7 +32,7 @@ from harness.engines.server.counters import Counted, CounterPage
 from harness.engines.server.dialects import penalises_prompts
 from harness.engines.server.identity import check_same_weights, choose_model
 from harness.engines.server.request_form import RequestForm
-from harness.engines.server.sending import Sender
+from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 from harness.results.servers import ServedModel, ServerReport, server_report
 
 # (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
@@ -190,6 +190,7 @@ class ServerArm(Arm):
         self._page = CounterPage(str(client.base_url), key, page)
         self._counted_before: Counted | None = None
         self._num_restarts = 0
+        self._num_extra = itertools.count()
         self._address_setting = address_setting
 
     @property
@@ -225,25 +226,39 @@ class ServerArm(Arm):
         bodies = [self._form.body(question, row) for row in range(num_rows)]
         pairs = zip(question.indices, question.prompts, strict=True)
         self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
-        rate = self._settings.rate
-        # From the seed, so that both arms are asked at the same times.
-        drawn = random.Random(question.seed)
-        gaps = [0.0, *(drawn.expovariate(rate) if rate else 0.0 for _ in bodies[1:])]
         arrivals = _Arrivals(self._loop)
+        requests = []
+        for row, (body, request) in enumerate(zip(bodies, self.last_requests, strict=True)):
+            requests.append((body, request, functools.partial(arrivals.add, row)))
+        rate = self._settings.rate
         self._counted_before = self._page.read()
 
-        def records() -> Iterator[Iteration]:
-            asking = self._ask(
-                bodies,
-                delays=list(itertools.accumulate(gaps)),
-                num_in_flight=num_rows if rate else self._batch_size,
-                add=arrivals.add,
-                end=_refuse_empty,
+        async def ask() -> None:
+            self.last_load = await send_all(
+                self._sender,
+                requests,
+                _refuse_empty,
+                self._batch_size,
+                rate,
+                times=arrival_times(question, rate) if rate else (),
+                extra=self._extra(question.extra) if question.extra else None,
+                begin=lambda: arrivals.queue.put({}),
             )
-            received: Iterator[dict[int, list[int]]] = self._received(asking, arrivals.queue)
-            yield from as_records(received, num_rows)
 
-        return records()
+        received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals.queue)
+        if rate and question.extra:
+            # No clock runs yet while the load builds up.
+            next(received)
+        return as_records(received, num_rows)
+
+    def _extra(self, question: Question) -> Iterator[Outgoing]:
+        """Requests for the prompts of a question, again and again, each with a salt of its own."""
+        for row in itertools.cycle(range(len(question.prompts))):
+            number = next(self._num_extra)
+            salts = [f"{salt} {number}" for salt in question.salts]
+            body = self._form.body(dataclasses.replace(question, salts=salts), row)
+            request = RequestRecord(question.indices[row], len(question.prompts[row]))
+            yield body, request, lambda tokens: None
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
@@ -254,51 +269,27 @@ class ServerArm(Arm):
             for place, request in enumerate(requests)
         ]
         ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
-        asking = self._ask(
-            bodies,
-            delays=[0.0] * len(bodies),
-            num_in_flight=num_in_flight,
-            add=lambda row, tokens: None,
+        outgoing = [
+            (body, request, lambda tokens: None)
+            for body, request in zip(bodies, self.last_requests, strict=True)
+        ]
+
+        async def ask() -> None:
             # An answer without a token is no failure here: it is judged like any other text.
-            end=lambda body, request: ended.put(request),
-        )
-        yield from self._received(asking, ended)
+            await send_all(
+                self._sender, outgoing, lambda body, request: ended.put(request), num_in_flight
+            )
 
-    async def _ask(
-        self,
-        bodies: Sequence[dict[str, Any]],
-        delays: Sequence[float],
-        num_in_flight: int,
-        add: Callable[[int, list[int]], None],
-        end: Callable[[dict[str, Any], RequestRecord], None],
-    ) -> None:
-        """Send all requests, whose records are `last_requests`.
-
-        Args:
-            delays: the seconds from now after which each may be sent.
-            num_in_flight: the most that are sent and have not ended.
-            add: gets new tokens with the row of their request.
-            end: is called with each request that has ended.
-        """
-        in_flight = asyncio.Semaphore(num_in_flight)
-
-        async def ask(row: int) -> None:
-            await asyncio.sleep(delays[row])
-            request = self.last_requests[row]
-            async with in_flight:
-                await self._sender.send(bodies[row], request, functools.partial(add, row))
-            end(bodies[row], request)
-
-        await asyncio.gather(*(ask(row) for row in range(len(bodies))))
+        yield from self._received(ask, ended)
 
     def _received(
-        self, asking: Coroutine[Any, Any, None], queue: SimpleQueue[Message | None]
+        self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]
     ) -> Iterator[Message]:
-        """Run `asking` and yield what it puts into the queue; it is cancelled if nobody reads on.
+        """Run `ask` and yield what it puts into the queue; it is cancelled if nobody reads on.
 
         A line says when nothing arrives for long.
         """
-        running = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        running = asyncio.run_coroutine_threadsafe(ask(), self._loop)
         running.add_done_callback(lambda _: queue.put(None))
         self._sender.last_event = time.perf_counter()
         try:

@@ -1,26 +1,34 @@
 """Sends requests to one server, and reads their answers into records.
 
-`server` decides when a request is sent; here is what can happen to it: it is answered, refused, cut
-off, times out, is sent again once, or is not sent because the server is gone.
+`Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
+once, or is not sent because the server is gone. `send_all` decides when each of many is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.errors import HarnessError, RunError, from_outside
-from harness.engines.requests import RequestError, RequestRecord
+from harness.engines.protocol import Question
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.server.chunks import check_length, check_usage, joined_surrogates, read_chunk
 from harness.engines.server.connection import closed_by_server, events, is_about_connections, sent
 
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
 # are sent: each may take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
+
+
+# The body of a request, its record, and what gets its tokens as they arrive.
+Outgoing = tuple[dict[str, Any], RequestRecord, Callable[[list[int]], None]]
 
 
 class Sender:
@@ -45,6 +53,15 @@ class Sender:
         self.given_up: str | None = None
         self.num_in_flight = 0
         self.last_event = 0.0
+        self._request_seconds = 0.0
+        self._counted_until = 0.0
+
+    def request_seconds(self) -> float:
+        """The times of all requests so far, added up."""
+        now = time.perf_counter()
+        self._request_seconds += self.num_in_flight * (now - self._counted_until)
+        self._counted_until = now
+        return self._request_seconds
 
     async def send(
         self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
@@ -62,6 +79,7 @@ class Sender:
             return
         timeout_s = self._settings.timeout_s
         failure: Exception | None = None
+        self.request_seconds()
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -71,11 +89,14 @@ class Sender:
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(499, "Cancelled", "not read to its end")
+            num_shown = max(len(request.token_ids), len(request.shown_ids))
+            request.num_tokens = max(num_shown, len(request.arrivals))
             raise
         except Exception as error:
             failure = error
             request.error = self._explained(error)
         finally:
+            self.request_seconds()
             self.num_in_flight -= 1
         self._count_unanswered(request, failure)
         request.text = joined_surrogates(request.text)
@@ -169,3 +190,103 @@ class Sender:
             message = message.replace(self._client.api_key, "***")
         code = getattr(error, "status_code", 0)
         return RequestError(code, type(error).__name__, from_outside(message).rstrip("."))
+
+
+def arrival_times(question: Question, rate: float) -> list[float]:
+    """The seconds at which the requests of a question are sent, at random (Poisson) times.
+
+    They follow from the seed and the prompts, so that both arms are asked at the same times, and
+    other prompts at others.
+
+    Args:
+        rate: requests per second on average.
+    """
+    drawn = random.Random(f"{question.seed} {question.indices[0]}")
+    return list(itertools.accumulate(drawn.expovariate(rate) for _ in question.prompts))
+
+
+async def send_all(
+    sender: Sender,
+    requests: Sequence[Outgoing],
+    end: Callable[[dict[str, Any], RequestRecord], None],
+    num_in_flight: int,
+    rate: float | None = None,
+    times: Sequence[float] = (),
+    extra: Iterator[Outgoing] | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> Load:
+    """Send requests, wait until the last has ended, and return what was in flight meanwhile.
+
+    With `extra` the load neither builds up at a rate nor drains. At a rate, extra requests are sent
+    until the first of them has ended, and again after the last of `requests`. Otherwise they take
+    the places of those that have ended, when no others wait. What is left of them is cancelled.
+
+    Args:
+        end: is called with each request that has ended.
+        num_in_flight: the most that have not ended; without effect at a rate.
+        rate: requests per second; None to send one wherever there is room.
+        times: at a rate, the seconds after which each of `requests` is sent.
+        extra: without end.
+        begin: is called before the first of `requests` is sent.
+    """
+    room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
+    has_ended = asyncio.Event()
+    extra_requests: list[RequestRecord] = []
+    extra_tasks: list[asyncio.Task[None]] = []
+
+    async def send(outgoing: Outgoing) -> None:
+        try:
+            await sender.send(*outgoing)
+        finally:
+            room.release()
+            has_ended.set()
+
+    async def send_in_turn(place: int) -> None:
+        if rate:
+            await asyncio.sleep(times[place])
+        await room.acquire()
+        await send(requests[place])
+        body, request, _ = requests[place]
+        end(body, request)
+
+    async def add_load(wait_s: float, requests: Iterator[Outgoing]) -> None:
+        await asyncio.sleep(wait_s)
+        await room.acquire()
+        # A server that refuses them at once would be flooded.
+        while not any(request.error for request in extra_requests):
+            outgoing = next(requests)
+            extra_requests.append(outgoing[1])
+            extra_tasks.append(asyncio.create_task(send(outgoing)))
+            if rate:
+                await asyncio.sleep(random.expovariate(rate))
+            await room.acquire()
+
+    try:
+        if rate and extra is not None:
+            leading = asyncio.create_task(add_load(0.0, extra))
+            extra_tasks.append(leading)
+            await has_ended.wait()
+            leading.cancel()
+        begin()
+        started = time.perf_counter()
+        before = sender.request_seconds()
+        num_arrived_before = sum(len(request.arrivals) for request in extra_requests)
+        asking = asyncio.gather(*(send_in_turn(place) for place in range(len(requests))))
+        if extra is not None:
+            wait_s = times[-1] + random.expovariate(rate) if rate else 0.0
+            # Behind the others, which wait for room already.
+            extra_tasks.append(asyncio.create_task(add_load(wait_s, extra)))
+        await asking
+        num_extra = sum(len(request.arrivals) for request in extra_requests) - num_arrived_before
+        num_own = sum(len(request.arrivals) for _, request, _ in requests)
+        return Load(
+            request_seconds=sender.request_seconds() - before,
+            seconds=time.perf_counter() - started,
+            share=num_own / (num_own + num_extra) if num_own else 1.0,
+            extra=extra_requests,
+            offered_s=times[-1] if rate else 0.0,
+        )
+    finally:
+        for task in extra_tasks:
+            task.cancel()
+        await asyncio.gather(*extra_tasks, return_exceptions=True)

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import statistics
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from harness.engines.protocol import LoadRequest
 from harness.engines.records.server import ServerSettings
 from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
 from harness.engines.server.engine import ServerEngine
+from harness.engines.server.sending import arrival_times
 from harness.engines.timing import generate
 from harness.results.acceptance import Acceptance
 
@@ -192,28 +191,66 @@ def test_the_first_record_has_every_first_token(open_engine: Open) -> None:
     assert len(records) > 4
 
 
-def test_requests_arrive_at_random_times(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(EchoServer(), rate=200.0)
-    due: list[float] = []
+def test_requests_arrive_at_random_times() -> None:
+    """Both arms of a run are asked the same question at the same times; other questions at others."""
+    times = arrival_times(ask(2000), rate=200.0)
+    assert times == arrival_times(ask(2000), rate=200.0) == sorted(times)
+    later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
+    other_seed = dataclasses.replace(ask(2000), seed=1)
+    assert times[0] > 0
+    assert len({arrival_times(one, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    # Exponential, so that the standard deviation is the mean.
+    assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(0.005, rel=0.15)
 
-    async def noting(seconds: float) -> None:
-        due.append(seconds)
-        await asyncio.sleep(seconds)
 
-    # The engine's clock alone: the echo server is in this process as well.
-    monkeypatch.setattr(
-        "harness.engines.server.engine.asyncio",
-        SimpleNamespace(**vars(asyncio) | {"sleep": noting}),
-    )
-    for _ in range(2):
-        generate(engine, engine.arms[0], ask(200))
-    # From the seed, so that both arms of a run are asked at the same times; exponential gaps, 5 ms on average.
-    assert due[:200] == due[200:] == sorted(due[:200])
-    gaps = [after - before for before, after in itertools.pairwise(due[:200])]
-    assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.2)
-    assert statistics.stdev(gaps) == pytest.approx(0.005, rel=0.3)
+def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
+    """Of four requests, three at a time, the last one alone would run alone."""
+    server = EchoServer(delay_s=0.03)
+    engine = open_engine(server, batch_size=3)
+    alone = generate(engine, engine.arms[0], ask(4)).load
+    assert alone is not None
+    assert (len(server.bodies), server.num_abandoned) == (4, 0)
+    accompanied = dataclasses.replace(ask(4), extra=ask(2))
+    generation = generate(engine, engine.arms[0], accompanied)
+    assert generation.tokens == texts(accompanied)
+    load = generation.load
+    assert load is not None
+    # About 2.9 in place of 2.0; each takes some milliseconds to send.
+    assert load.mean_in_flight > 1.2 * alone.mean_in_flight
+    assert server.most_in_flight == 3
+    # They do not count, and are cancelled when the last one that does has ended.
+    assert len(generation.requests) == 4
+    assert len(load.extra) >= len(server.bodies) - 8 >= 2
+    assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
+    assert 0 < generation.seconds < load.seconds
+
+
+def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.01)
+    engine = open_engine(server, batch_size=3)
+    server.fail_every = 5
+    generation = generate(engine, engine.arms[0], dataclasses.replace(ask(4), extra=ask(2)))
+    assert generation.load is not None
+    assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
+
+
+def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.02)
+    engine = open_engine(server, rate=100.0)
+    question = dataclasses.replace(ask(8), extra=dataclasses.replace(ask(1), prompts=[[9]]))
+    generation = generate(engine, engine.arms[0], question)
+    load = generation.load
+    assert load is not None
+    # An answer takes 140 ms or more.
+    sent = [len(body["prompt"]) for body in server.bodies]
+    assert sent[0] == 1
+    assert sent[-1] == 1
+    first, last = sent.index(3), len(sent) - sent[::-1].index(3)
+    assert sent[first:last].count(3) == 8
+    assert load.offered_s == arrival_times(question, 100.0)[-1]
+    assert load.mean_in_flight > 1
 
 
 def test_one_per_cent_of_failures_loses_no_request(open_engine: Open) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from harness.commands.latency.figures.ends import end_columns
 from harness.engines.checks.divergence import Divergence
 from harness.engines.local.stopwatches import Phases
-from harness.engines.requests import RequestRecord, request_columns
+from harness.engines.requests import Load, RequestRecord, request_columns
 from harness.engines.server.counters import (
     Counted,
     counted_acceptance,
@@ -54,6 +54,10 @@ class MeasuredArm:
         return [request for request in self.requests if request.answered]
 
     @property
+    def loads(self) -> list[Load]:
+        return [one.load for one in self.generations if one.load is not None]
+
+    @property
     def acceptance(self) -> Acceptance:
         return sum((generation.acceptance for generation in self.generations), Acceptance())
 
@@ -91,12 +95,25 @@ class MeasuredArm:
         if end_tokens:
             columns |= end_columns(answered, end_tokens)
         if any(generation.sent for generation in self.generations):
-            columns |= request_columns(self.requests, self.seconds)
+            columns |= request_columns(self.requests, self.seconds) | self._load_columns()
             columns["tokens_per_difference"] = self._tokens_per_difference()
             # Counters include other clients, so they only fill in what answers do not tell.
             for name, value in self._counter_columns().items():
                 if columns.get(name) is None:
                     columns[name] = value
+        return columns
+
+    def _load_columns(self) -> dict[str, Any]:
+        """What was in flight, and how many requests were sent per second; empty where nothing was
+        sent to a server.
+        """
+        loads = self.loads
+        if not loads:
+            return {}
+        seconds = sum(load.seconds for load in loads)
+        columns = {"mean_in_flight": sum(load.request_seconds for load in loads) / seconds}
+        if offered_s := sum(load.offered_s for load in loads):
+            columns["offered_rate"] = len(self.requests) / offered_s
         return columns
 
     def _counter_columns(self) -> dict[str, Any]:
@@ -113,13 +130,16 @@ class MeasuredArm:
             "num_uncounted": len(self.generations) - len(known),
         }
         requests = [request for generation in known for request in generation.requests]
+        # The server counts those that only kept up the load, too.
+        for generation in known:
+            requests += generation.load.extra if generation.load else ()
         columns |= traffic_columns(counted, requests)
         if columns.get("unseen_tokens"):
             return columns
         columns |= counter_columns(counted)
         if not any(request.outcomes for request in self.answered):
-            num_answered = sum(request.answered for request in requests)
-            columns |= counted_acceptance(counted, num_answered)
+            num_begun = sum(request.answered or request.is_cancelled for request in requests)
+            columns |= counted_acceptance(counted, num_begun)
         return columns
 
     def _tokens_per_difference(self) -> float | None:

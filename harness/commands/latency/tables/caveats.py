@@ -31,6 +31,9 @@ _SLOW_RUNNERS = ("eager", "static")
 _MOST_OFF = 0.1
 _STANDARD_ERRORS = 2.0
 
+# A server that answers less than this share of the requests that are sent gets a line.
+_KEEPS_UP = 0.8
+
 # An arm whose tokens arrive so many at once, on average, gets a line.
 _BURST = 1.2
 
@@ -88,6 +91,11 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield too_long
     if again := _asked_again(row):
         yield again
+    if (row.requests_per_second or 0) < _KEEPS_UP * (row.offered_rate or 0):
+        yield (
+            f"The {row.arm} server did not keep up: of {row.offered_rate:.1f} requests/s it answered"
+            f" {row.requests_per_second:.1f}, so that those which wait grow in number."
+        )
     if row.salted is False:
         yield (
             "The server takes no salt that is known here: its prefix cache may have answered prompts"

@@ -28,6 +28,9 @@ from harness.tables.table import (
     times,
 )
 
+# Share by which the requests in flight may differ from `batch_size` without a line.
+_MOST_OFF = 0.02
+
 
 def latency_document(
     rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
@@ -50,6 +53,7 @@ def latency_document(
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
+        document += sentences("plain", _load(requests))
     document += _verdict(rows)
     if last.status != NO_VERDICT:
         document += _divided("categories", "category", by_category(prompts, last))
@@ -59,6 +63,17 @@ def latency_document(
         *sentences("plain", _compared_texts(last, prompts)),
         *sentences("warning", *run_caveats(rows, prompts)),
     ]
+
+
+def _load(rows: Sequence[LatencyRow]) -> str | None:
+    """What was in flight, where that is not what was asked for."""
+    known = [row for row in rows if row.mean_in_flight is not None]
+    means = [f"{row.arm} {row.mean_in_flight:.1f}" for row in known]
+    in_flight = f"in flight on average: {', '.join(means)}."
+    if known and known[-1].offered_rate is not None:
+        return f"{known[-1].offered_rate:.1f} requests/s were sent; {in_flight}"
+    most_off = [abs((row.mean_in_flight or 0) / (row.batch_size or 1) - 1) for row in known]
+    return in_flight.capitalize() if max(most_off, default=0) > _MOST_OFF else None
 
 
 def _arms(rows: Sequence[LatencyRow]) -> Table:
