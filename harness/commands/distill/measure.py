@@ -62,7 +62,7 @@ class Distill(Experiment):
         self.prompts = tuple(prompt for prompt in everything if prompt.index not in measured)
         if not self.prompts:
             rule = f"leaves none to learn from: the prompt set has {len(everything)}"
-            raise SettingError("num_prompts", rule, settings.num_prompts)
+            raise SettingError("num_prompts", rule, settings.num_asked)
         self.output = Path(settings.directory)
         self.work = self.output / "training"
 
@@ -196,7 +196,7 @@ class Distill(Experiment):
             for number, (temperature, batch) in enumerate(batches):
                 if number >= len(kept):
                     # Each answer has its own random numbers, which no measured prompt has.
-                    first = settings.num_prompts + number * settings.texts_per_step
+                    first = settings.num_asked + number * settings.texts_per_step
                     streams = range(first, first + len(batch))
                     prompts = [token_ids[place] for place in batch]
                     how = dataclasses.replace(decoding, temperature=temperature)

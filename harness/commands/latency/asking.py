@@ -24,7 +24,7 @@ _MOST_WARMUP = 4
 
 def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
     """Whether more answers are wanted than the set has prompts."""
-    return settings.num_prompts > len(prompt_set.prompts)
+    return settings.num_asked > len(prompt_set.prompts)
 
 
 class Asking:
@@ -87,7 +87,7 @@ class Asking:
     @functools.cached_property
     def warmup(self) -> Question:
         settings = self._settings
-        unused = self._prompt_set.first_unused(settings.num_prompts)
+        unused = self._prompt_set.first_unused(settings.num_asked)
         return warmup_question(
             self._session, self._prompt_set, self._encoded, settings.batch_size, unused
         )
@@ -96,7 +96,7 @@ class Asking:
         """The prompts as laps where the engine queues, else as batches."""
         settings = self._settings
         num_prompts = len(self._encoded.prompts)
-        num_asked = settings.num_prompts if self._again else num_prompts
+        num_asked = settings.num_asked if self._again else num_prompts
         if engine.queues:
             num_laps = functools.partial(self._num_laps, engine)
             return laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)

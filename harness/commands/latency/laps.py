@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 
+from harness.commands.latency.record import OPEN_LOOP_LAP
+
 # A lap begins and ends with fewer requests in flight than it should have, so laps are long where
 # that leaves _MANY_LAPS of them: up to _LONGEST_LAP times the requests that are in flight at once.
 _MANY_LAPS = 16
 _LONGEST_LAP = 4
-# Requests of a lap that are sent at random times.
-_OPEN_LOOP_LAP = 8
 
 
 def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
@@ -26,7 +26,7 @@ def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) 
             many.
         open_loop: whether requests are sent at a rate, whatever is in flight.
     """
-    in_flight = max(batch_size, _OPEN_LOOP_LAP) if open_loop else batch_size
+    in_flight = max(batch_size, OPEN_LOOP_LAP) if open_loop else batch_size
     if in_flight == 1:
         return num_prompts
     turns = num_prompts // (_MANY_LAPS * in_flight)

@@ -74,7 +74,7 @@ class Latency(Experiment):
             self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
-        self.prompts = self.prompt_set.take(min(self.settings.num_prompts, available))
+        self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
         self.measured = {name: MeasuredArm(name) for name in settings.arms}
         self.figures = LatencyFigures(self.settings, self.prompt_set, self.measured)
@@ -144,7 +144,7 @@ class Latency(Experiment):
             again = f"{number} prompts, which are asked again, in another order each time"
             if number == 1:
                 again = "one prompt, which is asked again"
-            say(f"num_prompts={settings.num_prompts}: {self.prompt_set.name} has {again}")
+            say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
         return encoded
 
     def rows(self, session: Session) -> list[LatencyRow]:
@@ -252,11 +252,11 @@ class Latency(Experiment):
                 f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
                 " draft.shared=true, which finds its own answer to a prompt that is asked again"
             )
-            raise SettingError("num_prompts", rule, self.settings.num_prompts)
+            raise SettingError("num_prompts", rule, self.settings.num_asked)
         size = self.settings.batch_size
         number = len(self.prompts)
         if again:
-            number = self.settings.num_prompts
+            number = self.settings.num_asked
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
@@ -371,7 +371,7 @@ class Latency(Experiment):
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     """Settings of a short trial, and a message about those that it changes."""
-    prompts = settings.num_prompts
+    prompts = settings.num_asked
     tokens = settings.decoding.max_new_tokens
     fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
     shorter = min(TEST_TOKENS, tokens)

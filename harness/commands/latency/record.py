@@ -11,9 +11,16 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.records.command import Command
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
     from harness.tables.table import Document, Line
+
+# Requests of a lap that are sent at random times.
+OPEN_LOOP_LAP = 8
+# Prompts that are measured where nothing is said.
+_PROMPTS = 15
+_MOST_PROMPTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +29,8 @@ class LatencySettings(PromptedSettings):
 
     Attributes:
         num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
-            order each time.
+            order each time. `auto` is 15, and with larger batches, requests in flight together or a rate as many
+            as an interval needs.
         num_warmup: batches that every arm decodes first and that are not counted.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
@@ -33,7 +41,7 @@ class LatencySettings(PromptedSettings):
         profile: also write a trace of a few iterations of each arm, after the measurement.
     """
 
-    num_prompts: int = 15
+    num_prompts: int | Literal["auto"] = "auto"
     num_warmup: int = 1
     repeats: int = 1
     repeat: int = 1
@@ -47,18 +55,36 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
+        require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
         require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
         if self.laps != "auto":
             require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
         # All of them are in memory at once.
-        for name in ("num_prompts", "num_resamples"):
-            number = getattr(self, name)
+        for name, number in (
+            ("num_prompts", self.num_asked),
+            ("num_resamples", self.num_resamples),
+        ):
             require(number <= 10**6, name, "must be at most 10^6", number)
+        require(self.num_asked >= 1, "num_prompts", "must be at least 1", self.num_prompts)
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "needs engine=server or engine=vllm"
         require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
+
+    @property
+    def num_asked(self) -> int:
+        """How many prompts are asked, repetitions included."""
+        if self.num_prompts != "auto":
+            return self.num_prompts
+        if self.TRAINS or getattr(self.draft, "shared", False):
+            # Of these the set must have as many.
+            return _PROMPTS
+        together = self.batch_size
+        if getattr(self.engine, "rate", None) is not None:
+            together = max(together, OPEN_LOOP_LAP)
+        if together == 1:
+            return _PROMPTS
+        return max(_PROMPTS, min(FEWEST_FOR_INTERVAL * together, _MOST_PROMPTS))
 
     @property
     def pair_identity(self) -> tuple[object, ...]:

@@ -534,3 +534,13 @@ def test_the_environment_holds_a_command_line_that_runs_again(
     assert "cpu_quota" in noted
     if not sweep:
         run(*words[3:], "--cfg", "job", cwd=tmp_path)
+
+
+def test_by_default_batches_are_enough_for_an_interval(harness: Harness, pair: list[str]) -> None:
+    """Eight batches; with the 15 prompts of a batch of one every larger batch would have none."""
+    settings = [setting for setting in QUICK if not setting.startswith("num_prompts")]
+    harness("latency", *pair, *settings, "batch_size=3")
+    row = results().iloc[-1]
+    assert row["num_prompts"] == 24
+    assert row["speedup_covers"].startswith("8 batches")
+    assert row["speedup_low"] > 0
