@@ -283,7 +283,8 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
     numbers = [sum(arm.lengths[i] for i in common) for arm in (regular, speculative)]
     if not regular.drawn or not differences.any() or _difference(*numbers) <= MOST_DIFFERENCE:
         return None
-    num_flips = 20_000
+    # All flips are in memory at once; 1,000 are enough for the level.
+    num_flips = max(1_000, min(20_000, 4_000_000 // differences.size))
     signs = np.random.default_rng(0).choice((-1, 1), size=(num_flips, differences.size))
     as_large = np.abs(signs @ differences) >= abs(differences.sum())
     chance = (1 + as_large.sum()) / (1 + num_flips)
