@@ -58,7 +58,7 @@ def test_real_runs_become_tables_and_files(measured: Path) -> None:
         "Environment",
     )
     assert [heading for heading in headings if f"\n{heading}\n" not in result.stdout] == []
-    for expected in ("best K", "undecided", "Prompts raced in compare", "./nowhere"):
+    for expected in ("undecided", "Prompts raced in compare"):
         assert expected in result.stdout
     assert "tiny with tiny_draft, K=" in result.stdout.splitlines()[0]
     assert (
@@ -124,8 +124,8 @@ def test_a_browser_shows_the_page(measured: Path, tmp_path: Path) -> None:
         said = {
             name: int(number) for name, number in re.findall(r'data-(\w+)="(-?\d+)"', result.stdout)
         }
-        # Speed-up, times, against K, by position, tokens per iteration, accuracy and its difference.
-        assert said["drawn"] == 8
+        # Speed-up, by K, accuracy.
+        assert said["drawn"] == 3
         assert said["letters"] > 40
         assert (said["pairs"], said["failures"]) == (2, 1)
         assert said["wider"] <= 0, "the page must not scroll sideways; its tables may"

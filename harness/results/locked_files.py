@@ -3,7 +3,7 @@
 All writes hold a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which takes the place
 of the target in one step. Large files grow in place: `<name>.appending` then says where the new bytes begin and end. A
 process that dies leaves at most one of these two, and its lock is released. Of bytes that it had not written to the
-end, `read_whole` gives none, and the next writer removes them. The empty `.locks/<name>` stays: if it were removed
+end, `read_whole` gives none, and the next writer removes them. The empty `.locks/<name>.lock` stays: if it were removed
 while others wait for it, they would no longer share a lock.
 """
 
@@ -86,7 +86,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
-    lock = target.parent / ".locks" / target.name
+    lock = target.parent / ".locks" / f"{target.name}.lock"
     try:
         _check_place(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,7 @@ class Engine:
     name = "regular"
 
     last_requests = ()
+    last_load = None
     queues = False
     devices = ()
     gpus = ()

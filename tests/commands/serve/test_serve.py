@@ -495,6 +495,7 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
         "num_warmup=0",
         "decoding.temperature=0.8",
         "decoding.max_new_tokens=24",
+        "decoding.ignore_eos=true",
     ]
     server = [
         "engine=server",
@@ -521,4 +522,6 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
     ):
         assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
     counted = served_rows.iloc[1]
-    assert (counted["server_tokens"], counted["foreign_tokens"]) == (6 * 24, 0)
+    # Requests that kept up the load are ours, too.
+    assert counted["server_tokens"] >= 6 * 24
+    assert counted["foreign_tokens"] == 0

@@ -91,10 +91,11 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         yield too_long
     if again := _asked_again(row):
         yield again
-    if (row.requests_per_second or 0) < _KEEPS_UP * (row.offered_rate or 0):
+    answered = row.requests_per_second
+    if row.offered_rate and answered is not None and answered < _KEEPS_UP * row.offered_rate:
         yield (
             f"The {row.arm} server did not keep up: of {row.offered_rate:.1f} requests/s it answered"
-            f" {row.requests_per_second:.1f}, so that those which wait grow in number."
+            f" {answered:.1f}, so that those which wait grow in number."
         )
     if row.salted is False:
         yield (
