@@ -192,7 +192,7 @@ class Reference(Protocol):
 
 
 class Engine:
-    """Generates with and without speculation. Anything that it cannot tell is None or empty.
+    """Generates with and without speculation. Attributes that an engine does not support are None or empty.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.

@@ -110,8 +110,8 @@ class Measurement:
 def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
     """Say what is to be measured; servers are asked who they are.
 
-    Figures of a server that tells no start, which may run with other flags than before, are reused
-    with `resume=always` only, and those of a server that does not answer never.
+    If a server reports no start time we cannot know that its flags are unchanged: its figures are
+    reused only with resume=always. An unreachable server's never are.
 
     Args:
         leaving_out: names of further settings that do not matter.

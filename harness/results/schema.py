@@ -149,9 +149,7 @@ class RunRow(Row):
         "name under which the server was asked for the model, and where its weights are if it says so;"
         " of both, where the arms' differ"
     )
-    server_started: MaybeText = circumstance(
-        "when the server was started, as it says, in its own words; of both, where there are two"
-    )
+    server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
     schedule: MaybeText = setting(
         "schedule of Hugging Face's number of draft tokens", "engine.schedule"
     )

@@ -19,7 +19,7 @@ class SharedPrefixRunner(WrappedRunner):
     """A `Runner` around another one: `start` reads the common beginning once, then the rest of each
     prompt.
 
-    The other runner reads a batch of equal prompts once, and drops what pads the shorter ends.
+    The wrapped runner computes identical rows once; `keep` removes the padding of shorter suffixes.
     """
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:

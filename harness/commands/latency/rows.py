@@ -204,7 +204,7 @@ class LatencyRow(PromptedRow, ComparedRow):
     drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
     processor_share: MaybeFloat = pooled(
         "smallest",
-        "share of the processor time that the process asked for and got while it measured",
+        "CPU time received / requested (run / (run + wait)) during the measurement",
     )
     load: MaybeFloat = pooled("largest", "load average over the last minute, at the end")
     num_cores: MaybeInt = pooled("smallest", "cores that the process may use")
@@ -296,10 +296,12 @@ class LatencyRow(PromptedRow, ComparedRow):
         "mean", "accepted / tested at temperature 0, asked of other engines where acceptance is low"
     )
     likeliest_share: MaybeFloat = pooled(
-        "mean", "share of the target's draws that are its likeliest token, likewise"
+        "mean",
+        "share of the target's draws that are its likeliest token, asked where acceptance is low",
     )
     suspicious: MaybeBool = pooled(
-        "any", "whether acceptance is so far below both that the engine looks wrong, likewise"
+        "any",
+        "True if sampled acceptance is implausibly low given greedy acceptance: suggests a verification bug",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms")
     verify_ms: MaybeFloat = pooled(

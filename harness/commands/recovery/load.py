@@ -1,4 +1,4 @@
-"""`recovery load=8`: tests an engine as it is used, with requests that come, go and differ.
+"""`recovery load=8`: tests an engine as it is used: concurrent requests of different lengths and samplings.
 
 Two questions. Is each greedy text what the engine gives for the request alone? And are drawn tokens
 distributed as the target has it, for every sampling setting that the engine takes?

@@ -3,12 +3,11 @@
 The anchor of a block is its first query, the token just decided; the others are masks
 (`kinds/dflash`).
 
-| | speculators | z-lab | DeepSpec |
-| --- | --- | --- | --- |
-| known by | `speculators_model_type` | `dflash_config` | neither of them |
-| settings of the block | beside the layers | in `dflash_config`, or beside them | beside the layers
-| | who predicts the first token | a mask; the anchor in DSpark | a mask | the anchor | | a sliding
-window counts from | the anchor | each query | there is none |
+                          speculators                  z-lab                      DeepSpec
+    known by              `speculators_model_type`     `dflash_config`            neither of them
+    block's settings      beside the layers            there, or beside them      beside the layers
+    first token drafted   by a mask (DSpark: anchor)   by a mask                  by the anchor
+    sliding window from   the anchor                   each query                 there is none
 """
 
 from __future__ import annotations

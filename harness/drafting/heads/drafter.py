@@ -143,8 +143,8 @@ class HeadDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.vocabulary_size = step.logits.shape[-1]
-        # A twin is in the buffers of the prepared calls until it must grow, or repeat rows; then it
-        # is copied, theirs keep their size, and proposals run eagerly (`_has_room`).
+        # The cache shares the captured buffers. If it outgrows them it is copied, and proposals fall
+        # back to eager (`_has_room`).
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._unread = UnreadFeatures(self.device)
         self.add(prompts, first_tokens, step)

@@ -219,8 +219,8 @@ def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) 
     rate = num_bytes / floor_ms / 1e6
     in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
     return (
-        f"{amount(num_bytes)} per step, which takes at least {floor_ms:.2f} ms at {rate:.4g} GB/s, the rate of a"
-        f" large copy here; a step takes {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of that rate{in_caches}"
+        f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.3g} GB/s measured by a"
+        f" copy); measured {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of bandwidth{in_caches}"
     )
 
 
