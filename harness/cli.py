@@ -85,7 +85,12 @@ def main() -> None:
         sys.exit(0)
     try:
         with signals.interrupting(_end_process):
-            _dispatch(sys.argv[1:])
+            try:
+                _dispatch(sys.argv[1:])
+            except SystemExit:
+                # Hydra's help ends here, and its last lines may have no reader: `--help | head`.
+                sys.stdout.flush()
+                raise
             sys.stdout.flush()
     except KeyboardInterrupt:
         # The terminal may be gone.

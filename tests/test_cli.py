@@ -77,6 +77,8 @@ def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
         f"{sys.executable} -m harness latency --help | head -n 1",
         cwd=tmp_path,
         command=["bash", "-c"],
+        # Without it Python writes what is left at its end, where an error has no handler.
+        PYTHONUNBUFFERED="",
     )
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
 
