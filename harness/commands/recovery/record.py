@@ -167,7 +167,7 @@ class Recovery(Command):
         ("model=30B draft=7B", "a pair of presets"),
         ("decoding.temperature=1 decoding.top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
-        ("load=8", "as it is used: eight concurrent requests of different lengths and samplings"),
+        ("load=8", "as it is used: eight concurrent requests of different kinds"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         ("-m fault=residual_warped_twice,bonus_from_wrong_position,lenience", "several controls"),
     )

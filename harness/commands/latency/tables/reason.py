@@ -219,7 +219,7 @@ def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) 
     rate = num_bytes / floor_ms / 1e6
     in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
     return (
-        f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.3g} GB/s measured by a"
+        f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.4g} GB/s measured by a"
         f" copy); measured {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of bandwidth{in_caches}"
     )
 
