@@ -143,7 +143,7 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
         "report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root))
     )
     assert "2.00×" in result.stdout
-    assert "pip install 'harness[report]'" in result.stderr.splitlines()[0]
+    assert "pip install 'specharness[report]'" in result.stderr.splitlines()[0]
     page = (tmp_path / "results" / "report.html").read_text()
     assert "<svg" not in page
     assert "2.00×" in page

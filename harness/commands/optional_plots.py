@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-INSTALL_PLOTS = "pip install 'harness[report]'"
+INSTALL_PLOTS = "pip install 'specharness[report]'"
 
 
 def optional_plots() -> ModuleType | None:

@@ -80,7 +80,7 @@ def _no_such_preset(
     error: errors.MissingConfigException, command: str, group: str, choice: str
 ) -> SettingError:
     if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
-        rule = f"is not installed; pip install 'harness[{_EXTRAS[choice]}]' brings it"
+        rule = f"is not installed; pip install 'specharness[{_EXTRAS[choice]}]' brings it"
         return SettingError(group, rule, choice)
     # Hydra has no options for a name with suffixes.
     known = list(error.options or names.presets(group))

@@ -104,7 +104,7 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
 def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> PreTrainedConfig:
     if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
         reading = f"{role}: reading {settings.gguf_file}"
-        raise RunError(f"{reading} needs the gguf package: pip install harness[gguf]")
+        raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
     _check_directory(role, settings, weights)
     try:
         check_model_access(settings)

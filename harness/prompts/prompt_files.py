@@ -173,7 +173,7 @@ def _table(path: Path, source: str | None) -> Iterator[NumberedRow]:
     try:
         table = read(path, **options)
     except ImportError:
-        raise BadFile("needs pyarrow: pip install 'harness[parquet]'") from None
+        raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
     except (OSError, ValueError) as error:
         raise BadFile(f"cannot be read as {path.suffix} ({first_line(error)})") from None
     table.columns = [str(column) for column in table.columns]

@@ -25,7 +25,6 @@ from harness.config.machine import command_line, cpu_name, cpu_quota, num_usable
 from harness.results.locked_files import replace_file
 
 _DISTRIBUTIONS = (
-    "harness",
     "torch",
     "transformers",
     "accelerate",
@@ -51,7 +50,10 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: package_version(name) for name in _DISTRIBUTIONS},
+        "versions": {
+            "harness": columns["harness_version"],
+            **{name: package_version(name) for name in _DISTRIBUTIONS},
+        },
         "commit": commit,
         "dirty": dirty,
         "devices": list(devices),
@@ -73,9 +75,11 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": f"{commit}-dirty" if commit and dirty else commit,
+        # Not the installed distribution's: a checkout may be newer than what pip noted.
+        "harness_version": sys.modules["harness"].__version__,
         **{
             f"{name}_version": package_version(name)
-            for name in ("harness", "torch", "transformers", "bitsandbytes")
+            for name in ("torch", "transformers", "bitsandbytes")
         },
     }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness import __version__
 from harness.config.errors import RunError
 from harness.config.machine import cpu_name, num_usable_cores
 from harness.results.environment import (
@@ -149,7 +150,7 @@ def test_only_usable_cores_count() -> None:
 
 
 def test_a_package_that_is_absent_has_no_version() -> None:
-    """In an interpreter that sees none of the installed packages' metadata."""
+    """In an interpreter that sees none of the installed packages' metadata; harness knows itself."""
     script = """
 import importlib.metadata as metadata, json
 metadata.distribution = lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name))
@@ -159,7 +160,9 @@ print(json.dumps(environment()["versions"]))
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert set(json.loads(done.stdout).values()) == {None}
+    versions = json.loads(done.stdout)
+    assert versions.pop("harness") == __version__
+    assert set(versions.values()) == {None}
 
 
 def test_columns_are_those_of_a_row_and_say_what_the_environment_says() -> None:

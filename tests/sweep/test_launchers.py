@@ -88,7 +88,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path:
     result = run("latency", "-m", "+launcher=ray", "seed=1,2", cwd=tmp_path, code=2)
     assert (
         result.stderr
-        == "harness: hydra/launcher=ray: is not installed; pip install 'harness[ray]' brings it\n"
+        == "harness: hydra/launcher=ray: is not installed; pip install 'specharness[ray]' brings it\n"
     )
 
 

@@ -181,7 +181,7 @@ def _load(task: str) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
-        rule = "needs lm-evaluation-harness: pip install 'harness[lm-eval]'"
+        rule = "needs lm-evaluation-harness: pip install 'specharness[lm-eval]'"
         raise SettingError("task", rule, task) from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     is_file = name.endswith((".yaml", ".yml"))

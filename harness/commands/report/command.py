@@ -42,7 +42,7 @@ From CSV files to tables in the terminal, report.md, and report.html: one page w
 
 A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
-pip install 'harness[report]'"""
+pip install 'specharness[report]'"""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ except ImportError as error:
     ):
         raise
     raise SettingError(
-        "serve", "needs more packages: pip install 'harness[serve]'", error.name
+        "serve", "needs more packages: pip install 'specharness[serve]'", error.name
     ) from error
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.

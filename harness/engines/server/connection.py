@@ -20,7 +20,7 @@ def client_library() -> Any:
     try:
         import openai
     except ImportError as error:
-        rule = "needs the openai package: pip install 'harness[server]'"
+        rule = "needs the openai package: pip install 'specharness[server]'"
         raise SettingError("engine", rule, "server") from error
     return openai
 

@@ -55,7 +55,7 @@ def metric(name: str, higher_is_better: bool = True) -> dict[str, Any]:
 
 @pytest.fixture
 def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lm_eval", reason="harness[lm-eval] is not installed")
+    pytest.importorskip("lm_eval", reason="specharness[lm-eval] is not installed")
     monkeypatch.chdir(tmp_path)
     write_task()
 
@@ -67,7 +67,7 @@ def test_absent_lm_eval_is_told_with_the_command_that_brings_it(
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     complaint = harness.refused("eval", f"task={task}")
-    rule = "needs lm-evaluation-harness: pip install 'harness[lm-eval]'"
+    rule = "needs lm-evaluation-harness: pip install 'specharness[lm-eval]'"
     assert complaint == f"task={task}: {rule}"
 
 

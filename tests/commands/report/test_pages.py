@@ -21,7 +21,7 @@ from harness.records.registry import COMMANDS
 from harness.tables.table import Table
 from report_files import eval_run, latency_run, write
 
-pytest.importorskip("matplotlib", reason="harness[report] is not installed")
+pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.commands.latency.plots import plots
 from harness.tables.drawing import wrapped  # after the skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient

@@ -13,7 +13,7 @@ import pytest
 
 from served import served
 
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 httpx = pytest.importorskip("httpx2")
 
 

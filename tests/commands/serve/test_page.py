@@ -12,7 +12,7 @@ import pytest
 from browser import CHROMIUM, Page, browser
 from served import served
 
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 PAGE = (Path(__file__).parents[3] / "harness/commands/serve/page.html").read_text(encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from harness.decoding.protocols import Step
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.model import ModelDrafter
 
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
 from starlette.exceptions import HTTPException
 

@@ -21,8 +21,8 @@ from in_process import Harness
 from served import serving
 from tiny_checkpoints import save_talkative_pair
 
-openai = pytest.importorskip("openai", reason="harness[server] is not installed")
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+openai = pytest.importorskip("openai", reason="specharness[server] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 httpx = pytest.importorskip("httpx2")  # the client that openai brings
 
 PROMPTS = [

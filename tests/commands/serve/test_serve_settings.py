@@ -10,7 +10,7 @@ from harness.commands.serve.record import ServeSettings
 from in_process import Harness
 from some_settings import settings_of
 
-pytest.importorskip("fastapi", reason="harness[serve] is not installed")
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
 
 def test_a_port_in_use(harness: Harness) -> None:
