@@ -1,0 +1,159 @@
+"""How a text that the target wrote is cut into iterations: exactly, for every K, without decoding.
+
+Speculative decoding with a lossless rule emits a text with the target's own probability of it. Say
+an iteration begins after token s. Of the event that the draft's next token x is accepted *and* is
+the text's next token y, the probability is draft(y) min(1, target(y) / draft(y)) = min(draft(y),
+target(y)). Given that y was emitted, which has the probability target(y), it is
+
+    a = min(1, draft(y) / target(y))                 (Leviathan et al. 2023, arXiv:2211.17192)
+
+and what follows depends on the text alone, as the rest of it again has the target's probability. So
+the chances a(s, j) that draft token j of an iteration that begins after token s is accepted, if
+those before it were, make the cut a renewal process. With k = min(K, tokens left - 1), m draft
+tokens are accepted, and m + 1 tokens decided, with the probability
+
+    P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m)) for m < k,  a(s, 0) ... a(s, k - 1) for m = k,
+
+and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1).
+The sum of v is the expected number of iterations; the recursion of its square goes along, and gives
+the variance that the coins of decoding have. The same v is, token by token, the chance that a token
+is the target's own.
+
+Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. With h = 1 at first and
+then h' = min(1, h target(y) / draft(y)), the first i draft tokens are y and accepted with the
+probability draft(y_1..i) h_i; after that the next token is y with the probability target(y) still.
+So a = min(1, draft(y) / (h target(y))).
+
+Where the draft's probabilities do not depend on s, as a model's, a(s, j) = a(s + j). Greedy decoding
+is the case of probabilities 0 and 1. Lenience below 1 and typical acceptance above temperature 0 have
+no such form: their texts are not the target's, and how likely each is depends on K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from harness.results.statistics.interval import Floats, Interval
+from harness.results.statistics.ratios import ratio_of_totals
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A text of n tokens, cut into iterations, for each number of draft tokens K from 1 to M.
+
+    Attributes:
+        visits: [M, n - 1], the chance that an iteration begins after each token but the last. The first
+            token comes from reading the prompt.
+        variance: [M], of the number of iterations, if the text is decoded again and again.
+        accepted_at: [M, M], expected iterations that accept the draft token at each place.
+        drafted: [M], expected iterations that propose something.
+        proposed: [M], expected draft tokens that they propose.
+    """
+
+    visits: Floats
+    variance: Floats
+    accepted_at: Floats
+    drafted: Floats
+    proposed: Floats
+
+    @property
+    def iterations(self) -> Floats:
+        """The expected number of iterations, [M]."""
+        return np.asarray(self.visits.sum(axis=1))
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that iterations decided, n - 1."""
+        return int(self.visits.shape[1])
+
+
+def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = False) -> Floats:
+    """The chances a(s, j), [n - 1, M]; nan where nothing is offered.
+
+    Args:
+        target: [n], the target's probability of each token of the text.
+        draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that
+            begins after token s; nan where the draft offers nothing, and beyond the text.
+        block: for block verification.
+
+    Raises:
+        ValueError: for shapes that do not go together.
+    """
+    of_target = np.asarray(target, dtype=np.float64)
+    of_draft = np.asarray(draft, dtype=np.float64)
+    num_places = len(of_target) - 1
+    if of_draft.ndim != 2 or len(of_draft) != num_places:
+        raise ValueError(f"{of_target.shape} and {of_draft.shape} are not [n] and [n - 1, M]")
+    most = of_draft.shape[1]
+    beyond = np.full(most, np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(np.append(of_target[1:], beyond), most)
+    possible = windows[:num_places]
+    surplus = np.ones(num_places)
+    chances = np.empty_like(of_draft)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for place in range(most):
+            # A token that the target cannot draw is never accepted.
+            wanted = np.where(possible[:, place] > 0, possible[:, place] * surplus, np.inf)
+            wanted[np.isnan(possible[:, place])] = np.nan
+            chances[:, place] = np.minimum(1, of_draft[:, place] / wanted)
+            if block:
+                surplus = np.fmin(1, wanted / of_draft[:, place])
+    return chances
+
+
+def cut(chances: ArrayLike) -> Cut:
+    """Cut a text into iterations, for K from 1 to M.
+
+    Args:
+        chances: [n - 1, M], as of `acceptance_chances`.
+
+    Raises:
+        ValueError: for other shapes, or chances outside of 0 to 1.
+    """
+    given = np.asarray(chances, dtype=np.float64)
+    known = given[~np.isnan(given)]
+    if given.ndim != 2 or not given.size or (known < 0).any() or (known > 1).any():
+        raise ValueError(f"{given.shape} chances from {known.min()} to {known.max()}")
+    num_places, most = given.shape
+    numbers = np.arange(1, most + 1)
+    # Row s: the draft tokens offered after token s; one fewer than there are tokens left.
+    offered = np.cumprod(~np.isnan(given), axis=1).sum(axis=1)
+    offered = np.minimum(offered, np.arange(num_places)[::-1])
+    # How often so many iterations began after a token, and sums of their number and its square.
+    moments = np.zeros((3, most, num_places + most + 1))
+    moments[0, :, 0] = 1
+    accepted_at = np.zeros((most, most))
+    drafted = np.zeros(most)
+    proposed = np.zeros(most)
+    for place in range(num_places):
+        limits = np.minimum(numbers, offered[place])
+        reached = np.append(1, np.cumprod(given[place]))
+        # [M, M + 1], the chance that at least so many draft tokens are accepted.
+        reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
+        ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
+        visits, counts, squares = moments[:, :, place]
+        counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
+        moments[:, :, place + 1 : place + most + 2] += counted[:, :, np.newaxis] * ends
+        accepted_at += visits[:, np.newaxis] * reach[:, 1:]
+        drafted += visits * (limits > 0)
+        proposed += visits * limits
+    _, mean, square = moments[:, :, num_places]
+    variance = np.maximum(square - mean**2, 0)
+    return Cut(moments[0, :, :num_places], variance, accepted_at, drafted, proposed)
+
+
+def tokens_per_iteration(cuts: Sequence[Cut], num_resamples: int, seed: int) -> list[Interval]:
+    """Tokens per iteration for each K, of all texts together, with an interval over texts.
+
+    Texts of one token have no iterations, and are to be left out.
+    """
+    num_tokens = [text.num_tokens for text in cuts]
+    iterations = np.stack([text.iterations for text in cuts])
+    return [
+        ratio_of_totals(num_tokens, of_number, num_resamples, seed, unit="text")
+        for of_number in iterations.T
+    ]

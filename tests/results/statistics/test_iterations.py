@@ -1,0 +1,196 @@
+"""The cut of a text into iterations, against every outcome of decoding over a vocabulary of three."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from harness.results.statistics.iterations import (
+    Cut,
+    acceptance_chances,
+    cut,
+    tokens_per_iteration,
+)
+from harness.results.statistics.ratios import ratio_of_totals
+
+VOCABULARY = range(3)
+LENGTH = 5
+MOST = 3
+Text = tuple[int, ...]
+Distribution = Sequence[float]
+
+
+class Models:
+    """A target, and a draft that depends on the text, and on where its iteration began."""
+
+    def __init__(self, seed: int, sharpness: float = 1.0) -> None:
+        self.seed = seed
+        self.sharpness = sharpness
+
+    def _drawn(self, *key: int) -> Distribution:
+        weights = np.random.default_rng([self.seed, *key]).exponential(size=3) ** self.sharpness
+        return [float(weight) for weight in weights / weights.sum()]
+
+    def target(self, text: Text) -> Distribution:
+        return self._drawn(0, *text)
+
+    def draft(self, text: Text, begin: int) -> Distribution:
+        return self._drawn(1, begin, *text)
+
+
+def token_by_token(models: Models, text: Text, drafted: Text) -> dict[Text, float]:
+    """The chance of each outcome (accepted tokens and the next one) of verifying a proposal."""
+    outcomes: dict[Text, float] = defaultdict(float)
+    reach = 1.0
+    for place, token in enumerate(drafted):
+        before = text + drafted[:place]
+        target, draft = models.target(before), models.draft(before, len(text))
+        accepted = min(1.0, target[token] / draft[token])
+        residual = [max(0.0, target[x] - draft[x]) for x in VOCABULARY]
+        for x in VOCABULARY:
+            if sum(residual) > 0:
+                chance = (1 - accepted) * residual[x] / sum(residual)
+                outcomes[(*drafted[:place], x)] += reach * chance
+        reach *= accepted
+    for x in VOCABULARY:
+        outcomes[(*drafted, x)] += reach * models.target(text + drafted)[x]
+    return outcomes
+
+
+def by_blocks(models: Models, text: Text, drafted: Text) -> dict[Text, float]:
+    """The same for block verification, as algorithm 2 of Sun et al. 2024 has it."""
+    scale = [1.0]
+    residuals = []
+    for place in range(len(drafted) + 1):
+        before = text + drafted[:place]
+        target, draft = models.target(before), models.draft(before, len(text))
+        residuals.append([max(0.0, scale[place] * target[x] - draft[x]) for x in VOCABULARY])
+        if place < len(drafted):
+            token = drafted[place]
+            scale.append(min(1.0, scale[place] * target[token] / draft[token]))
+    passes = []
+    for length in range(1, len(drafted) + 1):
+        mass = sum(residuals[length])
+        whole = length == len(drafted)
+        passes.append(scale[length] if whole else mass / (mass + 1 - scale[length]))
+    outcomes: dict[Text, float] = defaultdict(float)
+    for pattern in itertools.product((False, True), repeat=len(drafted)):
+        chance = math.prod(
+            p if passed else 1 - p for p, passed in zip(passes, pattern, strict=True)
+        )
+        kept = max((place + 1 for place, passed in enumerate(pattern) if passed), default=0)
+        following = residuals[kept]
+        if kept == len(drafted):
+            following = list(models.target(text + drafted))
+        for x in VOCABULARY:
+            if chance and sum(following):
+                outcomes[(*drafted[:kept], x)] += chance * following[x] / sum(following)
+    return outcomes
+
+
+Verify = Callable[[Models, Text, Text], dict[Text, float]]
+
+
+def every_outcome(
+    models: Models, verify: Verify, number: int, text: Text = (0,)
+) -> dict[Text, dict[int, float]]:
+    """For each text of LENGTH tokens that may follow: the chance of each number of iterations."""
+    left = LENGTH - len(text)
+    if not left:
+        return {text: {0: 1.0}}
+    found: dict[Text, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for drafted in itertools.product(VOCABULARY, repeat=min(number, left - 1)):
+        chance = 1.0
+        for place, token in enumerate(drafted):
+            chance *= models.draft(text + drafted[:place], len(text))[token]
+        for decided, of_outcome in verify(models, text, drafted).items():
+            for whole, counts in every_outcome(models, verify, number, text + decided).items():
+                for iterations, of_rest in counts.items():
+                    found[whole][iterations + 1] += chance * of_outcome * of_rest
+    return found
+
+
+def cut_of(models: Models, text: Text, block: bool = False) -> Cut:
+    target = [1.0, *(models.target(text[:place])[text[place]] for place in range(1, LENGTH))]
+    draft = np.full((LENGTH - 1, MOST), np.nan)
+    for begin in range(1, LENGTH):
+        for place in range(min(MOST, LENGTH - begin)):
+            end = begin + place
+            draft[begin - 1, place] = models.draft(text[:end], begin)[text[end]]
+    return cut(acceptance_chances(target, draft, block=block))
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_text_is_cut_as_decoding_cuts_it(seed: int, block: bool) -> None:
+    models = Models(seed, sharpness=2.0)
+    for number in range(1, MOST + 1):
+        outcomes = every_outcome(models, by_blocks if block else token_by_token, number)
+        assert len(outcomes) == 3 ** (LENGTH - 1)
+        for text, counts in outcomes.items():
+            of_text = sum(counts.values())
+            # The rule is lossless, without which the derivation does not hold.
+            own = math.prod(models.target(text[:end])[text[end]] for end in range(1, LENGTH))
+            assert of_text == pytest.approx(own)
+            mean = sum(n * chance for n, chance in counts.items()) / of_text
+            square = sum(n * n * chance for n, chance in counts.items()) / of_text
+            found = cut_of(models, text, block)
+            assert found.iterations[number - 1] == pytest.approx(mean)
+            assert found.variance[number - 1] == pytest.approx(square - mean**2, abs=1e-9)
+
+
+def test_block_verification_keeps_more() -> None:
+    text = (0, 1, 2, 0, 1)
+    cuts = [
+        (cut_of(Models(seed), text), cut_of(Models(seed), text, block=True)) for seed in range(20)
+    ]
+    assert all((block.iterations <= plain.iterations + 1e-12).all() for plain, block in cuts)
+    assert any(block.iterations[2] < plain.iterations[2] - 1e-3 for plain, block in cuts)
+
+
+def test_places_are_counted() -> None:
+    """Ten tokens: the draft is right, offers nothing after token 4, and is wrong about token 7."""
+    chances = np.ones((9, 4))
+    chances[4] = np.nan
+    for begin in range(7):
+        if begin + 4 >= 7:
+            chances[begin, 6 - begin] = 0
+    found = cut(chances)
+    # K=4: tokens 1 to 5, then 6 and the correction 7, then the last two in one iteration.
+    assert found.visits[3].tolist() == [1, 0, 0, 0, 0, 1, 0, 1, 0]
+    assert found.iterations.tolist() == [5, 4, 4, 3]
+    assert found.proposed[3] == 4 + 3 + 1
+    assert found.accepted_at[3].tolist() == [3, 1, 1, 1]
+    # K=1: 0 | 1 2 | 3 4 | 5 | 6 7 | 8 9: nothing is proposed after token 4.
+    assert found.visits[0].tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 0]
+    assert found.drafted[0] == 4
+    assert not found.variance.any()
+
+
+def test_what_the_target_cannot_draw_is_never_accepted() -> None:
+    chances = acceptance_chances([1, 0.5, 0, 1], [[0.25, 1], [1, 0], [0, np.nan]])
+    assert chances.tolist()[:2] == [[0.5, 0], [0, 0]]
+    assert chances[2][0] == 0
+    assert np.isnan(chances[2][1])
+
+
+def test_shapes_and_chances_are_checked() -> None:
+    with pytest.raises(ValueError, match="are not"):
+        acceptance_chances([1, 1], [[1], [1]])
+    with pytest.raises(ValueError, match="chances from"):
+        cut([[1.5]])
+
+
+def test_intervals_are_over_texts() -> None:
+    rates = np.random.default_rng(0).uniform(0.3, 0.9, size=12)
+    cuts = [cut(np.full((20, 3), rate)) for rate in rates]
+    found = tokens_per_iteration(cuts, 500, 0)
+    iterations = [text.iterations[2] for text in cuts]
+    assert found[2] == ratio_of_totals([20] * 12, iterations, 500, 0, unit="text")
+    assert found[2].covers == "12 texts"
+    assert found[0].low < found[0].estimate < found[0].high
