@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import Arriving, added, padded, to_device, to_host
 from harness.decoding.warp import AnyWarp
+from harness.drafting.along import own_probabilities, windows
 
 
 class _Replacement(NamedTuple):
@@ -124,6 +125,14 @@ class ModelDrafter(Drafter):
             self._runner.keep(added(num_accepted, num_unseen - 1))
             self._leave_two_unseen(num_accepted, next_token)
         self._forget_proposal()
+
+    def along(
+        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    ) -> Tensor:
+        device = self._runner.start([prompt]).logits.device
+        return windows(
+            own_probabilities(self._runner, self._warp, prompt, text[:-1], text[1:], device), most
+        )
 
     def _leave_two_unseen(self, num_accepted: Sequence[int], next_token: Tensor) -> None:
         """Count all as seen but the last accepted token and the next one [B, 1]."""

@@ -18,7 +18,9 @@ from harness.config.errors import SettingError
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, decided_tokens, most, to_device
+from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
+from harness.drafting.along import PLACES, upcoming
 from harness.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
@@ -110,6 +112,36 @@ class ParallelDrafter(Drafter):
         self._unseen = self._unseen[:, :0]
         self._num_unseen = [0] * len(counts)
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
+
+    def along(
+        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    ) -> Tensor:
+        """The masks of all places are branches of a tree whose trunk is the text."""
+        device = self._runner.start([prompt]).logits.device
+        num_masks = most - 1
+        parts = []
+        for begin in range(0, len(text) - 1, PLACES):
+            places = range(begin, min(begin + PLACES, len(text) - 1))
+            count = len(places)
+            # Node i of the trunk is the token at place `begin` + i, the root included.
+            parents = list(range(count - 1))
+            nodes = []
+            for trunk in range(count):
+                branch = [trunk]
+                for _ in range(num_masks):
+                    parents.append(branch[-1])
+                    branch.append(len(parents))
+                nodes.append(branch)
+            masks = [self._mask] * (count * num_masks)
+            tokens = torch.tensor([[*text[begin : begin + count], *masks]], device=device)
+            logits = self._runner.extend(tokens, TreeShape((tuple(parents),))).logits[0]
+            self._runner.keep([count])
+            probabilities = self._warp(logits[torch.tensor(nodes, device=device)])
+            expected = upcoming(text, places, most).to(device)
+            index = expected.clamp(min=0).unsqueeze(-1)
+            found = probabilities.gather(-1, index).squeeze(-1)
+            parts.append(found.masked_fill(expected < 0, torch.nan))
+        return torch.cat(parts)
 
     def _with_masks(self, num_masks: int) -> Tensor:
         """Return the unseen tokens of each row, followed by at least `num_masks` masks."""

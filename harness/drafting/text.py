@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.transfer import padded, to_device, to_host
+from harness.drafting.along import upcoming
 
 
 class Text(Protocol):
@@ -80,6 +81,18 @@ class TextDrafter(Drafter):
         # One flat list is what `to_device` copies fastest.
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
+
+    def along(
+        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    ) -> Tensor:
+        self.start([prompt], text[:1], Step(torch.empty(0)))
+        (row,) = self._texts
+        found = torch.full((len(text) - 1, most), torch.nan)
+        for place, following in enumerate(upcoming(text, range(len(text) - 1), most)):
+            proposed = torch.tensor(self._found(row, most)[: len(text) - 1 - place])
+            found[place, : len(proposed)] = (proposed == following[: len(proposed)]).float()
+            row.extend([text[place + 1]])
+        return found
 
     def _propose_nothing(self) -> None:
         nothing: list[list[int]] = [[] for _ in self._texts]

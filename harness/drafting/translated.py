@@ -12,6 +12,7 @@ tokenizer would make of the whole text. That lowers acceptance, but changes no d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.warp import AnyWarp, CommonWarp, Warp, current_warp
+from harness.drafting.along import NO_TOKEN, by_prefixes, own_probabilities, windows
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,43 @@ class TranslatedDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)
         self._rows = [self._rows[row] for row in rows]
+
+    def along(
+        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    ) -> Tensor:
+        """By `intersection` each token of the text is translated by itself, where decoding translates what a
+        verdict accepted together. By `text` the proposals are those of `most` draft tokens.
+        """
+        translation = self._translation
+        if translation.method == "text":
+            found = by_prefixes(self, prompt, text, hidden, most)
+            assert found is not None
+            return found
+        prompt = translation.prompt_into_draft(prompt)
+        device = self._runner.start([prompt]).logits.device
+        row = _Row()
+        read: list[int] = []
+        wanted: list[int] = []
+        # For each token but the last: the number of the draft's tokens that write the text up to it, and whether
+        # they write all of it.
+        ends: list[int] = []
+        is_whole: list[bool] = []
+        for token, following in itertools.pairwise(text):
+            translated = row.append([token], translation)
+            read += translated
+            # A token that the draft lacks has no probability.
+            wanted += [NO_TOKEN] * len(translated)
+            if translated:
+                wanted[-1] = translation.common.get(following, NO_TOKEN)
+            ends.append(len(read))
+            is_whole.append(bool(translated))
+        warp = translation.drawing_warp(self._warp)
+        own = own_probabilities(self._runner, warp, prompt, read, wanted, device).cpu()
+        whole = torch.tensor(is_whole)
+        of_text = torch.zeros(len(ends)).masked_scatter(whole, own[torch.tensor(ends)[whole] - 1])
+        found = windows(of_text, most)
+        found[~whole] = torch.nan
+        return found
 
     def _translate_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]

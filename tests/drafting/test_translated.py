@@ -16,6 +16,7 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.settings import ModelSettings
 from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.protocols import Step
 from harness.decoding.warp import Warp
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.drafting.translation import translation
@@ -219,3 +220,23 @@ def test_from_the_command_line(
     outcome = harness("latency", *pair, *quick, "engine=huggingface", "batch_size=1")
     row = results().iloc[-1]
     assert (row["engine"], row["identical_prompts"]) == ("huggingface", 4)
+
+
+def test_probabilities_along_a_text_are_those_of_proposals() -> None:
+    """Token 11 is half a character for the draft: after it nothing is offered. It lacks token 8."""
+    text = [1, 2, 11, 4, 8, 5, 3]
+    drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy("intersection"), Warp())
+    found = drafter.along([1, 2], text, None, 2)
+    assert found[2].isnan().all()
+    assert found[3, 0] == 0
+    drafter.start([[1, 2]], [1], Step(torch.empty(0)))
+    proposal = drafter.propose(1, torch.rand(1, 1))
+    assert proposal.probabilities is not None
+    assert found[0, 0] == pytest.approx(proposal.probabilities[0, 0, 2].item())
+    assert found[0, 1] == found[1, 0]
+
+    drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy("text"), Warp())
+    drafter.start([[1, 2, *text[:1]]], [2], Step(torch.empty(0)))
+    tokens = drafter.propose(3, torch.rand(1, 3)).tokens[0].tolist()
+    found = drafter.along([1, 2], [1, 2, *tokens, 0], None, 3)
+    assert found[1, : len(tokens)].eq(1).all()

@@ -20,6 +20,7 @@ from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
 from harness.decoding.warp import AnyWarp, current_warp
+from harness.drafting.along import PLACES, upcoming
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread, UnreadFeatures
 from harness.runners.attention import without_cudnn
@@ -245,6 +246,47 @@ class HeadDrafter(Drafter):
         self._unread.select(rows, index)
         self._propose_nothing()
 
+    @torch.inference_mode()
+    def along(
+        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    ) -> Tensor:
+        """Read the whole text once; then each place is a row that drafts behind its own beginning of it."""
+        assert hidden is not None
+        device = self.device
+        features = hidden.flatten(1).to(device)
+        tokens = to_device([*prompt, *text], device)
+        following = tokens[1:]
+        num_features = len(features)
+        self.cache = SlotCache()
+        self.cache.num_slots = num_features + self.num_ahead(most)
+        start = tokens.new_zeros(1)
+        everything = Unread(features[None], following[None], start + num_features, start)
+        parts = []
+        with without_cudnn():
+            self.read(everything)
+            of_text = self.cache
+            for begin in range(0, len(text) - 1, PLACES):
+                places = torch.arange(begin, min(begin + PLACES, len(text) - 1), device=device)
+                # Each place's last feature; an iteration reads it, and as many before it as are read again.
+                last = places + len(prompt) - 1
+                starts = (last - self.num_reread).clamp(min=0)
+                index = starts.unsqueeze(1) + torch.arange(self.num_reread + 1, device=device)
+                index = index.clamp(max=num_features - 1)
+                unread = Unread(features[index], following[index], last - starts + 1, starts)
+                self.cache = of_text.twin()
+                self.cache.repeat(torch.zeros_like(places))
+                expected = upcoming(text, places.tolist(), most).to(device)
+                drafted = self.draft(unread, expected.clamp(min=0))
+                num_drafted = drafted.tokens.shape[1]
+                index = expected[:, :num_drafted].clamp(min=0).unsqueeze(-1)
+                found = torch.full(expected.shape, torch.nan, device=device)
+                found[:, :num_drafted] = drafted.probabilities.gather(-1, index).squeeze(-1)
+                if drafted.lengths is not None:
+                    ahead = torch.arange(most, device=device)
+                    found[ahead >= drafted.lengths.unsqueeze(1)] = torch.nan
+                parts.append(found.masked_fill(expected < 0, torch.nan))
+        return torch.cat(parts)
+
     def _read_early(self) -> None:
         """Read all features now. The last one of each row is read again with those that follow,
         because `draft` needs at least one.
@@ -271,10 +313,15 @@ class HeadDrafter(Drafter):
         return logits if self._tokens is not None else logits[..., : self.vocabulary_size]
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]."""
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]; in place of these may be the tokens to take
+        (`along`).
+        """
         probabilities = self._warp(logits)
-        drawn = existing_index(probabilities, uniforms)
-        tokens = drawn if self._tokens is None else self._tokens[drawn]
+        if uniforms.is_floating_point():
+            drawn = existing_index(probabilities, uniforms)
+            tokens = drawn if self._tokens is None else self._tokens[drawn]
+        else:
+            tokens = uniforms
         return Draft(tokens, self.over_vocabulary(probabilities, 0.0), logits)
 
     def over_vocabulary(self, numbers: Tensor, of_others: float) -> Tensor:
