@@ -11,7 +11,6 @@ runs make 500,000 draws.
 from __future__ import annotations
 
 import time
-import typing
 from collections.abc import Iterator
 
 import common
@@ -19,8 +18,8 @@ import common
 from harness.commands.recovery.draw_plan import choose_contexts
 from harness.commands.recovery.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
 from harness.commands.recovery.prefix_distribution import exact_distribution
-from harness.config.settings import FAULTS_UNDER_LOAD, Fault
 from harness.engines.local.engine import LocalEngine
+from harness.engines.local.fault import fault_names, fault_of
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 
@@ -65,7 +64,7 @@ def main() -> None:
                 faulty, faulty.arms[-1], Question([context] * len(batch), decoding, seed, batch)
             )
 
-    def run(fault: Fault, seed: int) -> list[SampledCheck]:
+    def run(fault: str, seed: int) -> list[SampledCheck]:
         """The test of each context, and last that of all contexts together."""
         faulty = LocalEngine(pair, decoding, runner="eager", fault=fault)
         num_draws = (options.draws if fault == "none" else options.fault_draws) // len(contexts)
@@ -78,8 +77,8 @@ def main() -> None:
         return [*checks, together(checks)]
 
     rows = []
-    for fault in typing.get_args(Fault):
-        if fault in FAULTS_UNDER_LOAD:
+    for fault in fault_names():
+        if fault_of(fault).only_in_batches:
             continue
         started = time.perf_counter()
         with quick_garbage_collections():

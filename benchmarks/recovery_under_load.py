@@ -22,7 +22,7 @@ import common
 import harness
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
-from harness.config.settings import FAULTS_UNDER_LOAD
+from harness.engines.local.fault import FAULTS
 from harness.results.files import read_rows
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
@@ -39,7 +39,9 @@ def main() -> None:
     asked = [*SMALL, f"num_draws={options.draws}", *options.overrides]
     loaded, single = [*asked, f"load={options.load}"], [*asked, "batch_size=1"]
     rows = [_tried("none", "under load", options.runs, loaded)]
-    for fault in FAULTS_UNDER_LOAD:
+    for fault, record in FAULTS.all().items():
+        if not record.only_in_batches:
+            continue
         rows.append(_tried(fault, "under load", options.fault_runs, loaded))
         rows.append(_tried(fault, "one by one", options.fault_runs, single))
     common.show(

@@ -138,7 +138,8 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Methods in files of the test's directory: they and their modules are forgotten after it."""
+    """Methods and rules in files of the test's directory: they and their modules are forgotten after it."""
+    from harness.config.acceptance_rules import RULES
     from harness.drafting.registry import METHODS
     from harness.menu.names import PACKAGE
 
@@ -151,6 +152,7 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         if file is not None and tmp_path in Path(file).parents:
             del sys.modules[name]
     METHODS.forget()
+    RULES.forget()
 
 
 @pytest.fixture(autouse=True)

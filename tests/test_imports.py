@@ -88,9 +88,9 @@ QUICK = (
     "commands/regress/",
     "commands/latency/ranking/",
     "commands/latency/tables/",
-    "record.py",
-    "rows.py",
-    "tables.py",
+    "/record.py",
+    "/rows.py",
+    "/tables.py",
 )
 
 

@@ -135,7 +135,7 @@ MISTAKES = {
     "latency decoding.temperature=-1": "decoding.temperature=-1.0: must not be negative",
     "latency decoding.temperature=1e-300": "decoding.temperature=1e-300: must be 0 (greedy) or at least 0.0001",
     "latency decoding.top_p=1.5": "decoding.top_p=1.5: must be in (0, 1]",
-    "latency decoding.rule=deepmnd": "decoding.rule=deepmnd: must be one of deepmind, google",
+    "latency decoding.rule=deepmnd": "decoding.rule=deepmnd: no such name (did you mean deepmind?)",
     "latency decoding.lenience=0.5": "decoding.lenience=0.5: below 1 needs decoding.rule=google",
     "latency decoding.top_p=nan": "decoding.top_p=nan: must be a number",
     "latency decoding.max_new_tokens=0": "decoding.max_new_tokens=0: must be at least 1",
@@ -261,11 +261,9 @@ MISTAKES = {
     "eval task=../latency": "task=../latency: must be one of",
     # recovery
     "recovery draft=none": "draft=none: must be a model",
-    "recovery fault=rollback": "fault=rollback: must be one of none, residual_warped_twice",
-    "recovery fault=off_by_one": "fault=off_by_one: must be one of none, residual_warped_twice, "
-    "bonus_from_wrong_position, rollback_off_by_one, draft_probabilities_ignored, lenience, rows_swapped, "
-    "stale_prefix, leaving_off_by_one, neighbour_temperature, argmax_beyond_two_rows (did you mean "
-    "rollback_off_by_one or leaving_off_by_one?)",
+    "recovery fault=rollback": "fault=rollback: no such name (did you mean rollback_off_by_one?)",
+    "recovery fault=off_by_one":
+        "fault=off_by_one: no such name (did you mean leaving_off_by_one or rollback_off_by_one?)",
     "recovery load=1": "load=1: must be at least 2",
     "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
@@ -284,7 +282,8 @@ MISTAKES = {
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "latency draft.tree=static decoding.rule=typical":
         "decoding.rule=typical: must be one of deepmind, google, block with draft.tree=static",
-    "latency draft.tree=static decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
+    "latency draft.tree=static decoding.rule=eagle":
+        "decoding.rule=eagle: must be one of deepmind, google, block with draft.tree=static",
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",

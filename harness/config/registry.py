@@ -54,7 +54,7 @@ class Registry(Generic[AnyRecord]):
     Args:
         setting: that names a record, for errors: `draft`.
         base: class of the records.
-        package: with a module for each built-in record.
+        built_in: the package with a module for each built-in record, or their classes by name.
         file: of a record that has a folder of its own, the module in it.
         group: of entry points.
         advice: on writing a record of one's own, for errors.
@@ -64,14 +64,14 @@ class Registry(Generic[AnyRecord]):
         self,
         setting: str,
         base: type[AnyRecord],
-        package: str,
+        built_in: str | Mapping[str, type[AnyRecord]],
         group: str,
         advice: str = "",
         file: str = "",
     ) -> None:
         self._setting = setting
         self._base = base
-        self._package = package
+        self._source = built_in
         self._file = file
         self._group = group
         self._advice = advice
@@ -144,8 +144,7 @@ class Registry(Generic[AnyRecord]):
                 module = _module_of(Path(in_file["file"]))
                 found = getattr(module, in_file["attribute"])
             elif self.is_built_in(name):
-                path = ".".join(filter(None, [self._package, name, self._file]))
-                found = importlib.import_module(path).RECORD
+                found = self._load_built_in(name)
             elif name in installed:
                 found = installed[name].load()
             else:
@@ -171,12 +170,20 @@ class Registry(Generic[AnyRecord]):
         if not isinstance(record, self._base):
             rule = f"must inherit from {self._base.__module__}.{self._base.__name__}"
             raise SettingError(self._setting, f"{rule}{self._advice}", name)
-        if not self.is_built_in(name):
+        if not self.is_built_in(name) or isinstance(self._source, Mapping):
             record.name = name
         return record
 
+    def _load_built_in(self, name: str) -> Any:
+        if isinstance(self._source, Mapping):
+            return self._source[name]
+        path = ".".join(filter(None, [self._source, name, self._file]))
+        return importlib.import_module(path).RECORD
+
     def _built_in(self) -> tuple[str, ...]:
-        return _modules_of(self._package, bool(self._file))
+        if isinstance(self._source, Mapping):
+            return tuple(self._source)
+        return _modules_of(self._source, bool(self._file))
 
     def _installed(self) -> dict[str, EntryPoint]:
         installed = _entry_points(tuple(sys.path)).select(group=self._group)

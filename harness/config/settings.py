@@ -9,40 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.synthetic import Rates, check_rates, conditional_rates, rates_of_profile
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
-Rule = Literal["deepmind", "google", "block", "typical", "eagle"]
 TooLong = Literal["refuse", "skip", "truncate"]
-# Mistakes that `recovery` plants as controls.
-Fault = Literal[
-    "none",
-    "residual_warped_twice",
-    "bonus_from_wrong_position",
-    "rollback_off_by_one",
-    "draft_probabilities_ignored",
-    "lenience",
-    "rows_swapped",
-    "stale_prefix",
-    "leaving_off_by_one",
-    "neighbour_temperature",
-    "argmax_beyond_two_rows",
-]
-# Faults that single requests do not show.
-FAULTS_UNDER_LOAD = (
-    "rows_swapped",
-    "stale_prefix",
-    "leaving_off_by_one",
-    "neighbour_temperature",
-    "argmax_beyond_two_rows",
-)
-
 LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
 _LONGEST_NAME = 255
@@ -173,10 +150,10 @@ class DraftSettings(ModelSettings):
             super().__post_init__()
             return
         rule = f"is for drafts with weights of their own, not for draft={self.name}"
-        for field in fields(DraftSettings):
-            if field.name in _OF_WEIGHTS:
-                value = getattr(self, field.name)
-                require(value == field.default, field.name, rule, value)
+        for own in fields(DraftSettings):
+            if own.name in _OF_WEIGHTS:
+                value = getattr(self, own.name)
+                require(value == own.default, own.name, rule, value)
 
     @classmethod
     def setting_names(cls) -> list[str]:
@@ -232,7 +209,7 @@ class DecodingSettings:
         rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
             accepts whole blocks, or paths of trees, and is lossless too; `typical` accepts likely tokens, which is
             lossy; `eagle` is the sampling of EAGLE's own code, for dynamic trees, which is lossy unless it is greedy or
-            at temperature 1 without top-k and top-p.
+            at temperature 1 without top-k and top-p; `./file.py:Name` is a rule of your own.
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
@@ -248,7 +225,7 @@ class DecodingSettings:
     top_k: int = 0
     top_p: float = 1.0
     max_new_tokens: int = 64
-    rule: Rule = "deepmind"
+    rule: str = field(default="deepmind", metadata={"choices": RULES.names})
     lenience: float = 1.0
     synthetic_acceptance: float | tuple[float, ...] | str | None = None
     ignore_eos: bool | Literal["auto"] = True
@@ -266,7 +243,8 @@ class DecodingSettings:
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
         rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
-        require(self.lenience == 1 or self.rule == "google", "lenience", rule, self.lenience)
+        takes_lenience = RULES[self.rule].takes_lenience
+        require(self.lenience == 1 or takes_lenience, "lenience", rule, self.lenience)
         self._settle_acceptance()
 
     def _check_num_draft_tokens(self) -> None:
@@ -306,12 +284,9 @@ class DecodingSettings:
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        if self.synthetic_acceptance is not None:
+        if self.synthetic_acceptance is not None or self.lenience < 1:
             return True
-        if self.rule == "eagle":
-            is_plain = (self.temperature, self.top_k, self.top_p) == (1.0, 0, 1.0)
-            return self.temperature > 0 and not is_plain
-        return self.lenience < 1 or self.rule == "typical"
+        return not RULES[self.rule].is_lossless(self.temperature, self.top_k, self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)

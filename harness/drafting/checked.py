@@ -27,12 +27,13 @@ _TOLERANCE = 1e-3
 
 
 @contextmanager
-def blaming(name: str, call: str = "") -> Iterator[None]:
-    """Turns an exception of a method's code into a RunError that names the method.
+def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]:
+    """Turns an exception of a user's code into a RunError that names it.
 
     Args:
-        name: the method, as the user typed it.
+        name: as the user typed it.
         call: what was called, if that is known.
+        setting: that names it, `draft` or `decoding.rule`.
     """
     try:
         yield
@@ -45,7 +46,7 @@ def blaming(name: str, call: str = "") -> Iterator[None]:
         what = in_one_line(error)
         if call:
             what = f"{call}() raised " + f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"draft={name}: {what}") from error
+        raise RunError(f"{setting}={name}: {what}") from error
 
 
 class CheckedText(Text):

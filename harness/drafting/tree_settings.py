@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require
-
-_RULES = ("deepmind", "google", "block")
 
 
 def check_trees(run: RunSettings, *, own_loop: bool) -> None:
@@ -20,16 +19,16 @@ def check_trees(run: RunSettings, *, own_loop: bool) -> None:
     draft = run.draft
     decoding = run.decoding
     tree = getattr(draft, "tree", "chain")
-    if decoding.rule == "eagle":
-        rule = "is for draft.tree=dynamic"
-        require(tree == "dynamic", "decoding.rule", rule, decoding.rule)
+    record = RULES[decoding.rule]
     if draft is None or not draft.most_nodes:
+        rule = f"is for draft.tree={' or '.join(record.trees)}"
+        require(record.of_chains, "decoding.rule", rule, decoding.rule)
         return
     of_trees = f"with draft.tree={tree}"
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
-    rules = (*_RULES, "eagle") if tree == "dynamic" else _RULES
+    rules = [name for name, one in RULES.all().items() if tree in one.trees]
     rule = f"must be one of {', '.join(rules)} {of_trees}"
-    require(decoding.rule in rules, "decoding.rule", rule, decoding.rule)
+    require(tree in record.trees, "decoding.rule", rule, decoding.rule)
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
     rates = decoding.synthetic_acceptance
     require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)

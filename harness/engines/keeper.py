@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.settings import DecodingSettings
 from harness.engines.local.runner_choice import resolve
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
@@ -101,7 +101,7 @@ class PairKeeper:
         *,
         say: Callable[[str], None],
         share_prefix: bool = False,
-        fault: Fault = "none",
+        fault: str = "none",
     ) -> Engine:
         """Open the engine that the settings name. The arguments are those of `Opening`.
 

@@ -18,7 +18,7 @@ from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.config.settings import DecodingSettings, DraftSettings, Fault
+    from harness.config.settings import DecodingSettings, DraftSettings
     from harness.drafting.method import Method
     from harness.engines.protocol import Engine
 
@@ -47,7 +47,7 @@ class Opening:
     longest_prompt: int
     say: Callable[[str], None]
     share_prefix: bool = False
-    fault: Fault = "none"
+    fault: str = "none"
 
 
 class Addresses(NamedTuple):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.config.acceptance_rules import RULES
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
@@ -173,6 +174,7 @@ def _digest(
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
+        "rule": RULES.source(settings.decoding.rule),
         "command": _own_source(type(settings)),
     }
     text = json.dumps(everything, sort_keys=True, default=str)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import cpu_name, gpu_names
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
@@ -234,7 +234,7 @@ class Session:
         decoding: DecodingSettings | None = None,
         *,
         share_prefix: bool = False,
-        fault: Fault = "none",
+        fault: str = "none",
     ) -> Engine:
         """Open the engine, with the pair loaded if it needs one.
 

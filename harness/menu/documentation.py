@@ -91,10 +91,14 @@ def described(kind: type, fields: Iterable[str], prefix: str = "") -> list[Setti
     """Some fields of a dataclass as settings."""
     about = meanings(kind)
     hints = typing.get_type_hints(kind)
+    metadata = {field.name: field.metadata for field in dataclasses.fields(kind)}
     settings = []
     for name in fields:
         default = getattr(kind, name, dataclasses.MISSING)
-        settings.append(Setting(prefix + name, _choices(hints[name]), default, about.get(name, "")))
+        # The names of a registry, where a setting takes one of them.
+        names = metadata[name].get("choices")
+        choices = tuple(names()) if names else _choices(hints[name])
+        settings.append(Setting(prefix + name, choices, default, about.get(name, "")))
     return settings
 
 

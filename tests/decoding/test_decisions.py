@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
 from fakes import Scripted
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.settings import DecodingSettings
 from harness.decoding.batch import Request
 from harness.decoding.decisions import Draw, Figures, Judge
 from harness.decoding.loops import autoregressive, speculative
@@ -26,7 +26,7 @@ from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.registry import METHODS
-from harness.engines.local.faults import faulty_verification
+from harness.engines.local.fault import fault_names, fault_of
 from harness.engines.local.rules import decisions_of
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -179,8 +179,8 @@ def test_what_makes_decisions_equal() -> None:
     assert Judge(rows.current, AcceptByCoin((0.5,))) == Judge(Warp(0.7), AcceptByCoin((0.5,)))
     rows.set_rows([Warp(0.7), Warp(0.8)])
     assert Draw(Warp(0.7)) != Draw(rows.current)
-    for fault in get_args(Fault):
-        rules = [faulty_verification(fault, Warp(0.7), AcceptByCoin((0.5,))) for _ in range(2)]
+    for fault in fault_names():
+        rules = [fault_of(fault).verification(AcceptByCoin((0.5,)), Warp(0.7)) for _ in range(2)]
         assert rules[0] == rules[1]
 
     def other(offer: Offer) -> Verdict:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +14,14 @@ from torch import Tensor
 
 from harness.config.run import RunnerName
 from harness.config.settings import (
-    FAULTS_UNDER_LOAD,
     DecodingSettings,
-    Fault,
     ModelSettings,
     PlacementSettings,
 )
 from harness.decoding.batch import itself
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local.engine import LocalEngine
+from harness.engines.local.fault import FAULTS
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
 from harness.models.case import Demand
@@ -31,10 +30,11 @@ from harness.runners.static import StaticRunner
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
-Control = tuple[DecodingSettings, Fault]
+Control = tuple[DecodingSettings, str]
 CONTROLS: list[Control] = [
     (COIN, "none"),
-    *((DECODING, fault) for fault in get_args(Fault) if fault not in FAULTS_UNDER_LOAD),
+    (DECODING, "none"),
+    *((DECODING, name) for name, one in FAULTS.all().items() if not one.only_in_batches),
 ]
 # The others differ in decisions alone.
 CONTROLS_OF_PASSES: list[Control] = [
@@ -102,7 +102,7 @@ def on_gpu(pair: Pair) -> Pair:
 
 
 def open_engine(
-    pair: Pair, decoding: DecodingSettings, runner: RunnerName, fault: Fault
+    pair: Pair, decoding: DecodingSettings, runner: RunnerName, fault: str
 ) -> LocalEngine:
     return LocalEngine(pair, decoding, runner=runner, batch_size=2, longest_prompt=5, fault=fault)
 

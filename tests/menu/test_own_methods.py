@@ -33,7 +33,7 @@ def the_pages_files(harness: Harness, own_methods: None) -> None:
     blocks = re.findall(
         r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
     )
-    assert [name for name, _ in blocks] == ["corpus_ngrams.py", "linear_head.py"]
+    assert [name for name, _ in blocks] == ["corpus_ngrams.py", "linear_head.py", "likely.py"]
     for name, code in blocks:
         assert code.count("\n") <= 62
         Path(name).write_text(code, encoding="utf-8")

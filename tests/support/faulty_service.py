@@ -14,7 +14,7 @@ from harness.commands.serve.app import make_app
 from harness.commands.serve.command import listen
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.service import Service
-from harness.config.settings import Fault, ModelSettings
+from harness.config.settings import ModelSettings
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine
@@ -27,7 +27,7 @@ BATCH_SIZE = 6
 class FaultyKeeper(PairKeeper):
     """Opens every engine with a fault."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__()
         self._fault = fault
 
@@ -36,7 +36,7 @@ class FaultyKeeper(PairKeeper):
 
 
 @contextmanager
-def faulty_service(directory: Path, fault: Fault) -> Iterator[str]:
+def faulty_service(directory: Path, fault: str) -> Iterator[str]:
     """The address of the API over the models `target` and `draft` in a directory."""
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
-from harness.config.settings import Fault, require, require_at_least
+from harness.config.settings import require, require_at_least
+from harness.engines.local.fault import FAULTS, fault_names, fault_of
 from harness.records.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Document, Line
-
-# `engines/faults.py` has the faults and says what each one does. Those that trees can have:
-_OF_TREES = ("none", "bonus_from_wrong_position", "rollback_off_by_one")
-# Faults that change greedy texts; the others change only with which probability a token is drawn.
-_IN_GREEDY_TEXTS = (*_OF_TREES, "rows_swapped", "stale_prefix", "leaving_off_by_one")
-# How many rows must be decoded at once before a fault changes anything.
-_FEWEST_ROWS: Mapping[Fault, int] = {
-    "leaving_off_by_one": 2,
-    "stale_prefix": 2,
-    "argmax_beyond_two_rows": 3,
-    "rows_swapped": 4,
-}
 
 # Sampling settings of requests under load. `experiments/samplings.py` has their values.
 SamplingName = Literal[
@@ -71,7 +60,7 @@ class RecoverySettings(PromptedSettings):
     num_draws: int | Literal["auto"] = "auto"
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
-    fault: Fault = "none"
+    fault: str = field(default="none", metadata={"choices": fault_names})
     load: int | None = None
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
 
@@ -106,25 +95,22 @@ class RecoverySettings(PromptedSettings):
 
     def _check_fault(self) -> None:
         """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
-        decoding = self.decoding
+        if self.fault == "none":
+            return
+        fault = fault_of(self.fault)
         rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
-        require(
-            self.fault == "none" or decoding.synthetic_acceptance is None, "fault", rule, self.fault
-        )
-        shows = decoding.temperature > 0 or self.fault in _IN_GREEDY_TEXTS
-        require(shows, "fault", "changes nothing at decoding.temperature=0", self.fault)
-        plain = decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1
-        rule = "changes nothing at decoding.temperature=1 without top_k or top_p"
-        require(not plain or self.fault != "residual_warped_twice", "fault", rule, self.fault)
-
+        by_rule = self.decoding.synthetic_acceptance is None
+        require(by_rule, "fault", rule, self.fault)
+        idle = fault.is_idle(self.decoding)
+        require(idle is None, "fault", f"changes nothing {idle}", self.fault)
         if self.draft is not None and self.draft.most_nodes:
-            rule = f"must be one of {', '.join(_OF_TREES)} with draft.tree"
-            require(self.fault in _OF_TREES, "fault", rule, self.fault)
-
+            of_trees = [name for name, one in FAULTS.all().items() if one.in_trees]
+            rule = f"must be one of none, {', '.join(of_trees)} with draft.tree"
+            require(fault.in_trees, "fault", rule, self.fault)
         rule = "needs load: without it, all rows have the same settings"
         differ = self.load is not None
-        require(differ or self.fault != "neighbour_temperature", "fault", rule, self.fault)
-        fewest = _FEWEST_ROWS.get(self.fault, 1)
+        require(differ or not fault.needs_mixed_settings, "fault", rule, self.fault)
+        fewest = fault.fewest_rows
         rule = f"changes nothing with fewer than {fewest} rows at once (batch_size, or load)"
         require((self.load or self.batch_size) >= fewest, "fault", rule, self.fault)
 

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from harness.config.acceptance_rules import RULES
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
@@ -25,7 +26,7 @@ from harness.drafting.checked import CheckedDrafter, blaming
 from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import METHODS
 from harness.engines.checks.reference import ModelReference, not_finite
-from harness.engines.local.faults import faulty_runner, faulty_warp
+from harness.engines.local.fault import fault_of
 from harness.engines.local.load import keep_in_flight
 from harness.engines.local.pair_runners import PairRunners, new_drafters, open_runners
 from harness.engines.local.pass_times import pass_ms, pass_widths
@@ -60,7 +61,7 @@ class LocalArm(Arm):
     runners: PairRunners
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
-    fault: Fault = "none"
+    fault: str = "none"
     phases: Phases | None = None
     tells_drafts = True
 
@@ -97,7 +98,7 @@ class LocalArm(Arm):
             return num_positions
         if self._most_nodes:
             return num_positions * (self._most_nodes + 1)
-        if decoding.rule == "block":
+        if RULES[decoding.rule].redraws:
             return num_positions * (decoding.most_draft_tokens + 1)
         return num_positions
 
@@ -139,8 +140,9 @@ class LocalArm(Arm):
         return autoregressive(self._target(), request, self.runners.works_ahead, agree=of_rank_0)
 
     def _speculative(self, request: Request, decoding: DecodingSettings) -> Records:
-        warp = faulty_warp(self.fault)
-        target: Any = faulty_runner(self.fault, self._target())
+        fault = fault_of(self.fault)
+        warp = fault.warp()
+        target: Any = fault.runner(self._target())
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
         if self._most_nodes:
@@ -162,7 +164,7 @@ class LocalArm(Arm):
             num_draft_tokens=num_draft_tokens,
             lenience=rule.lenience,
             verification=rule.verification,
-            redraw=decoding.rule == "block",
+            redraw=RULES[decoding.rule].redraws,
             warp=warp,
             ahead=self.runners.works_ahead,
             agree=of_rank_0,
@@ -211,7 +213,7 @@ class LocalEngine(Engine):
         batch_size: int = 1,
         longest_prompt: int = 0,
         share_prefix: bool = False,
-        fault: Fault = "none",
+        fault: str = "none",
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         demanded = Demanded(
@@ -223,7 +225,7 @@ class LocalEngine(Engine):
             fault=fault,
         )
         self._pair = pair
-        self._fault: Fault = fault
+        self._fault = fault
         self._is_checked = False
         self.runners = open_runners(pair, demanded, say)
         self.reference: ModelReference = ModelReference(pair, self.runners)

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.acceptance_rules import RULES
+from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings
 from harness.decoding.decisions import Decision, Draw, Judge
-from harness.decoding.rules import AcceptByCoin, verify_block, verify_typical
-from harness.decoding.tree_rules import TreeRule, verify_eagle, verify_rounds, verify_traversal
-from harness.decoding.verify import verify
+from harness.decoding.rules import AcceptByCoin
+from harness.decoding.tree_rules import TreeRule
+from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import Warp
-from harness.engines.local.faults import (
-    LENIENCE,
-    TreeBonusFromWrongPosition,
-    Verification,
-    faulty_verification,
-)
-
-# Values of `decoding.rule`. `deepmind` and `google` are `verify` for chains, where `google` alone may
-# have a lenience, and `verify_rounds` for trees. Settings refuse `typical` with trees, and `eagle`
-# with chains (`menu.trees.check_trees`).
-_RULES: dict[str, Verification] = {"block": verify_block, "typical": verify_typical}
-_TREE_RULES: dict[str, TreeRule] = {"block": verify_traversal, "eagle": verify_eagle}
+from harness.drafting.checked import blaming
+from harness.engines.local.fault import fault_of
 
 
-class AcceptanceRule(NamedTuple):
+class Acceptance(NamedTuple):
     """A rule of acceptance. Equal for equal settings.
 
     Attributes:
         lenience: l in (0, 1]; a token is accepted with min(1, target / (l draft)). 1 is lossless.
     """
 
-    verification: Verification
+    verification: Callable[[Offer], Verdict]
     lenience: float
 
 
@@ -41,28 +34,60 @@ def warp_of(decoding: DecodingSettings) -> Warp:
     return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
 
 
-def rule_of(decoding: DecodingSettings, fault: Fault) -> AcceptanceRule:
-    """The rule of these settings, with the fault in it."""
-    rates = decoding.synthetic_rates
-    rule = _RULES.get(decoding.rule, verify) if rates is None else AcceptByCoin(rates)
-    lenience = LENIENCE if fault == "lenience" else decoding.lenience
-    # One of the faults warps twice.
-    return AcceptanceRule(faulty_verification(fault, warp_of(decoding), rule), lenience)
+@dataclass(frozen=True)
+class CheckedRule:
+    """A rule that is not built in. A verdict of another form ends the run with a line that names the rule.
 
-
-def tree_rule_of(decoding: DecodingSettings, fault: Fault) -> TreeRule:
-    """The rule of these settings for trees, with the fault in it.
-
-    Settings refuse lenience and synthetic rates with trees (`menu.trees.check_trees`), and all faults
-    but `bonus_from_wrong_position` and one of the caches (`RecoverySettings`).
+    Shapes and types are checked, which no device has to be waited for.
     """
-    rule = _TREE_RULES.get(decoding.rule, verify_rounds)
-    return TreeBonusFromWrongPosition(rule) if fault == "bonus_from_wrong_position" else rule
+
+    name: str
+    rule: Callable[[Offer], Verdict]
+
+    def __call__(self, offer: Offer) -> Verdict:
+        with blaming(self.name, "verify", "decoding.rule"):
+            verdict = self.rule(offer)
+        if not isinstance(verdict, Verdict):
+            wrong = f"must return a Verdict, not {type(verdict).__name__}"
+            raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
+        num_rows, num_draft_tokens = offer.draft_tokens.shape
+        shapes = {
+            "num_accepted": (num_rows,),
+            "next_token": (num_rows,),
+            "target_probability": (num_rows, num_draft_tokens),
+            "draft_probability": (num_rows, num_draft_tokens),
+        }
+        for part, shape in shapes.items():
+            found = tuple(getattr(verdict, part).shape)
+            if found != shape:
+                wrong = f"must give a {part} of shape {list(shape)}, not {list(found)}"
+                raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
+        for part in ("num_accepted", "next_token"):
+            if getattr(verdict, part).is_floating_point():
+                wrong = f"must give whole numbers as {part}"
+                raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
+        return verdict
+
+
+def rule_of(decoding: DecodingSettings, fault: str) -> Acceptance:
+    """The rule of these settings, with the fault in it."""
+    planted = fault_of(fault)
+    rates = decoding.synthetic_rates
+    rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
+    if rates is None and not RULES.is_built_in(decoding.rule):
+        rule = CheckedRule(decoding.rule, rule)
+    lenience = decoding.lenience if planted.lenience is None else planted.lenience
+    return Acceptance(planted.verification(rule, warp_of(decoding)), lenience)
+
+
+def tree_rule_of(decoding: DecodingSettings, fault: str) -> TreeRule:
+    """The rule of these settings for trees, with the fault in it."""
+    return fault_of(fault).tree_rule(RULES[decoding.rule].tree_verification())
 
 
 def decisions_of(
     decoding: DecodingSettings,
-    fault: Fault,
+    fault: str,
     widths: Sequence[int],
     *,
     deterministic: bool | None,

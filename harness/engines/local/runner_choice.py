@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, Fault
+from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Runner
 from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import part_with_head
@@ -68,7 +68,7 @@ class Demanded:
     batch_size: int = 1
     longest_prompt: int
     share_prefix: bool = False
-    fault: Fault = "none"
+    fault: str = "none"
     most_nodes: int = 0
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +25,12 @@ from harness.commands.recovery.lossless import (
     together,
 )
 from harness.commands.recovery.prefix_distribution import PrefixDistribution, exact_distribution
-from harness.config.settings import FAULTS_UNDER_LOAD, DecodingSettings, Fault, ModelSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.checks.divergence import Divergence, first_divergence
 from harness.engines.checks.reference import ModelReference, open_reference
 from harness.engines.local.engine import LocalEngine
+from harness.engines.local.fault import FAULTS as PLANTED
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.requests import RequestRecord
@@ -37,7 +38,7 @@ from harness.engines.timing import Generation, generate
 from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
-FAULTS = [fault for fault in get_args(Fault) if fault not in ("none", *FAULTS_UNDER_LOAD)]
+FAULTS = [name for name, one in PLANTED.all().items() if not one.only_in_batches]
 NUM_DRAWS = 8000
 # The verdict of the mildest fault with one draft token hangs on more.
 MANY_DRAWS = 16_000
@@ -60,7 +61,7 @@ def pair(dtype: torch.dtype) -> Pair:
 
 
 @functools.cache
-def engine(fault: Fault = "none", dtype: torch.dtype = torch.float32) -> LocalEngine:
+def engine(fault: str = "none", dtype: torch.dtype = torch.float32) -> LocalEngine:
     return LocalEngine(pair(dtype), DecodingSettings(), runner="eager", fault=fault)
 
 
@@ -79,7 +80,7 @@ def exact_after_prompt(
 
 @functools.cache
 def sample(
-    fault: Fault = "none",
+    fault: str = "none",
     num_draft_tokens: int = 1,
     num_draws: int = NUM_DRAWS,
     dtype: torch.dtype = torch.float32,
@@ -107,7 +108,7 @@ def sample(
 
 
 def compare(
-    fault: Fault = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
+    fault: str = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
 ) -> list[Divergence | None]:
     decoding = DecodingSettings(
         temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24
@@ -136,7 +137,7 @@ def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: i
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: Fault) -> None:
+def test_every_planted_fault_is_caught(fault: str) -> None:
     assert sample(fault, num_draws=MANY_DRAWS).verdict == "lossy"
 
 
@@ -144,7 +145,7 @@ def test_every_planted_fault_is_caught(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if fault != "bonus_from_wrong_position"]
 )
-def test_faults_are_caught_with_more_draft_tokens_too(fault: Fault) -> None:
+def test_faults_are_caught_with_more_draft_tokens_too(fault: str) -> None:
     """But for the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
     assert sample(fault, num_draft_tokens=3).verdict == "lossy"
 
@@ -187,7 +188,7 @@ def test_greedy_texts_of_the_honest_arm_are_the_regular_ones() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fault", ["bonus_from_wrong_position", "rollback_off_by_one"])
-def test_greedy_texts_give_faults_away(fault: Fault, dtype: torch.dtype) -> None:
+def test_greedy_texts_give_faults_away(fault: str, dtype: torch.dtype) -> None:
     verdict, worst = judge_greedy(compare(fault, dtype, num_draft_tokens=1))
     assert verdict == "lossy"
     assert worst is not None

@@ -15,14 +15,13 @@ from harness.commands.recovery.samplings import samplings
 from harness.commands.recovery.workload import PlannedRequest, Workload
 from harness.config.errors import RunError
 from harness.config.settings import (
-    FAULTS_UNDER_LOAD,
     DecodingSettings,
-    Fault,
     ModelSettings,
     PlacementSettings,
 )
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.local.engine import LocalArm, LocalEngine
+from harness.engines.local.fault import FAULTS
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
@@ -32,6 +31,7 @@ from tiny_checkpoints import load_pair, save_talkative_pair
 from wording import mentions
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
+UNDER_LOAD = [name for name, fault in FAULTS.all().items() if fault.only_in_batches]
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
 QUICK = [
     "num_prompts=3",
@@ -68,7 +68,7 @@ def pair(directory: Path) -> Pair:
     return load_pair(target, draft, PlacementSettings())
 
 
-def open_arm(pair: Pair, fault: Fault = "none") -> tuple[LocalEngine, LocalArm]:
+def open_arm(pair: Pair, fault: str = "none") -> tuple[LocalEngine, LocalArm]:
     engine = LocalEngine(pair, DECODING, runner="eager", batch_size=6, fault=fault)
     arm = engine.arms[-1]
     assert isinstance(arm, LocalArm)
@@ -110,8 +110,8 @@ def honest_texts(pair: Pair) -> list[list[int]]:
     return [alone(*honest, asked) for asked in workload().first_turns(4)]
 
 
-@pytest.mark.parametrize("fault", FAULTS_UNDER_LOAD)
-def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: Fault) -> None:
+@pytest.mark.parametrize("fault", UNDER_LOAD)
+def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: str) -> None:
     faulty = open_arm(pair, fault)
     assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
 
@@ -173,8 +173,8 @@ def test_an_honest_engine_is_lossless_under_load(harness: Harness, named: list[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS_UNDER_LOAD)
-def test_faults_are_found_under_load(harness: Harness, named: list[str], fault: Fault) -> None:
+@pytest.mark.parametrize("fault", UNDER_LOAD)
+def test_faults_are_found_under_load(harness: Harness, named: list[str], fault: str) -> None:
     outcome = harness("recovery", *named, *QUICK, f"fault={fault}", code=1)
     assert outcome.complaint.startswith("lossy: ")
 
@@ -182,7 +182,7 @@ def test_faults_are_found_under_load(harness: Harness, named: list[str], fault: 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none", "neighbour_temperature"])
 def test_our_service_is_tested_over_http(
-    harness: Harness, directory: Path, named: list[str], fault: Fault
+    harness: Harness, directory: Path, named: list[str], fault: str
 ) -> None:
     pytest.importorskip("openai", reason="specharness[server] is not installed")
     with faulty_service(directory, fault) as url:

@@ -1,0 +1,125 @@
+"""Rules of acceptance by name: which draft tokens are kept. The built-in ones, and those in files of the user's own.
+
+What needs torch is named by its path, and imported when a run decodes.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from harness.config.registry import Record, Registry
+
+
+class AcceptanceRule(Record):
+    """A rule of acceptance, as `decoding.rule=NAME` names it.
+
+    One's own is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`) or in an installed package (entry
+    point group `harness.rules`). It is called after every pass of the target, in a batch and within compiled passes:
+    tensors in, tensors out, without reading one on the host.
+
+    Attributes:
+        name: what `decoding.rule=` calls it.
+        lossless: whether the output follows the target's distribution. Every rule must keep greedy texts unless it is
+            lossy greedily too.
+        lossless_greedily: the same at temperature 0.
+        tests_each_token: whether a token's acceptance depends on its own test and those before it alone, so that what
+            was accepted of K tokens tells what would have been of fewer.
+        redraws: whether an iteration takes random numbers of its own for each draft token.
+        takes_lenience: whether it divides ratios by `decoding.lenience`.
+        trees: the kinds of trees (`draft.tree`) that it verifies as well.
+        of_chains: whether it verifies chains.
+    """
+
+    lossless: ClassVar[bool] = False
+    lossless_greedily: ClassVar[bool] = False
+    tests_each_token: ClassVar[bool] = False
+    redraws: ClassVar[bool] = False
+    takes_lenience: ClassVar[bool] = False
+    trees: ClassVar[tuple[str, ...]] = ()
+    of_chains: ClassVar[bool] = True
+
+    def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
+        """Whether the output follows the target's distribution with these settings, at lenience 1."""
+        return self.lossless_greedily if temperature == 0 else self.lossless
+
+    def verify(self, offer: Any) -> Any:
+        """Return the `Verdict` over an `Offer` (`harness/decoding/verify.py`): a pure function."""
+        raise NotImplementedError
+
+    def verification(self) -> Callable[[Any], Any]:
+        """The function that judges chains, the same one at every call."""
+        return self.verify
+
+    def tree_verification(self) -> Callable[[Any], Any]:
+        """The function that judges trees, a `TreeOffer` (`harness/decoding/tree_rules.py`)."""
+        raise NotImplementedError
+
+
+class _Plain(AcceptanceRule):
+    """The rule of Leviathan et al. 2023 and Chen et al. 2023: accept with min(1, target / draft)."""
+
+    lossless = True
+    lossless_greedily = True
+    tests_each_token = True
+    trees: ClassVar[tuple[str, ...]] = ("static", "dynamic")
+    path = "harness.decoding.verify:verify"
+    path_for_trees = "harness.decoding.tree_rules:verify_rounds"
+
+    def verification(self) -> Callable[[Any], Any]:
+        function: Callable[[Any], Any] = pkgutil.resolve_name(self.path)
+        return function
+
+    def tree_verification(self) -> Callable[[Any], Any]:
+        function: Callable[[Any], Any] = pkgutil.resolve_name(self.path_for_trees)
+        return function
+
+
+class _Google(_Plain):
+    """The same with the lenience of Leviathan et al., appendix A.5."""
+
+    takes_lenience = True
+
+
+class _Block(_Plain):
+    """Block verification, and traversal verification of trees."""
+
+    tests_each_token = False
+    redraws = True
+    path = "harness.decoding.rules:verify_block"
+    path_for_trees = "harness.decoding.tree_rules:verify_traversal"
+
+
+class _Typical(_Plain):
+    """Typical acceptance of Medusa. Greedily it changes nothing, and is called lossy all the same."""
+
+    lossless = False
+    lossless_greedily = False
+    trees = ()
+    path = "harness.decoding.rules:verify_typical"
+
+
+class _Eagle(_Plain):
+    """The sampling of EAGLE's own code."""
+
+    trees = ("dynamic",)
+    of_chains = False
+    path_for_trees = "harness.decoding.tree_rules:verify_eagle"
+
+    def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
+        return temperature == 0 or (temperature, top_k, top_p) == (1.0, 0, 1.0)
+
+
+RULES = Registry(
+    "rule",
+    AcceptanceRule,
+    {
+        "deepmind": _Plain,
+        "google": _Google,
+        "block": _Block,
+        "typical": _Typical,
+        "eagle": _Eagle,
+    },
+    "harness.rules",
+)

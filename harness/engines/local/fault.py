@@ -1,0 +1,87 @@
+"""Mistakes planted in speculative decoding on purpose, which a test of losslessness must catch: `recovery fault=NAME`.
+
+Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
+in `engines/local/faults/`, and nothing else names it. It takes the place of the real rule, warp or runner, compares by
+value and passes other calls on, so that it runs on the same prepared code as the real arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from harness.config.registry import Record, Registry
+
+if TYPE_CHECKING:
+    from harness.config.settings import DecodingSettings
+    from harness.decoding.protocols import Runner
+    from harness.decoding.tree_rules import TreeRule
+    from harness.decoding.verify import Offer, Verdict
+    from harness.decoding.warp import BatchWarp, Warp
+
+    Verification = Callable[[Offer], Verdict]
+
+
+class Fault(Record):
+    """A mistake; this class plants none.
+
+    Attributes:
+        in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
+        in_trees: whether drafts that propose trees can have it.
+        fewest_rows: how many rows must be decoded at once before it changes anything.
+        needs_mixed_settings: whether the rows must have different settings of sampling.
+        lenience: in place of the run's own, if not None.
+    """
+
+    name = "none"
+    in_greedy_texts: ClassVar[bool] = False
+    in_trees: ClassVar[bool] = False
+    fewest_rows: ClassVar[int] = 1
+    needs_mixed_settings: ClassVar[bool] = False
+    lenience: ClassVar[float | None] = None
+
+    @property
+    def only_in_batches(self) -> bool:
+        """Whether single requests do not show it."""
+        return self.fewest_rows > 1 or self.needs_mixed_settings
+
+    def is_idle(self, decoding: DecodingSettings) -> str | None:
+        """The settings of decoding with which it changes nothing, in words; None where it does."""
+        is_greedy = decoding.temperature == 0
+        return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
+
+    def verification(self, rule: Verification, warp: Warp) -> Verification:
+        """The rule of acceptance for chains, with the mistake in it."""
+        return rule
+
+    def tree_rule(self, rule: TreeRule) -> TreeRule:
+        """The rule of acceptance for trees, with the mistake in it."""
+        return rule
+
+    def runner(self, runner: Runner) -> Runner:
+        """The target's runner, with the mistake in its cache."""
+        return runner
+
+    def warp(self) -> BatchWarp:
+        """The warp of a batch, with the mistake in it."""
+        from harness.decoding.warp import BatchWarp
+
+        return BatchWarp()
+
+
+FAULTS = Registry("fault", Fault, "harness.engines.local.faults", "harness.faults")
+_NONE = Fault()
+
+
+def fault_names() -> list[str]:
+    """What `fault=` can be."""
+    return ["none", *FAULTS.names()]
+
+
+def fault_of(name: str) -> Fault:
+    """The fault of this name; of `none` one that changes nothing.
+
+    Raises:
+        SettingError: there is none.
+    """
+    return _NONE if name == "none" else FAULTS[name]

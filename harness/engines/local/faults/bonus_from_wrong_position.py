@@ -1,0 +1,59 @@
+"""The bonus token comes from the distribution of the last draft token, one position early."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from harness.decoding.randomness import inverse_cdf
+from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
+from harness.decoding.verify import Offer, Verdict
+from harness.decoding.warp import Warp
+from harness.engines.local.fault import Fault
+
+
+@dataclass(frozen=True)
+class OnePositionEarly:
+    rule: Callable[[Offer], Verdict]
+
+    def __call__(self, offer: Offer) -> Verdict:
+        target = offer.target_probabilities
+        early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
+        return self.rule(dataclasses.replace(offer, target_probabilities=early))
+
+
+@dataclass(frozen=True)
+class OnePositionEarlyInTrees:
+    """The token after an accepted leaf comes from the distribution of the leaf itself."""
+
+    rule: TreeRule
+
+    def __call__(self, offer: TreeOffer) -> TreeVerdict:
+        verdict = self.rule(offer)
+        rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
+        is_leaf = ~offer.children_of(verdict.last_node).any(1)
+        parent = offer.parents[rows, (verdict.last_node - 1).clamp(min=0)]
+        early = offer.target_probabilities[rows, parent]
+        wrong = inverse_cdf(early, offer.next_uniforms[rows, verdict.num_accepted])
+        is_wrong = is_leaf & (verdict.last_node > 0)
+        next_token = torch.where(is_wrong, wrong, verdict.next_token)
+        return dataclasses.replace(verdict, next_token=next_token)
+
+
+class BonusFromWrongPosition(Fault):
+    in_greedy_texts = True
+    in_trees = True
+
+    def verification(
+        self, rule: Callable[[Offer], Verdict], warp: Warp
+    ) -> Callable[[Offer], Verdict]:
+        return OnePositionEarly(rule)
+
+    def tree_rule(self, rule: TreeRule) -> TreeRule:
+        return OnePositionEarlyInTrees(rule)
+
+
+RECORD = BonusFromWrongPosition()
