@@ -14,14 +14,15 @@ PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
 
 
 def typed_lines() -> list[str]:
-    """What follows `python -m harness` and the like, as it is printed: with quotes, and with remarks behind it.
+    """What follows `harness` or `python -m harness`, as it is printed: with quotes, and with remarks behind it.
 
-    Within sentences and tables, command lines stand alone: `recovery load=8`.
+    Within sentences and tables, command lines may stand alone: `recovery load=8`.
     """
     files = [*PAGES, *PRESETS]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    typed = re.findall("(?:-m harness|- run: harness) ([^`\n]*)", text)
     names = "|".join(command.name for command in commands())
+    typed = re.findall("-m harness ([^`\n]*)", text)
+    typed += re.findall(rf"(?:^|[`$ ])harness ((?:{names})\b[^`\n]*)", text, re.MULTILINE)
     typed += re.findall(f"`((?:{names}) [^`]*=[^`]*)`", text)
     for command in commands():
         examples = [(command.example, ""), *command.examples]
@@ -30,6 +31,6 @@ def typed_lines() -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a line, as a shell passes them on; without what stands for others."""
+    """The words of a line, as a shell passes them on; without what stands for others, and what the shell takes."""
     words = shlex.split(line.partition(" <")[0], comments=True)
-    return [word for word in words if word != "SETTINGS"]
+    return [word for word in words if word not in ("SETTINGS", "&")]
