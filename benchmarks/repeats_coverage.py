@@ -40,7 +40,7 @@ def main() -> None:
         if row.repeat != "all" and row.status == "ok":
             runs.setdefault(str(row.run), []).append(row)
     in_order = [rows for _, rows in sorted(runs.items()) if len(rows) == 2]
-    logs = [math.log(rows[-1].speedup or 1) for rows in in_order]
+    logs = [math.log(rows[-1].values()["speedup"] or 1) for rows in in_order]
     value = math.exp(sum(logs) / len(logs))
     print(f"{len(in_order)} runs; the long-run speed-up is {value:.4f}×")
     size = options.repeats
@@ -66,13 +66,9 @@ def measure(options: argparse.Namespace) -> Path:
 
 def report(name: str, rows: Sequence[LatencyRow], value: float) -> None:
     """Print how many intervals of these rows contain the value."""
-    bounds = [
-        (row.speedup_low, row.speedup_high)
-        for row in rows
-        if row.speedup_low is not None and row.speedup_high is not None
-    ]
-    inside = sum(low <= value <= high for low, high in bounds)
-    print(f"{name}: {inside} of {len(bounds)} intervals contain it")
+    speedups = [row.speedup for row in rows if row.speedup is not None and row.speedup.has_bounds]
+    inside = sum(not speedup.excludes(value) for speedup in speedups)
+    print(f"{name}: {inside} of {len(speedups)} intervals contain it")
 
 
 if __name__ == "__main__":

@@ -148,9 +148,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         outcome = _run_quietly(command, arguments, verbose)
     if outcome.errors:
         raise outcome.errors[0]
-    return pd.DataFrame(
-        [{name: getattr(row, name) for name in row.columns()} for row in outcome.rows]
-    )
+    return pd.DataFrame([row.values() for row in outcome.rows])
 
 
 def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
@@ -383,7 +381,7 @@ def run_job(config: Any) -> float:
     with _reporting(str(config.get("command"))):
         _outcome.rows = composed.run(config)
         if _outcome.rows:
-            return float(getattr(_outcome.rows[-1], "speedup", None) or 0)
+            return float(_outcome.rows[-1].values().get("speedup") or 0)
     return 0.0
 
 

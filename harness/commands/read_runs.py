@@ -354,12 +354,11 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
         if not isinstance(row, LatencyRow):
             continue
         speedup = row.speedup
-        low = row.speedup_low
-        high = row.speedup_high
-        if speedup is None or low is None or high is None or low <= speedup <= high:
+        if speedup is None or not speedup.excludes(speedup.estimate):
             continue
         notes.append(
-            f"run {row.run}: a speed-up of {speedup:g} is outside its interval, {low:g} to {high:g}"
+            f"run {row.run}: a speed-up of {speedup.estimate:g} is outside its interval,"
+            f" {speedup.low:g} to {speedup.high:g}"
         )
     return notes
 

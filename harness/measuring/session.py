@@ -32,6 +32,7 @@ from harness.results.environment import environment_columns, new_run_id, write_e
 from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
+from harness.results.statistics.interval import Interval
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -322,7 +323,10 @@ class Session:
             about_acceptance = acceptance.columns(self.settings.num_levels)
             for name in about_acceptance.keys() & kind.columns().keys():
                 columns[name] = about_acceptance[name]
-        return kind(**(columns | figures))
+        for name, value in figures.items():
+            is_unknown = isinstance(value, Interval) and not value.is_known
+            columns[name] = None if is_unknown else value
+        return kind(**columns)
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
         """Append rows to a file in the run's directory, at once, so that nothing measured is

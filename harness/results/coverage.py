@@ -1,11 +1,11 @@
-"""The column `speedup_covers`: the units that an interval is over."""
+"""The units that an interval is over, `Interval.covers`, as the column `speedup_covers` has them."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from harness.results.statistics.interval import UNITS
+from harness.results.statistics.interval import UNITS, Interval
 
 _SAME_TEXTS = " of the same texts"
 
@@ -25,10 +25,11 @@ class Coverage(NamedTuple):
     same_texts: bool = False
 
     @classmethod
-    def parse(cls, text: str | None) -> Coverage | None:
-        """What a cell of the column says; None for an empty one."""
-        units = re.match(rf"(\d+) ({'|'.join(UNITS)})", text or "")
-        if text is None or units is None:
+    def of(cls, interval: Interval | None) -> Coverage | None:
+        """What an interval covers; None where that is not known."""
+        text = "" if interval is None else interval.covers
+        units = re.match(rf"(\d+) ({'|'.join(UNITS)})", text)
+        if units is None:
             return None
         runs = re.search(r"(\d+) runs?\b", text)
         num_runs = None if runs is None else int(runs[1])

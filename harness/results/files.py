@@ -130,8 +130,8 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
 
 def _lost(row: Row, cells: Mapping[str, str]) -> list[str]:
     """The columns whose cells are not empty, but have no value in the row that was parsed from them."""
-    columns = [name for name in row.columns() if getattr(row, name) is None]
-    return [name for name in columns if cells.get(name) not in (None, "", "nan")]
+    unknown = [name for name, value in row.values().items() if value is None]
+    return [name for name in unknown if cells.get(name) not in (None, "", "nan")]
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:

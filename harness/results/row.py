@@ -2,6 +2,7 @@
 
 batch_size: int | None = setting("rows decoded at once", "batch_size")
 ms_per_token: float | None = figure("time per token of a row", "ms")
+speedup: Interval | None = with_interval("mean", "regular over speculative time", "95 % interval")
 devices: str | None = circumstance("names of the devices that computed")
 """
 
@@ -14,9 +15,11 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
+
+from harness.results.statistics.interval import Interval
 
 # The columns that a file begins with, so far as it has them.
 _FIRST = (
@@ -38,12 +41,18 @@ class ColumnDescription:
     The field `num_draft_tokens: int | Literal["auto"] | None` has the type and hint int, the words ("auto",), and is
     optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
 
+    The field `speedup: Interval | None` is described as three columns of the type float, or four: `speedup`,
+    `speedup_low`, `speedup_high` and `speedup_covers`. A list of intervals is three lists.
+
     Attributes:
+        field: of the row.
+        part: of an interval, `estimate`, `low`, `high` or `covers`; empty for any other field.
         kind: `setting` for what the user asked for, `figure` for what was measured or computed, `circumstance` for
             where, when and with what that was done.
         text: one line for `docs/columns.md`.
         unit: of its values; empty for none.
-        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`).
+        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval its
+            estimate alone has a rule: means of ends would be no interval over several runs.
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
         type: of its values: str, int, float, bool, list or dict.
         hint: the same with the types of entries.
@@ -51,6 +60,8 @@ class ColumnDescription:
         optional: whether a value may be None.
     """
 
+    field: str
+    part: str
     kind: str
     text: str
     unit: str
@@ -60,6 +71,11 @@ class ColumnDescription:
     hint: Any
     words: tuple[str, ...]
     optional: bool
+
+    def of(self, row: Row) -> Any:
+        """The value that a row has in this column; None for none."""
+        value = getattr(row, self.field)
+        return _part_of(value, self.part) if self.part else value
 
 
 def _column(
@@ -75,11 +91,22 @@ def setting(text: str, path: str = "", unit: str = "") -> Any:
 
 
 def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
-    """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`.
-
-    Ends of an interval within one run are `none`: their means would be no interval over several.
-    """
+    """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`."""
     return _column("figure", text, unit, pools=pools)
+
+
+def with_interval(
+    pools: Pooling | None, text: str, ends: str, unit: str = "", covers: str = ""
+) -> Any:
+    """A figure with its interval, a field of the type `Interval | None` or `list[Interval] | None`.
+
+    Args:
+        pools: the rule for the estimate of a figure that is pooled over repeated runs, see `pooled`.
+        ends: what the interval is: `95 % paired interval over laps`.
+        covers: the text of a column with what the interval covers; empty for none.
+    """
+    metadata = {"kind": "figure", "text": text, "unit": unit, "path": "", "pools": pools}
+    return field(default=None, metadata=metadata | {"ends": ends, "covers": covers})
 
 
 figure = functools.partial(_column, "figure")
@@ -109,11 +136,31 @@ class Row:
         order = list(_FIRST)
         for ancestor in cls.__mro__:
             order += inspect.get_annotations(ancestor)
-        return {name: described[name] for name in dict.fromkeys(order) if name in described}
+        columns: dict[str, ColumnDescription] = {}
+        for name in dict.fromkeys(order):
+            columns |= described.get(name, {})
+        return columns
+
+    def values(self) -> dict[str, Any]:
+        """The row by its columns: the estimate and the ends of an interval each have one."""
+        return {name: column.of(self) for name, column in self.columns().items()}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """The reverse of `values`. An interval that lacks one of its ends has neither."""
+        columns = cls.columns()
+        fields_of_row: dict[str, Any] = {}
+        for name, value in values.items():
+            part = columns[name].part if name in columns else ""
+            if part == "estimate":
+                fields_of_row[name] = _interval_in(values, name)
+            elif not part:
+                fields_of_row[name] = value
+        return cls(**fields_of_row)
 
     def cells(self) -> dict[str, Any]:
         """The row as it is written; lists and mappings as JSON."""
-        cells = {name: getattr(self, name) for name in self.columns()}
+        cells = self.values()
         for name, value in cells.items():
             if isinstance(value, list | tuple | dict):
                 cells[name] = json.dumps(value)
@@ -126,7 +173,7 @@ class Row:
         An empty cell is None too, except in a column that always has text.
         """
         columns = cls.columns().items()
-        return cls(**{name: _parsed(cells.get(name), column) for name, column in columns})
+        return cls.from_values({name: _parsed(cells.get(name), column) for name, column in columns})
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
@@ -143,8 +190,8 @@ def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | No
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)
 
 
-def _described(column: Field[Any], hint: Any) -> ColumnDescription:
-    """The description of a field whose type is `hint`, such as `list[int] | None`."""
+def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
+    """The columns of a field whose type is `hint`, such as `list[int] | None`."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     parts = typing.get_args(hint) if is_union else (hint,)
     words: tuple[str, ...] = ()
@@ -154,13 +201,65 @@ def _described(column: Field[Any], hint: Any) -> ColumnDescription:
             words += typing.get_args(part)
         elif part is not types.NoneType:
             values.append(part)
-    return ColumnDescription(
-        **column.metadata,
+    described = ColumnDescription(
+        field=column.name,
+        part="",
+        **{
+            name: entry for name, entry in column.metadata.items() if name not in ("ends", "covers")
+        },
         type=typing.get_origin(values[0]) or values[0],
         hint=functools.reduce(operator.or_, values),
         words=words,
         optional=types.NoneType in parts,
     )
+    if "ends" not in column.metadata:
+        return {column.name: described}
+    ends = column.metadata["ends"]
+    covers = column.metadata["covers"]
+    estimate = replace(described, part="estimate", type=float, hint=float)
+    low = f"lower end of its {ends}"
+    high = "upper end of the same"
+    if described.type is list:
+        estimate = replace(estimate, type=list, hint=list[float])
+        low = f"lower ends of their {ends}"
+        high = "upper ends of the same"
+    columns = {
+        column.name: estimate,
+        f"{column.name}_low": replace(estimate, part="low", text=low, pools=None),
+        f"{column.name}_high": replace(estimate, part="high", text=high, pools=None),
+    }
+    if covers:
+        columns[f"{column.name}_covers"] = replace(
+            estimate, part="covers", text=covers, unit="", pools=None, type=str, hint=str
+        )
+    return columns
+
+
+def _part_of(value: Interval | Sequence[Interval] | None, part: str) -> Any:
+    """A part of an interval, or of each of several; None where it, or one of them, is not known."""
+    if value is None:
+        return None
+    if isinstance(value, Interval):
+        number = getattr(value, part)
+        # Only nan differs from itself.
+        return None if number == "" or number != number else number
+    parts = [_part_of(interval, part) for interval in value]
+    return None if None in parts else parts
+
+
+def _interval_in(values: Mapping[str, Any], name: str) -> Interval | list[Interval] | None:
+    """The interval, or several, in the columns `speedup`, `speedup_low` and so on; see `Row.from_values`."""
+    estimate, low, high = (values.get(f"{name}{end}") for end in ("", "_low", "_high"))
+    if isinstance(estimate, list):
+        if low is None or high is None or not len(low) == len(high) == len(estimate):
+            return list(map(Interval, estimate))
+        return list(map(Interval, estimate, low, high))
+    covers = values.get(f"{name}_covers") or ""
+    if estimate is None:
+        return None
+    if low is None or high is None:
+        return Interval(estimate, covers=covers)
+    return Interval(estimate, low, high, covers)
 
 
 def _parsed(cell: str | None, column: ColumnDescription) -> Any:

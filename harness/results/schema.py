@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from harness.results.row import Row, circumstance, pooled, setting
+from harness.results.row import Row, circumstance, pooled, setting, with_interval
+from harness.results.statistics.interval import Interval
 
 # A value that cannot be had is None.
 MaybeText = str | None
@@ -183,7 +184,7 @@ class RunRow(Row):
         figures = self.filled_if_measured or [
             name for name in columns if columns[name].kind == "figure"
         ]
-        return any(getattr(self, name) is not None for name in figures)
+        return any(columns[name].of(self) is not None for name in figures)
 
     @property
     def has_one_server(self) -> bool:
@@ -262,17 +263,15 @@ class PromptedRow(DecodedRow):
 class ComparedRow(DecodedRow):
     """A row with a speed-up, about which `verdict.py` decides what may be said."""
 
-    speedup: MaybeFloat = pooled(
+    speedup: Interval | None = with_interval(
         "mean",
         "time per token of the regular arm over that of the speculative one, on prompts that both answered; with as"
         " many tokens in each answer the ratio of total times",
+        ends="95 % paired interval; of cells that were not measured, interpolated",
+        covers="what the interval is over: prompts, batches, or laps of requests in flight together",
     )
-    speedup_low: MaybeFloat = pooled(
-        "none",
-        "lower end of its 95 % paired interval; of cells that were not measured, interpolated",
-    )
-    speedup_high: MaybeFloat = pooled("none", "upper end of the same")
-    speedup_covers: MaybeText = pooled(
-        "none",
-        "what the interval is over: prompts, batches, or laps of requests in flight together",
-    )
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the speed-up has an interval."""
+        return self.speedup is not None and self.speedup.has_bounds

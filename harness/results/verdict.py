@@ -18,7 +18,7 @@ import numpy as np
 from harness.config.errors import VerdictError
 from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.statistics.multiplicity import widened
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
@@ -163,7 +163,7 @@ def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
 
 def why_no_interval(row: ComparedRow) -> str:
     """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
-    coverage = Coverage.parse(row.speedup_covers)
+    coverage = Coverage.of(row.speedup)
     if getattr(row, "repeat", None) == "all" and coverage is None:
         return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
@@ -204,8 +204,7 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     for arm in arms:
         added = 1 + _TIME_OF_A_FAILURE * arm.num_failed / max(1, arm.num_prompts)
         factor = added if arm.arm == "regular" else 1 / added
-        shifted = Interval(factor * speedup.estimate, factor * speedup.low, factor * speedup.high)
-        if judge(shifted).conclusion != judge(speedup).conclusion:
+        if judge(speedup.scaled(factor)).conclusion != judge(speedup).conclusion:
             return " and ".join(failures) + ", which could change the verdict"
     return None
 
@@ -371,9 +370,7 @@ def judged(
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
         return list(rows)
-    changes: dict[str, Any] = {}
-    for name in ("speedup", "decode_speedup"):
-        changes |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    changes: dict[str, Any] = {"speedup": None, "decode_speedup": None}
     if rows[1].status in (None, "ok"):
         changes |= {"status": NO_VERDICT, "error": reason}
     return [replace(row, **changes) for row in rows]
@@ -387,13 +384,13 @@ def require_verdict(rows: Sequence[RunRow]) -> None:
 
 
 def _interval_of(row: ComparedRow) -> Interval:
-    figures = (row.speedup, row.speedup_low, row.speedup_high)
-    estimate, low, high = (NAN if figure is None else figure for figure in figures)
-    if not 0 < estimate < _MOST_SPEEDUP:
+    """The speed-up as measured; without what no run writes, as a damaged file may have it."""
+    speedup = row.speedup
+    if speedup is None or not 0 < speedup.estimate < _MOST_SPEEDUP:
         return Interval()
-    if not 0 < low <= high < _MOST_SPEEDUP:
-        return Interval(estimate, covers=row.speedup_covers or "")
-    return Interval(estimate, low, high, row.speedup_covers or "")
+    if not 0 < speedup.low <= speedup.high < _MOST_SPEEDUP:
+        return Interval(speedup.estimate, covers=speedup.covers)
+    return speedup
 
 
 def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval:
@@ -402,7 +399,7 @@ def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval
     """
     if num_compared == 1 or not speedup.has_bounds:
         return speedup
-    coverage = Coverage.parse(row.speedup_covers)
+    coverage = Coverage.of(row.speedup)
     num_units = getattr(row, "num_prompts", None) or 0
     if coverage is not None:
         num_units = min(coverage.num_units, coverage.num_runs or coverage.num_units)

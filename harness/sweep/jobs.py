@@ -131,9 +131,9 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
         # The interval over several runs needs the times of their prompts.
         return []
     own_rows = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
-    figures = [name for name, column in kind.columns().items() if column.kind == "figure"]
+    figures = [column for column in kind.columns().items() if column[1].kind == "figure"]
     for row, own in zip(rows, own_rows, strict=False):
-        changed = [name for name in figures if getattr(row, name) != getattr(own, name)]
+        changed = [name for name, column in figures if column.of(row) != column.of(own)]
         if changed:
             differing = f"{file} has other figures ({', '.join(changed)}) than {directory}/"
             print(f"{differing}; measured again", file=sys.stderr)

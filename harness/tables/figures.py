@@ -23,7 +23,7 @@ def figures_table(command: str, rows: Sequence[RunRow]) -> Table:
     for name, column in described.items():
         if column.kind == "figure":
             heading = name.replace("_", " ")
-            columns.append(Column(heading, _in_short, name, text=column.type is str))
+            columns.append(Column(heading, _in_short, column.of, text=column.type is str))
     return Table.of(command, f"Figures of {command}", rows, columns)
 
 

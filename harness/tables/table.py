@@ -12,10 +12,11 @@ is bold if `pair.stands_out`. A renderer prints what `table.shown()` returns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
+
+from harness.results.statistics.interval import Interval
 
 # How a value is read from an item: a function of the item, or a path of attributes, such as
 # `regular.ms_per_token`. What is read from None is None.
@@ -206,17 +207,15 @@ def number(digits: int = 2) -> Callable[[float], str]:
     return f"{{:.{digits}f}}".format
 
 
-def interval(
-    low: float | None, high: float | None, digits: int = 2, scale: float = 1
-) -> str | None:
+def interval(figure: Interval | None, digits: int = 2, scale: float = 1) -> str | None:
     """`2.18 to 2.42`; None where there is none."""
-    if low is None or high is None or math.isnan(low + high):
+    if figure is None or not figure.has_bounds:
         return None
-    return f"{scale * low:.{digits}f} to {scale * high:.{digits}f}"
+    return f"{scale * figure.low:.{digits}f} to {scale * figure.high:.{digits}f}"
 
 
-def in_brackets(low: float | None, high: float | None, *about: str) -> str:
+def in_brackets(figure: Interval | None, *about: str) -> str:
     """` (about, 95 % interval 2.18 to 2.42)`, to follow a figure; as much of it as is known."""
-    bounds = interval(low, high)
+    bounds = interval(figure)
     parts = [*about, f"95 % interval {bounds}"] if bounds else about
     return f" ({', '.join(parts)})" if parts else ""

@@ -126,7 +126,7 @@ def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
     falling = PairedTimes(steady.regular * np.repeat([1.0, 0.8], 16), np.ones(32), "prompt")
     columns = drift_columns(falling)
     assert columns["drifted"] is True
-    assert columns["drift"] == pytest.approx(0.8, abs=0.01)
+    assert columns["drift"].estimate == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:

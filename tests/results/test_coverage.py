@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.results.coverage import Coverage, of_same_texts
+from harness.results.statistics.interval import Interval
 
 
 @pytest.mark.parametrize(
@@ -19,4 +20,4 @@ from harness.results.coverage import Coverage, of_same_texts
     ],
 )
 def test_a_cell_is_read_back(text: str | None, coverage: Coverage | None) -> None:
-    assert Coverage.parse(text) == coverage
+    assert Coverage.of(Interval(2.0, covers=text or "")) == coverage

@@ -48,7 +48,7 @@ def test_the_description_of_the_columns_is_current() -> None:
 
 @pytest.mark.parametrize("kind", row_kinds())
 def test_every_column_comes_back(kind: type[Row]) -> None:
-    row = kind(**{name: value_of(column.hint) for name, column in kind.columns().items()})
+    row = kind.from_values({name: value_of(column.hint) for name, column in kind.columns().items()})
     cells = {name: str(cell) for name, cell in row.cells().items()}
     assert kind.parse(cells) == row
     assert next(iter(cells)) == "run"

@@ -34,10 +34,8 @@ def rows(**columns: Any) -> list[LatencyRow]:
     """A run's rows; `columns` are of the speculative one."""
     regular = LatencyRow(arm="regular", status="ok", num_prompts=9, num_tokens=80)
     figures: dict[str, Any] = {
-        "speedup": 2.0,
-        "speedup_low": 1.9,
-        "speedup_high": 2.1,
-        "decode_speedup": 2.0,
+        "speedup": Interval(2.0, 1.9, 2.1),
+        "decode_speedup": Interval(2.0),
     }
     return [regular, replace(regular, arm="speculative", **figures | columns)]
 
@@ -101,7 +99,7 @@ def test_one_server_must_draft_and_the_other_must_not(
     assert (reason or "") in (refused or "")
     # Two connections to one server compare it with itself.
     pair = rows(drafted=True, url="http://a/v1", regular_url="http://a/v1", served_model="m")
-    assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == 2.0
+    assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == Interval(2.0, 1.9, 2.1)
     pair[1] = replace(pair[1], served_model="m; m-eagle3")
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup is None
 
@@ -182,7 +180,7 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     assert "2.00× is impossible with 1.50 tokens per iteration" in reason
     assert refusal(arm("regular"), speculative, Interval(2.0)) is None
     # The same without an interval is chance, and is not stated as a figure.
-    lucky = rows(speedup_low=None, speedup_high=None, tokens_per_iteration=1.5)[1]
+    lucky = rows(speedup=Interval(2.0), tokens_per_iteration=1.5)[1]
     assert math.isnan(verdict_of(lucky).speedup.estimate)
     assert verdict_of(replace(lucky, tokens_per_iteration=3.0)).speedup.estimate == 2.0
 
@@ -219,8 +217,8 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     assert [row.status for row in refused] == ["no_verdict", "no_verdict"]
     assert "30" in str(refused[0].error)
     assert refused[1].num_tokens == 30
-    for name in ("speedup", "speedup_low", "speedup_high", "decode_speedup"):
-        assert getattr(refused[1], name) is None
+    assert refused[1].speedup is None
+    assert refused[1].decode_speedup is None
     assert judged(refused) == refused
     with pytest.raises(VerdictError, match="no verdict: the arms did not do the same work") as told:
         require_verdict(refused)
@@ -237,15 +235,15 @@ def test_random_weights_and_interpolated_cells_conclude_nothing() -> None:
     assert verdict_of(replace(row, weights="random")).conclusion == "cannot tell"
     by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
     assert verdict_of(by_coin).pays
-    cell = MapRow(measured=True, speedup=2.0, speedup_low=1.5, speedup_high=2.5)
+    cell = MapRow(measured=True, speedup=Interval(2.0, 1.5, 2.5))
     assert verdict_of(cell).pays
     assert not verdict_of(replace(cell, measured=False)).can_tell
-    assert not verdict_of(replace(cell, speedup_low=None)).can_tell
+    assert not verdict_of(replace(cell, speedup=Interval(2.0))).can_tell
 
 
 def test_an_interval_among_many_is_wider() -> None:
-    row = rows(speedup_low=1.01, speedup_high=3.96, speedup_covers="9 prompts")[1]
+    row = rows(speedup=Interval(2.0, 1.01, 3.96, "9 prompts"))[1]
     assert verdict_of(row).pays
     assert verdict_of(row, num_compared=5).conclusion == "no difference"
-    damaged = replace(row, speedup_low=-1.0)
+    damaged = replace(row, speedup=Interval(2.0, -1.0, 3.96))
     assert not verdict_of(damaged).can_tell

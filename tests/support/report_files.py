@@ -40,12 +40,12 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
         "arm": "regular", "ms_per_token": 100.0, "ms_per_token_std": 4.0, "tokens_per_second": 10.0,
         "time_to_first_token_ms": 400.0, "target_step_ms": 100.0,
     }  # fmt: skip
-    regular = LatencyRow(**figures | shared)
+    regular = LatencyRow.from_values(figures | shared)
     if regular.status != "ok" and "ms_per_token" not in changes:
         shared |= _UNKNOWN
         return [
-            LatencyRow(**shared, arm="regular"),
-            LatencyRow(**shared, arm="speculative", num_draft_tokens=k),
+            LatencyRow.from_values(shared | {"arm": "regular"}),
+            LatencyRow.from_values(shared | {"arm": "speculative", "num_draft_tokens": k}),
         ]
     if regular.draft is None:
         return [regular]
@@ -57,7 +57,7 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
         "acceptance_by_position": [0.9, 0.8, None], "acceptance_histogram": [1, 2, 3], "mean_proposed": k,
         "draft_ms": 10.0 * k, "verify_ms": 120.0, "target_step_ms": None, "iteration_ms": 170.0,
     }  # fmt: skip
-    return [regular, LatencyRow(**figures | shared)]
+    return [regular, LatencyRow.from_values(figures | shared)]
 
 
 def prompt_rows(
@@ -91,7 +91,7 @@ def eval_run(seeds: tuple[int, ...] = (0, 1), **changes: Any) -> list[EvalRow]:
                 "ms_per_answer": 50.0, "task": "multiplication", "operands": "1-99", "num_resumed": 0,
                 "num_draft_tokens": 4 if other else None,
             }  # fmt: skip
-            rows.append(EvalRow(**_SHARED | figures | changes))
+            rows.append(EvalRow.from_values(_SHARED | figures | changes))
     return rows
 
 

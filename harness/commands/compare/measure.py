@@ -281,7 +281,7 @@ def _record(
     """The row as JSON, with the origin of each token, and every rejection; null where the engine
     does not report them.
     """
-    record = {name: getattr(row, name) for name in row.columns()}
+    record = row.values()
     if speculative is None:
         return record
     counts = dict.fromkeys(Origin, 0)

@@ -18,7 +18,6 @@ from harness.tables.table import (
     Line,
     Table,
     TableRow,
-    interval,
     percent,
     sentences,
     times,
@@ -124,7 +123,9 @@ def _medians(races: Sequence[CompareRow]) -> tuple[Any, ...]:
     speedups = [row.speedup for row in compared if row.speedup is not None]
     rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
     median = statistics.median(speedups) if speedups else None
-    least_to_most = interval(min(speedups), max(speedups)) if len(speedups) > 1 else None
+    least_to_most = None
+    if len(speedups) > 1:
+        least_to_most = f"{min(speedups):.2f} to {max(speedups):.2f}"
     accepted = statistics.fmean(rates) if rates else None
     return len(races), median, least_to_most, accepted
 

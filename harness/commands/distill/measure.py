@@ -22,7 +22,6 @@ from harness.commands.distill.record import DistillSettings
 from harness.commands.distill.rows import DistillRow
 from harness.commands.distill.tables import distill_document
 from harness.commands.latency.measure import Latency
-from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.drafting.heads.new_heads import initialise, save_head
 from harness.engines.local.batches import in_batches
@@ -105,8 +104,7 @@ class Distill(Experiment):
             figures = {"stage": stage} | (self.figures if stage == "after" else {})
             columns = DistillRow.setting_columns(self.settings)
             for row in latency.rows(session):
-                measured = {name: getattr(row, name) for name in LatencyRow.columns()}
-                rows.append(DistillRow(**(columns | measured | figures)))
+                rows.append(DistillRow(**(columns | vars(row) | figures)))
         return rows
 
     def judge(self, rows: Sequence[DistillRow]) -> None:

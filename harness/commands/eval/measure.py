@@ -149,16 +149,23 @@ class Evaluation(Experiment):
             first = [by_arm["regular"].correct for by_arm in counted]
             second = [by_arm[arm].correct for by_arm in counted]
             compared = {
-                **difference_of_paired_proportions(first, second).columns("difference"),
+                "difference": difference_of_paired_proportions(first, second),
                 "mcnemar_p_value": mcnemar_p_value(first, second),
                 # Sampled texts may differ; greedy ones must not.
                 "identical_prompts": sum(identical) if is_greedy else None,
             }
         num_correct = sum(by_arm[arm].correct for by_arm in counted)
-        accuracies: dict[str, Any] = {
-            **wald_interval(num_correct, len(counted)).columns("accuracy", ends="wald"),
-            **wilson_interval(num_correct, len(counted)).columns("accuracy", ends="wilson"),
-        }
+        accuracies: dict[str, Any] = {}
+        if counted:
+            wald = wald_interval(num_correct, len(counted))
+            wilson = wilson_interval(num_correct, len(counted))
+            accuracies = {
+                "accuracy": wald.estimate,
+                "wald_low": wald.low,
+                "wald_high": wald.high,
+                "wilson_low": wilson.low,
+                "wilson_high": wilson.high,
+            }
         return session.row(
             EvalRow,
             arm=arm,

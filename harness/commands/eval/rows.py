@@ -7,8 +7,9 @@ from pathlib import Path
 
 from harness.config.errors import RunError
 from harness.results.files import Contents, read_file
-from harness.results.row import Row, circumstance, figure, setting
+from harness.results.row import Row, circumstance, figure, setting, with_interval
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
+from harness.results.statistics.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,11 @@ class EvalRow(DecodedRow):
     wilson_high: MaybeFloat = figure("upper end of Wilson's 95 % interval")
     num_correct: MaybeInt = figure("correct answers")
     num_parsed: MaybeInt = figure("completions with an answer")
-    difference: MaybeFloat = figure(
-        "accuracy of this arm minus the regular arm's, on the same questions"
+    difference: Interval | None = with_interval(
+        None,
+        "accuracy of this arm minus the regular arm's, on the same questions",
+        ends="paired 95 % interval, Newcombe's",
     )
-    difference_low: MaybeFloat = figure("lower end of Newcombe's paired 95 % interval")
-    difference_high: MaybeFloat = figure("upper end of the same")
     mcnemar_p_value: MaybeFloat = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: MaybeInt = figure("greedy completions equal to the regular arm's")
     published_accuracy: MaybeFloat = figure("accuracy that others published for this model and arm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from harness.commands.eval.rows import EvalRow
@@ -19,12 +18,11 @@ from harness.commands.words import (
     smaller_batch,
     title,
 )
+from harness.results.statistics.interval import Interval
 from harness.tables.table import Column, Document, Line, Table, interval, number, sentences
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
-# In percent.
-_bounds = functools.partial(interval, digits=1, scale=100)
 _NO_WIDTH = (
     "± 0.0: at 0 or 100 % Wald's interval has no width, however few were asked; Wilson's has."
 )
@@ -65,9 +63,9 @@ def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
     if len(compared) == 1:
         return _answer(compared[0])
     differing = [
-        f"{pair_name(row)} by {100 * (row.difference or 0):+.1f} points"
+        f"{pair_name(row)} by {100 * row.difference.estimate:+.1f} points"
         for row in compared
-        if _differs(row)
+        if row.difference is not None and _differs(row)
     ]
     if differing:
         pairs = "; ".join(differing)
@@ -81,9 +79,8 @@ def _answer(row: EvalRow) -> list[Line]:
     """The answer of one evaluation, what it covers, and what would change it."""
     measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
     change = None
-    lowest = row.difference_low
-    if not _differs(row) and lowest is not None and lowest < 0:
-        lost = f"a loss of up to {-100 * lowest:.1f} points is not excluded"
+    if not _differs(row) and row.difference is not None and row.difference.low < 0:
+        lost = f"a loss of up to {-100 * row.difference.low:.1f} points is not excluded"
         change = f"What would change it: {lost}; four times the questions would halve the interval."
     return [_verdict(row), *sentences("plain", measured, change)]
 
@@ -102,13 +99,14 @@ def _verdict(row: EvalRow) -> Line:
     if _differs(row):
         verdict = "The speculative arm's accuracy differs:"
     figures = []
-    if bounds := _bounds(row.difference_low, row.difference_high):
+    difference = row.difference or Interval(0.0)
+    if bounds := interval(difference, digits=1, scale=100):
         figures.append(f"95 % interval {bounds}")
     if row.mcnemar_p_value is not None:
         figures.append(f"McNemar p = {row.mcnemar_p_value:.2g}")
     certainty = f" ({'; '.join(figures)})" if figures else ""
-    difference = f"{100 * (row.difference or 0):+.1f} percentage points"
-    return Line(f"{verdict} {difference}{certainty}.", "strong")
+    points = f"{100 * difference.estimate:+.1f} percentage points"
+    return Line(f"{verdict} {points}{certainty}.", "strong")
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -136,7 +134,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         ARM[0].at("row"),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
-        Column("Wilson\n95 %", of=lambda line: _bounds(line.row.wilson_low, line.row.wilson_high)),
+        Column("Wilson\n95 %", of=_wilson),
         Column("parsed", of="row.num_parsed", optional=True),
         Column("difference", of=_difference, optional=True),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
@@ -176,11 +174,19 @@ def _with_margin(line: Named) -> str | None:
     return f"{_percent(rate)} ± {_percent(high - rate)}"
 
 
-def _difference(line: Named) -> str | None:
-    if line.row.difference is None:
+def _wilson(line: Named) -> str | None:
+    row = line.row
+    if row.wilson_low is None or row.wilson_high is None:
         return None
-    bounds = _bounds(line.row.difference_low, line.row.difference_high)
-    return f"{100 * line.row.difference:+.1f}\n{bounds}"
+    return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
+
+
+def _difference(line: Named) -> str | None:
+    difference = line.row.difference
+    if difference is None:
+        return None
+    bounds = interval(difference, digits=1, scale=100)
+    return f"{100 * difference.estimate:+.1f}\n{bounds}"
 
 
 def _sentences(merged: Sequence[EvalRow]) -> list[Line]:

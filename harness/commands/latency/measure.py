@@ -239,8 +239,7 @@ class Latency(Experiment):
 
         first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
         times = paired_times(first, second, self.figures.units)
-        speedup = times.speedup(*self.figures.resampling)
-        self.figures.identical = speedup.columns("aa_ratio")
+        self.figures.identical = times.speedup(*self.figures.resampling)
 
     def _check_batch(self) -> None:
         """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft

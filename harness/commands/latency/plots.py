@@ -19,6 +19,7 @@ from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.records.command import Command
+from harness.results.statistics.interval import Interval
 from harness.tables.drawing import (
     AUTO,
     MEASURED,
@@ -93,8 +94,10 @@ def accuracy_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
 
 def _measured(pair: MeasuredPair, x: float = 0) -> Point:
     """The speed-up of a pair with its interval."""
-    row = pair.row
-    return Point(row.speedup or 0.0, row.speedup_low, row.speedup_high, x)
+    speedup = pair.row.speedup or Interval(0.0)
+    if not speedup.has_bounds:
+        return Point(speedup.estimate, x=x)
+    return Point(speedup.estimate, speedup.low, speedup.high, x)
 
 
 def _speedups(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
@@ -105,7 +108,7 @@ def _speedups(pairs: Sequence[MeasuredPair]) -> Iterable[DotRow]:
         points = {MEASURED: _measured(pair)}
         if pair.row.predicted_speedup:
             points["predicted"] = Point(pair.row.predicted_speedup)
-        yield DotRow(f"{pair.row.speedup:.2f}×  {pair.name.label()}", points)
+        yield DotRow(f"{points[MEASURED].value:.2f}×  {pair.name.label()}", points)
 
 
 def _accuracies(runs: Sequence[Run]) -> Iterable[DotRow]:

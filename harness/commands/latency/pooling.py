@@ -21,6 +21,7 @@ from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_pro
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.row import Pooling
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.power import reach_columns
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
@@ -64,10 +65,14 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
 
 
 def _pooled_figures(rows: Sequence[LatencyRow]) -> dict[str, Any]:
-    """The figures of an arm over its runs, by the rule of each column; None where a run lacks one."""
+    """The figures of an arm over its runs, by the rule of each field; None where a run lacks one.
+
+    Of an interval the estimate has a rule, and its ends have none.
+    """
     columns: dict[str, Any] = {}
-    for name, column in rows[0].columns().items():
-        if column.kind != "figure":
+    for column in rows[0].columns().values():
+        name = column.field
+        if column.kind != "figure" or column.part not in ("", "estimate"):
             continue
         assert column.pools is not None, name
         values = [getattr(row, name) for row in rows]
@@ -90,6 +95,8 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known:
         return None
+    if isinstance(known[0], Interval):
+        return Interval(_pooled(rule, [value.estimate for value in known]))
     match rule:
         case "mean":
             mean = fmean(known)
@@ -117,25 +124,21 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     for of_run in times:
         common &= of_run.regular.keys() & of_run.speculative.keys()
     if not common:
-        ends = ("speedup_low", "speedup_high", "decode_speedup_low", "decode_speedup_high")
-        return dict.fromkeys((*ends, "speedup_covers"))
+        return {}
     units = sorted(common)
     regular = np.array([[of_run.regular[unit] for unit in units] for of_run in times])
     speculative = np.array([[of_run.speculative[unit] for unit in units] for of_run in times])
     last = runs[0][-1]
     estimate = ratio_over_runs(regular, speculative, _unit_name(last))
-    columns: dict[str, Any] = estimate.interval().columns("speedup")
-    # Prompts have no times of decoding alone: the mean over runs has no interval.
-    columns |= {"decode_speedup_low": None, "decode_speedup_high": None}
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
-    columns["speedup_covers"] = f"{estimate.covers}{seeds}"
-    return columns | reach_columns(estimate)
+    speedup = dataclasses.replace(estimate.interval(), covers=f"{estimate.covers}{seeds}")
+    return {"speedup": speedup, **reach_columns(estimate)}
 
 
 def _unit_name(row: LatencyRow) -> str:
     """`prompt`, `batch` or `lap`, as the run's own interval has it."""
-    coverage = Coverage.parse(row.speedup_covers)
+    coverage = Coverage.of(row.speedup)
     return "prompt" if coverage is None else coverage.unit
 
 

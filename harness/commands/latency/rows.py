@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.results.files import rows_in
-from harness.results.row import Row, figure, pooled, setting
+from harness.results.row import Row, figure, pooled, setting, with_interval
 from harness.results.schema import (
     ComparedRow,
     MaybeBool,
@@ -16,6 +16,7 @@ from harness.results.schema import (
     MaybeText,
     PromptedRow,
 )
+from harness.results.statistics.interval import Interval
 
 # In the directory of a run: one row per prompt and arm.
 PROMPTS_FILE = "latency_prompts.csv"
@@ -59,18 +60,8 @@ class LatencyRow(PromptedRow, ComparedRow):
         "mean", "standard deviation of the same, over prompts or batches", "ms"
     )
     tokens_per_second: MaybeFloat = pooled("mean", "tokens of all rows over total time", "tokens/s")
-    tokens_per_second_low: MaybeFloat = pooled(
-        "none", "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
-    )
-    tokens_per_second_high: MaybeFloat = pooled("none", "upper end of the same", "tokens/s")
     tokens_per_second_per_user: MaybeFloat = pooled(
         "mean", "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
-    )
-    tokens_per_second_per_user_low: MaybeFloat = pooled(
-        "none", "lower end of its 95 % interval over prompts, batches or laps", "tokens/s"
-    )
-    tokens_per_second_per_user_high: MaybeFloat = pooled(
-        "none", "upper end of the same", "tokens/s"
     )
     time_to_first_token_ms: MaybeFloat = pooled("mean", "mean time to the first token", "ms")
     time_to_first_token_p50_ms: MaybeFloat = pooled(
@@ -129,11 +120,9 @@ class LatencyRow(PromptedRow, ComparedRow):
     )
     goodput: MaybeFloat = pooled("mean", "requests per second within `slo`", "requests/s")
     goodput_share: MaybeFloat = pooled("mean", "share of the requests within `slo`")
-    goodput_ratio: MaybeFloat = pooled("mean", "`goodput` over the regular arm's")
-    goodput_ratio_low: MaybeFloat = pooled(
-        "none", "lower end of its paired 95 % interval over laps"
+    goodput_ratio: Interval | None = with_interval(
+        "mean", "`goodput` over the regular arm's", ends="paired 95 % interval over laps"
     )
-    goodput_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
     server_tokens: MaybeInt = pooled(
         "mean",
         "new tokens that the server counted while the arm was measured, by its metrics",
@@ -186,21 +175,20 @@ class LatencyRow(PromptedRow, ComparedRow):
         "tokens",
     )
     num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
-    decode_speedup: MaybeFloat = pooled(
+    decode_speedup: Interval | None = with_interval(
         "mean",
         "the same without the time until the first tokens: the longer the answers, the closer is `speedup` to it",
+        ends="95 % paired interval",
     )
-    decode_speedup_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
-    decode_speedup_high: MaybeFloat = pooled("none", "upper end of the same")
     visible_difference: MaybeFloat = pooled(
         "none",
         "a difference between the arms of this share is found four times in five; smaller ones less often",
     )
-    drift: MaybeFloat = pooled(
-        "mean", "speed-up in the second half of the run over that in the first"
+    drift: Interval | None = with_interval(
+        "mean",
+        "speed-up in the second half of the run over that in the first",
+        ends="95 % interval",
     )
-    drift_low: MaybeFloat = pooled("none", "lower end of its 95 % interval")
-    drift_high: MaybeFloat = pooled("none", "upper end of the same")
     drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
     processor_share: MaybeFloat = pooled(
         "smallest",
@@ -223,11 +211,11 @@ class LatencyRow(PromptedRow, ComparedRow):
         " of a GPU (MIG), and where a tenth of the answers was too short to be counted",
         "J",
     )
-    energy_ratio: MaybeFloat = pooled(
-        "mean", "regular / speculative energy per token, totals over units"
+    energy_ratio: Interval | None = with_interval(
+        "mean",
+        "regular / speculative energy per token, totals over units",
+        ends="95 % paired interval",
     )
-    energy_ratio_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
-    energy_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
     reproducible: MaybeBool = pooled(
         "all",
         "`False` where the same settings give other texts: K of `auto` follows measured times",
@@ -235,11 +223,11 @@ class LatencyRow(PromptedRow, ComparedRow):
     interleaved: MaybeBool = pooled(
         "all", "whether the arms took turns; `False` where drift of the machine is not excluded"
     )
-    aa_ratio: MaybeFloat = pooled(
-        "mean", "`speedup` of the regular arm over itself, measured before with `engine.aa=true`"
+    aa_ratio: Interval | None = with_interval(
+        "mean",
+        "`speedup` of the regular arm over itself, measured before with `engine.aa=true`",
+        ends="95 % paired interval",
     )
-    aa_ratio_low: MaybeFloat = pooled("none", "lower end of its 95 % paired interval")
-    aa_ratio_high: MaybeFloat = pooled("none", "upper end of the same")
     predicted_speedup: MaybeFloat = pooled(
         "mean", "tokens per iteration / (K c + v), with measured c and v"
     )
@@ -263,17 +251,12 @@ class LatencyRow(PromptedRow, ComparedRow):
         "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
         " have such a child, as JSON",
     )
-    acceptance_length_by_num_draft_tokens: list[float] | None = pooled(
+    acceptance_length_by_num_draft_tokens: list[Interval] | None = with_interval(
         "mean",
         "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON;"
         " empty where that does not follow, as for trees, blocks and servers",
-        "tokens",
-    )
-    acceptance_length_by_num_draft_tokens_low: list[float] | None = pooled(
-        "none", "lower ends of their 95 % intervals over prompts, as JSON", "tokens"
-    )
-    acceptance_length_by_num_draft_tokens_high: list[float] | None = pooled(
-        "none", "upper ends of the same", "tokens"
+        ends="95 % intervals over prompts, as JSON",
+        unit="tokens",
     )
     share_after_end: MaybeFloat = pooled(
         "mean", "share of the tokens that came after the end of their text, with `ignore_eos`"

@@ -97,21 +97,17 @@ class MeasuredAcceptance:
 
 
 def length_columns(measured: MeasuredAcceptance) -> dict[str, Any]:
-    """The columns about smaller K: lists with one entry for each K.
-
-    They are the mean acceptance length and the bounds of its interval; None where they do not follow.
-    """
+    """The mean acceptance length for each smaller K; none where these do not follow."""
     num_places = min(measured.num_places, _MOST_INTERVALS) if measured.extrapolates else 0
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
-    name = "acceptance_length_by_num_draft_tokens"
-    columns: dict[str, Any] = {}
-    column_names = Interval().columns(name).keys()
-    for column in column_names:
-        values = [length.columns(name)[column] for length in lengths]
-        known = [round(value, 4) for value in values if value is not None]
+    if not lengths or not all(length.is_known for length in lengths):
         # With a gap, later entries would be those of another K: rather no list.
-        columns[column] = known if known and len(known) == len(values) else None
-    return columns
+        return {}
+    rounded = [
+        Interval(round(length.estimate, 4), round(length.low, 4), round(length.high, 4))
+        for length in lengths
+    ]
+    return {"acceptance_length_by_num_draft_tokens": rounded}
 
 
 def speculation_profile(

@@ -283,13 +283,11 @@ class Map(Experiment):
             # The surfaces go through other cells where some have no interval.
             low = min(at_cell.get("low", NAN), estimate)
             high = max(at_cell.get("high", NAN), estimate)
-            between = Interval(estimate, low, high).columns("speedup")
-            return session.row(MapRow, **figures | between)
+            return session.row(MapRow, **figures, speedup=Interval(estimate, low, high))
         figures["regular_ms_per_token"] = measured.regular_ms_per_token
         figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
         if measured.refusal is None:
-            figures |= measured.speedup.columns("speedup")
-            figures["speedup_covers"] = measured.speedup.covers
+            figures["speedup"] = measured.speedup
         else:
             figures |= {"status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, measured.acceptance, **figures | measured.reported)

@@ -22,6 +22,7 @@ from harness.commands.map.tables import (
     is_ratio,
     k_of,
     load_of,
+    speedup_of,
     word_of,
 )
 from harness.commands.names import named_runs
@@ -70,7 +71,7 @@ class Grid(NamedTuple):
         """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none."""
         values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
         for place, row in self.cells.items():
-            value = getattr(row, column)
+            value = row.values()[column]
             if is_ratio(value):
                 values[place] = math.log(value)
         return values
@@ -114,8 +115,7 @@ def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int)
     """Draw a cell, in a colour if it was measured: a cell in brackets says nothing by itself."""
     y, x = place
     if row.measured:
-        speedup = row.speedup if is_ratio(row.speedup) else 1.0
-        share = min(1.0, abs(math.log(speedup)) / math.log(_FULL_COLOUR))
+        share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
         word = word_of(row)
         known = axes.get_legend_handles_labels()[1]
         axes.add_patch(

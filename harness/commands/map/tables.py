@@ -148,12 +148,18 @@ def _undecided(cells: Sequence[MapRow]) -> str | None:
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
     """The rows that have a speed-up, or were refused one."""
-    return [row for row in rows if is_ratio(row.speedup) or row.status == NO_VERDICT]
+    return [row for row in rows if speedup_of(row) is not None or row.status == NO_VERDICT]
 
 
 def is_ratio(value: float | None) -> TypeGuard[float]:
     """Whether a speed-up is positive and finite: a damaged file may hold any number."""
     return value is not None and 0 < value < math.inf
+
+
+def speedup_of(row: MapRow) -> float | None:
+    """The speed-up of a cell, measured or interpolated; None where it has none."""
+    speedup = None if row.speedup is None else row.speedup.estimate
+    return speedup if is_ratio(speedup) else None
 
 
 def k_of(row: MapRow) -> int:
@@ -195,7 +201,7 @@ def _size_of(row: MapRow) -> int:
 def best_of(rows: Sequence[MapRow]) -> MapRow | None:
     """The cell with the highest speed-up of those that can tell."""
     known = [row for row in rows if verdict_of(row).can_tell]
-    return max(known, key=lambda row: row.speedup or 0.0, default=None)
+    return max(known, key=lambda row: verdict_of(row).speedup.estimate, default=None)
 
 
 def cell_in_words(row: MapRow) -> str:
@@ -203,8 +209,9 @@ def cell_in_words(row: MapRow) -> str:
     place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
     if is_elsewhere(row.engine):
         place = f"{counted(row.batch_size or 1, 'request')} in flight"
-    certainty = in_brackets(row.speedup_low, row.speedup_high)
-    return f"{row.speedup:.2f}×{certainty} with {place} and a context of {row.context} tokens"
+    speedup = verdict_of(row).speedup
+    certainty = in_brackets(speedup)
+    return f"{speedup.estimate:.2f}×{certainty} with {place} and a context of {row.context} tokens"
 
 
 def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
@@ -222,7 +229,10 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
         telling = [row for row in cells if word_of(row) != CANNOT_TELL]
         by_k = grouped(telling, k_of)
         # Logarithms, so that twice as fast and half as fast cancel out.
-        worth = {k: fmean(math.log(row.speedup or 1.0) for row in of_k) for k, of_k in by_k.items()}
+        worth = {
+            k: fmean(math.log(verdict_of(row).speedup.estimate) for row in of_k)
+            for k, of_k in by_k.items()
+        }
         if worth:
             most = max(worth, key=lambda k: worth[k])
             best[size] = most if worth[most] > 0 else 0
@@ -280,11 +290,11 @@ def _reach(cells: Sequence[MapRow]) -> tuple[str, str]:
 
 def _log_ends(row: MapRow) -> tuple[float, float]:
     """Logarithms of the ends of a cell's interval, interpolated ones too; infinite without any."""
-    low, high = row.speedup_low, row.speedup_high
+    speedup = row.speedup
     cannot_tell = row.measured and not verdict_of(row).can_tell
-    if cannot_tell or not is_ratio(low) or not is_ratio(high):
+    if cannot_tell or speedup is None or not (is_ratio(speedup.low) and is_ratio(speedup.high)):
         return -math.inf, math.inf
-    return math.log(low), math.log(high)
+    return math.log(speedup.low), math.log(speedup.high)
 
 
 def stretches_above(values: Mapping[int, float]) -> list[tuple[float, float]]:
@@ -327,7 +337,7 @@ def _table(cells: Sequence[MapRow]) -> Table:
         for row in of_size:
             texts[k_of(row)] = cell_text(row)
             if row.measured:
-                certainty = interval(row.speedup_low, row.speedup_high) or CANNOT_TELL
+                certainty = interval(row.speedup) or CANNOT_TELL
                 texts[k_of(row)] += f"\n{certainty}"
         rows.append(TableRow((str(size), *map(texts.get, by_k))))
     reaches = [_reach(of_k) for of_k in by_k.values()]
@@ -343,7 +353,8 @@ def _table(cells: Sequence[MapRow]) -> Table:
 
 def cell_text(row: MapRow) -> str:
     """`2.31×`, in brackets where it was interpolated."""
-    if not is_ratio(row.speedup):
+    speedup = speedup_of(row)
+    if speedup is None:
         return UNKNOWN
-    text = f"{row.speedup:.2f}×"
+    text = f"{speedup:.2f}×"
     return text if row.measured else f"({text})"

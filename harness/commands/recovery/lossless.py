@@ -22,13 +22,13 @@ from harness.engines.checks.divergence import Divergence
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.results.acceptance import Acceptance
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import (
     chi_square_distance,
     chi_square_p_value,
     chi_square_tail_power,
     chi_square_test,
 )
-from harness.results.statistics.interval import Floats
 
 Finding = Literal["lossless", "lossy", "undecided"]
 

@@ -38,8 +38,8 @@ from harness.config.settings import DecodingSettings
 from harness.engines.checks.reference import REFERENCE_BATCH
 from harness.engines.local.batches import in_batches
 from harness.engines.protocol import Reference
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import least_visible_shift
-from harness.results.statistics.interval import Floats
 
 Prefix = tuple[int, ...]
 

@@ -22,8 +22,8 @@ from harness.commands.recovery.lossless import (
     SHARE_OF_LEVEL,
     SampledCheck,
 )
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import chi_square_test
-from harness.results.statistics.interval import Floats
 
 # More cells find narrow shifts better, and broad ones worse.
 _MOST_CELLS = 20

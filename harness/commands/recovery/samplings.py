@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from harness.commands.recovery.prefix_distribution import exact_probabilities
 from harness.commands.recovery.record import SamplingName
 from harness.config.settings import DecodingSettings
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from harness.engines.checks.divergence import check_known, first_divergence
 from harness.engines.local.batches import in_batches
 from harness.engines.protocol import Reference
 from harness.engines.requests import RequestRecord
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.arrays import Floats
 
 # Texts of each sampling setting from which rounding is estimated.
 _NUM_ROUNDED = 8

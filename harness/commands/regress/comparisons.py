@@ -330,7 +330,7 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
 
 def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
     """The mean over runs of the figure that their own pages show."""
-    known = [getattr(run.last, figure.column) for run in runs]
+    known = [run.last.values()[figure.column] for run in runs]
     return fmean(value for value in known if value is not None) if any(known) else math.nan
 
 

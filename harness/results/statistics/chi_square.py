@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.arrays import Floats
 
 
 @dataclass(frozen=True)

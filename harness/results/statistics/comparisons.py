@@ -13,15 +13,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from harness.results.statistics.arrays import Floats, positive_table
 from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import (
-    CONFIDENCE,
-    NAN,
-    Floats,
-    Interval,
-    counted,
-    positive_table,
-)
+from harness.results.statistics.interval import CONFIDENCE, NAN, Interval, counted
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,

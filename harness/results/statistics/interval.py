@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-Floats = NDArray[np.float64]
 NAN = float("nan")
 
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
@@ -25,7 +21,8 @@ UNITS = ("prompt", "batch", "lap")
 class Interval:
     """An estimate with its confidence interval.
 
-    Where data do not suffice, the bounds or all three numbers are nan.
+    Where data do not suffice, the bounds or all three numbers are nan. It is one value: one field of
+    a row (`row.with_interval`), which is three columns in files only.
 
     Args:
         covers: the choices that the interval allows for, such as "15 prompts and 5 runs".
@@ -36,16 +33,9 @@ class Interval:
     high: float = NAN
     covers: str = ""
 
-    def columns(self, name: str, ends: str = "") -> dict[str, float | None]:
-        """The three numbers as columns, `speedup`, `speedup_low` and `speedup_high`; nan is None.
-
-        Args:
-            ends: what the names of the bounds begin with, if not with `name`.
-        """
-        values = {name: self.estimate}
-        values[f"{ends or name}_low"] = self.low
-        values[f"{ends or name}_high"] = self.high
-        return {column: None if math.isnan(value) else value for column, value in values.items()}
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.estimate)
 
     @property
     def has_bounds(self) -> bool:
@@ -55,38 +45,11 @@ class Interval:
         """Whether the interval lies wholly on one side of the value; never without bounds."""
         return self.low > value or self.high < value
 
-
-def positive_table(values: ArrayLike, shape: str) -> Floats:
-    """The values as an array.
-
-    Args:
-        values: two-dimensional.
-        shape: such as "[num_runs, num_units]", for the error.
-
-    Raises:
-        ValueError: for another number of dimensions, no values, or one that is not positive and finite.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"{array.shape} is not {shape}")
-    if not (array > 0).all() or not np.isfinite(array).all():
-        raise ValueError("every value must be positive and finite")
-    return array
-
-
-def positive_tables(
-    numerators: ArrayLike, denominators: ArrayLike, shape: str
-) -> tuple[Floats, Floats]:
-    """Both as arrays, see `positive_table`.
-
-    Raises:
-        ValueError: as for `positive_table`, and for shapes that differ.
-    """
-    tops = positive_table(numerators, shape)
-    bottoms = positive_table(denominators, shape)
-    if tops.shape != bottoms.shape:
-        raise ValueError(f"numerators {tops.shape}, denominators {bottoms.shape}")
-    return tops, bottoms
+    def scaled(self, factor: float) -> Interval:
+        """All three numbers times a positive factor."""
+        return replace(
+            self, estimate=factor * self.estimate, low=factor * self.low, high=factor * self.high
+        )
 
 
 def counted(number: int, name: str) -> str:

@@ -37,7 +37,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.interval import Floats, Interval
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
 

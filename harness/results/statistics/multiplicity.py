@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from harness.results.statistics.arrays import Floats, positive_tables
 from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
-    Floats,
     Interval,
     counted,
-    positive_tables,
 )
 
 # How many parts the units are divided into, to choose the best without one part after the other.

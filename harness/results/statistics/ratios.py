@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import normal_tail, t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
-    Floats,
     Interval,
     counted,
 )

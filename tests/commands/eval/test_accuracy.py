@@ -30,7 +30,7 @@ COMPARED = {
 def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
     """Both arms of each seed, and merged."""
     return [
-        EvalRow(**(ARM | {"seed": seed} | arm | changes))
+        EvalRow.from_values(ARM | {"seed": seed} | arm | changes)
         for seed in (*seeds, "all")
         for arm in ({"arm": "regular", "num_draft_tokens": None}, COMPARED)
     ]

@@ -29,12 +29,12 @@ def rows(verify: float, draft: float = 0.0, **changes: Any) -> tuple[LatencyRow,
         "verify_ms": 10 * verify,
         "acceptance_length_by_num_draft_tokens": LENGTHS,
     }
-    row = LatencyRow(arm="speculative", **(speculative | changes))
+    row = LatencyRow.from_values({"arm": "speculative"} | speculative | changes)
     return LatencyRow(arm="regular", target_step_ms=10.0), row
 
 
 def predicted(*args: Any, **changes: Any) -> list[float]:
-    return [one.value for one in predicted_by_k(*rows(*args, **changes))]
+    return [one.figure.estimate for one in predicted_by_k(*rows(*args, **changes))]
 
 
 def by_k(pair: tuple[LatencyRow, LatencyRow]) -> str | None:
@@ -71,7 +71,7 @@ def test_no_prediction_is_impossible() -> None:
         passes = [drawn.uniform(5, 30) if drawn.random() < 0.7 else None for _ in range(5)]
         pair = rows(drawn.uniform(0.5, 3), drawn.uniform(0, 0.3), pass_ms_by_width=passes)
         for one, length in zip(predicted_by_k(*pair), LENGTHS, strict=False):
-            assert 0.4 < one.value <= length
+            assert 0.4 < one.figure.estimate <= length
 
 
 def test_passes_that_contradict_each_other_predict_nothing() -> None:

@@ -127,9 +127,9 @@ def test_an_answer_shorter_than_the_counters_period_empties_nothing(
     speculative = [generation(2.0)] * 20
     assert energy_columns(regular, range(20))["joules_per_token"] == 19 * 4 / 200
     ratio = energy_ratio_columns(regular, speculative, range(20), 500, 0)
-    assert ratio["energy_ratio"] == pytest.approx(2.0), "the unit is left out of both arms"
+    assert ratio["energy_ratio"].estimate == pytest.approx(2.0), "the unit is left out of both arms"
     ratio = energy_ratio_columns(speculative, regular, range(20), 500, 0)
-    assert ratio["energy_ratio"] == pytest.approx(0.5)
+    assert ratio["energy_ratio"].estimate == pytest.approx(0.5)
     # Where many are that short, one arm is charged for the other.
     too_short = [*[generation(4.0)] * 8, *[generation(0.0)] * 2]
     assert "joules_per_token" not in energy_columns(too_short, range(10))
@@ -140,8 +140,8 @@ def test_the_ratio_is_paired() -> None:
     """Prompts differ tenfold in energy, and speculation halves each: the interval is narrow."""
     regular = [generation(1.0 + 9 * (place % 2)) for place in range(12)]
     speculative = [generation((1.0 + 9 * (place % 2)) / 2) for place in range(12)]
-    columns = energy_ratio_columns(regular, speculative, range(12), 500, 0)
-    assert list(columns.values()) == pytest.approx([2.0, 2.0, 2.0])
+    ratio = energy_ratio_columns(regular, speculative, range(12), 500, 0)["energy_ratio"]
+    assert [ratio.estimate, ratio.low, ratio.high] == pytest.approx([2.0, 2.0, 2.0])
     unknown = [*speculative[:-1], generation(None)]
     assert energy_ratio_columns(regular, unknown, range(12), 500, 0) == {}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import warnings
+from typing import Any
 
 import pytest
 
 from harness.commands.latency.figures.goodput import goodput_columns, goodput_ratio_columns, is_good
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
+from harness.results.statistics.interval import Interval
 
 SLO = {"ttft_ms": 100.0, "itl_ms": 20.0}
 
@@ -47,22 +49,26 @@ def test_the_ratio_has_an_interval_over_laps() -> None:
     drawn = random.Random(0)
     slow = [lap(*(request(drawn.uniform(0.05, 0.15), 0.01) for _ in range(8))) for _ in range(20)]
     fast = [lap(*(request(0.05, 0.01) for _ in range(8)), seconds=0.5) for _ in range(20)]
-    columns = goodput_ratio_columns(slow, fast, range(20), SLO, 1000, 0)
+    ratio = goodput_ratio_columns(slow, fast, range(20), SLO, 1000, 0)["goodput_ratio"]
     good = goodput_columns(slow, SLO)["goodput"]
-    assert columns["goodput_ratio"] == pytest.approx(16 / good)
-    assert columns["goodput_ratio_low"] < columns["goodput_ratio"] < columns["goodput_ratio_high"]
+    assert ratio.estimate == pytest.approx(16 / good)
+    assert ratio.low < ratio.estimate < ratio.high
 
 
 def test_nothing_good_has_no_ratio_and_few_laps_no_interval() -> None:
     late, early = [lap(request(0.2, 0.01))] * 9, [lap(request(0.05, 0.01))] * 9
-    assert set(goodput_ratio_columns(late, early, range(9), SLO, 100, 0).values()) == {None}
-    few = goodput_ratio_columns(early[:3], early[:3], range(3), SLO, 100, 0)
-    assert (few["goodput_ratio"], few["goodput_ratio_low"]) == (1.0, None)
+
+    def ratio(*args: Any) -> Interval:
+        return goodput_ratio_columns(*args, SLO, 100, 0)["goodput_ratio"]
+
+    assert not ratio(late, early, range(9)).is_known
+    few = ratio(early[:3], early[:3], range(3))
+    assert (few.estimate, few.has_bounds) == (1.0, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rare = goodput_ratio_columns([*early, *late], early * 2, range(18), SLO, 100, 0)
-        alone = goodput_ratio_columns([early[0], *late], early + early[:1], range(10), SLO, 100, 0)
-    assert rare["goodput_ratio_low"] is not None
-    assert (alone["goodput_ratio"], alone["goodput_ratio_low"]) == (10.0, None)
-    again = goodput_ratio_columns(early, early, [0, 1, 2] * 3, SLO, 100, 0)
-    assert (again["goodput_ratio"], again["goodput_ratio_low"]) == (1.0, None)
+        rare = ratio([*early, *late], early * 2, range(18))
+        alone = ratio([early[0], *late], early + early[:1], range(10))
+    assert rare.has_bounds
+    assert (alone.estimate, alone.has_bounds) == (10.0, False)
+    again = ratio(early, early, [0, 1, 2] * 3)
+    assert (again.estimate, again.has_bounds) == (1.0, False)

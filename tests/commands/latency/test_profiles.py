@@ -25,7 +25,8 @@ def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def interval_at(row: Any, k: int) -> tuple[float, float]:
-    return getattr(row, f"{LENGTHS}_low")[k - 1], getattr(row, f"{LENGTHS}_high")[k - 1]
+    length = row.acceptance_length_by_num_draft_tokens[k - 1]
+    return length.low, length.high
 
 
 def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:

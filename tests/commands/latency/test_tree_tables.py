@@ -10,6 +10,7 @@ from harness.commands.latency.ranking.pairs import MeasuredPair
 from harness.commands.latency.ranking.tree_tables import trees_tables
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.names import Name
+from harness.results.statistics.interval import Interval
 
 NUM_PROMPTS = 10
 
@@ -51,7 +52,7 @@ def measured(tree: str, number: int, budget: int, num_iterations: int, ms: float
         num_draft_tokens=number,
         draft_tree=tree,
         draft_budget=budget,
-        speedup=10 / ms,
+        speedup=Interval(10 / ms),
         tokens_per_iteration=60 / num_iterations,
     )
     run: Any = Measured(num_iterations, ms)

@@ -55,8 +55,7 @@ SERVER = [
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
     return MapRow(
         model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k, context=100,
-        measured=batch_size != 4, speedup=speedup,
-        speedup_low=speedup - spread, speedup_high=speedup + spread,
+        measured=batch_size != 4, speedup=Interval(speedup, speedup - spread, speedup + spread),
     )  # fmt: skip
 
 
@@ -279,7 +278,7 @@ def test_a_k_that_pays_from_a_larger_batch_on() -> None:
 
 
 def test_a_cell_without_an_interval_says_nothing() -> None:
-    alone = [dataclasses.replace(row(1, 4, 1.04), speedup_low=None, speedup_high=None)]
+    alone = [dataclasses.replace(row(1, 4, 1.04), speedup=Interval(1.04))]
     text = lines(alone)
     assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
     assert "may or may not pay: no cell can tell" in text
@@ -296,7 +295,7 @@ def test_a_cell_without_an_interval_says_nothing() -> None:
 def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
     refused = dataclasses.replace(
         row(1, 4, 1.0),
-        speedup=None, speedup_low=None, speedup_high=None,
+        speedup=None,
         status=NO_VERDICT, error="the arms did not do the same work",
     )  # fmt: skip
     rows = [row(2, 4, 1.5), dataclasses.replace(refused, batch_size=16)]

@@ -21,7 +21,7 @@ from harness.commands.recovery.lossless import SampledCheck, together
 from harness.commands.recovery.quantiles import QuantileTest, cell_masses, quantiles
 from harness.commands.recovery.samplings import Sampling, samplings
 from harness.config.settings import DecodingSettings
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.arrays import Floats
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)

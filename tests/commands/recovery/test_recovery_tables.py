@@ -17,6 +17,7 @@ from harness.commands.recovery.tables import (
     recovery_table,
     summarise,
 )
+from harness.results.statistics.interval import Interval
 from harness.tables.table import Line, Table
 from harness.tables.terminal import print_document
 from wording import mentions
@@ -181,7 +182,7 @@ def test_losses_are_said_of_real_checks_alone() -> None:
     evaluated = EvalRow(
         model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
     )
-    compared = dataclasses.replace(evaluated, difference=-0.021, mcnemar_p_value=0.3)
+    compared = dataclasses.replace(evaluated, difference=Interval(-0.021), mcnemar_p_value=0.3)
     assert accuracy_losses([Run([evaluated])]) == []
     (same,) = accuracy_losses([Run([compared]), Run([evaluated]), Run([compared])])
     assert same.text == "No significant difference in accuracy between the arms (2 evaluations)."

@@ -27,7 +27,7 @@ def filled(kind: type[RunRow], **changes: Any) -> RunRow:
     """A row that has a value in every column."""
     values = {name: VALUES[column.type] for name, column in kind.columns().items()}
     known = {name: value for name, value in changes.items() if name in values}
-    return kind(**values | {"status": "ok", "job": "0"} | known)
+    return kind.from_values(values | {"status": "ok", "job": "0"} | known)
 
 
 def runs(kind: type[RunRow]) -> dict[str, list[RunRow]]:

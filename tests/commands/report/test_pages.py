@@ -18,6 +18,7 @@ from harness.commands.read_runs import group
 from harness.commands.report.command import TITLE, Report, build
 from harness.commands.report.pages import escape, html_page, markdown
 from harness.records.registry import COMMANDS
+from harness.results.statistics.interval import Interval
 from harness.tables.table import Table
 from report_files import eval_run, latency_run, write
 
@@ -169,7 +170,7 @@ def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
         MapRow(
             run=f"map{context}", model="13B", draft="7B", devices="NVIDIA A100", status="ok",
             batch_size=size, num_draft_tokens=k, context=context, measured=size != 4,
-            speedup=speedup, speedup_low=speedup - 0.1, speedup_high=speedup + 0.1,
+            speedup=Interval(speedup, speedup - 0.1, speedup + 0.1),
             **changes,
         )
         for (size, k), speedup in speedups.items()
@@ -207,7 +208,7 @@ def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
 )
 def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
     first, *others = map_rows()
-    runs = group([replace(first, **changes), *others])
+    runs = group([MapRow.from_values(first.values() | changes), *others])
     (svg,) = plots([(COMMANDS["map"], runs)])["map"]
     assert "2.50×" in words_of(svg)
 

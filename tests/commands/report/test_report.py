@@ -12,6 +12,7 @@ import pytest
 from harness.commands.compare.rows import CompareRow
 from harness.commands.distill.rows import DistillRow
 from harness.commands.latency.ranking.pairs import MeasuredPair, latency_pairs
+from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import Report, build
 from harness.tables.table import Line, Table
@@ -38,7 +39,7 @@ def pairs_of(report: Report) -> list[MeasuredPair]:
 
 
 def speedups(report: Report) -> list[float | None]:
-    return [pair.row.speedup for pair in pairs_of(report)]
+    return [pair.row.values()["speedup"] for pair in pairs_of(report)]
 
 
 def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path: Path) -> None:
@@ -495,7 +496,9 @@ def test_the_first_sentence_has_the_interval_of_the_table(tmp_path: Path) -> Non
     runs = latency_run(speedup=2.0), latency_run(speedup=1.5, draft="3B")
     made_up = latency_run(speedup=3.0, weights="random")
     covers = {"speedup_covers": "15 prompts"}
-    rows = [[dataclasses.replace(row, **covers) for row in run] for run in (*runs, made_up)]
+    rows = [
+        [LatencyRow.from_values(row.values() | covers) for row in run] for run in (*runs, made_up)
+    ]
     report = build([write(tmp_path / "latency.csv", *rows)])
     assert mentions(report.headlines[0].text, "13B with 7B", "2.00×", "for 3 pairs at once")
     columns, shown = tables(report)["pairs"].shown()

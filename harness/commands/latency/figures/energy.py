@@ -60,7 +60,7 @@ def energy_ratio_columns(
     of_regular, of_speculative = totals
     counted = (of_regular > 0) & (of_speculative > 0)
     ratio = ratio_of_totals(of_regular[counted], of_speculative[counted], num_resamples, seed)
-    return ratio.columns("energy_ratio")
+    return {"energy_ratio": ratio}
 
 
 def _joules(generations: Sequence[Generation]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
-from harness.results.statistics.interval import Floats
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
 
 
@@ -69,7 +69,7 @@ def goodput_ratio_columns(
     ratio = ratio_of_rates(
         good_and_seconds(speculative), good_and_seconds(regular), num_resamples, seed
     )
-    return ratio.columns("goodput_ratio")
+    return {"goodput_ratio": ratio}
 
 
 def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:

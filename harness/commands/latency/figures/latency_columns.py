@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
@@ -13,7 +14,6 @@ from harness.commands.latency.figures.experts import ExpertsRead
 from harness.commands.latency.figures.goodput import goodput_columns, goodput_ratio_columns
 from harness.commands.latency.figures.measured_arm import MeasuredArm, prediction
 from harness.commands.latency.figures.paired import drift_columns, paired_times, reach_columns
-from harness.commands.latency.figures.rates import rate_columns
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.speculation_profile import MeasuredAcceptance, length_columns
 from harness.engines.roofline import Roof
@@ -22,6 +22,7 @@ from harness.measuring.quietness import Quietness
 from harness.prompts.sets import PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.coverage import of_same_texts
+from harness.results.statistics.interval import Interval
 
 
 @dataclass
@@ -38,7 +39,7 @@ class LatencyFigures:
         end_tokens: with which the model ends a text; none with random weights, whose texts mean
             nothing.
         suspicion: columns about another engine's sampling.
-        identical: columns of the regular arm measured against itself.
+        identical: the regular arm measured against itself.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: of the target, and of the draft where it reads weights of its own.
@@ -55,7 +56,7 @@ class LatencyFigures:
     end_tokens: frozenset[int] = frozenset()
     quietness: Quietness | None = None
     suspicion: dict[str, Any] = field(default_factory=dict)
-    identical: dict[str, float | None] = field(default_factory=dict)
+    identical: Interval | None = None
     experts: ExpertsRead | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
@@ -96,7 +97,6 @@ class LatencyFigures:
         columns |= arm.columns(self.end_tokens)
         columns["cached_from_before"] = self._cached_from_before(arm)
         columns |= energy_columns(arm.generations, self.units)
-        columns |= rate_columns(arm.generations, self.units, *self.resampling)
         slo = self._slo
         if slo:
             columns |= goodput_columns(arm.generations, slo)
@@ -150,7 +150,7 @@ class LatencyFigures:
         of_both = regular.generations, speculative.generations
         columns = {
             **self.suspicion,
-            **self.identical,
+            "aa_ratio": self.identical,
             **self._speedup_columns(*of_both),
             "predicted_speedup": prediction(regular, speculative),
             "pass_ms_by_width": self.pass_ms,
@@ -191,9 +191,8 @@ class LatencyFigures:
         return {
             **reach_columns(times),
             **drift_columns(in_time),
-            **speedup.columns("speedup"),
-            **decode_times.speedup(*self.resampling).columns("decode_speedup"),
-            "speedup_covers": covers,
+            "speedup": dataclasses.replace(speedup, covers=covers),
+            "decode_speedup": decode_times.speedup(*self.resampling),
             # A single batch is one arm after the other.
             "interleaved": len(set(self.moments)) > 1,
         }

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from harness.engines.timing import Generation
 from harness.results.statistics import power
-from harness.results.statistics.interval import Floats, Interval
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import drift, ratio_of_totals, totals_by_unit
 from harness.results.statistics.runs import ratio_over_runs
 
@@ -87,8 +88,7 @@ def reach_columns(times: PairedTimes) -> dict[str, Any]:
 def drift_columns(times: PairedTimes) -> dict[str, Any]:
     """The columns about a speed-up that changes within the run."""
     found = drift(times.regular, times.speculative, unit=times.unit)
-    columns: dict[str, Any] = found.change.columns("drift")
-    return columns | {"drifted": found.matters}
+    return {"drift": found.change, "drifted": found.matters}
 
 
 def _unit(generations: Sequence[Generation]) -> str:

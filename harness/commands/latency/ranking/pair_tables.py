@@ -81,7 +81,7 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
         Column("all at\nonce", of=at_once, optional=True),
         Column("predicted", times, "row.predicted_speedup", optional=True),
         ACCEPTED.at("row"),
-        Column("goodput", times, "row.goodput_ratio", optional=True),
+        Column("goodput", times, "row.goodput_ratio.estimate", optional=True),
         Column("", of=_remark, optional=True),
         Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
     )
@@ -169,7 +169,7 @@ def _category_column(name: str, numbers_of_prompts: set[int]) -> Column:
         speedup = times(category.speedup.estimate)
         if differ:
             speedup += f" ({category.num_prompts})"
-        bounds = interval(category.speedup.low, category.speedup.high)
+        bounds = interval(category.speedup)
         tokens = category.tokens_per_iteration
         return "\n".join(filter(None, [speedup, bounds, f"{tokens:.2f} tokens" if tokens else ""]))
 
@@ -198,8 +198,8 @@ def _reasons(pairs: Sequence[MeasuredPair]) -> Table:
         about += " Of predicted: measured over predicted speed-up."
     notes = []
     for pair in pairs:
-        loses = pair.best and (pair.row.speedup or 1) < 1
-        if loses and (reason := held_back_in_words(pair.regular, pair.row)):
+        loses = pair.row.speedup is not None and pair.row.speedup.estimate < 1
+        if pair.best and loses and (reason := held_back_in_words(pair.regular, pair.row)):
             notes.append(f"{pair.name.label()}: {reason}.")
     return Table.of(
         "reasons",

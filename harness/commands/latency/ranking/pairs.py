@@ -63,7 +63,7 @@ class MeasuredPair:
         """
         if self.row.speedup is None:
             return 0, 0.0
-        return 2 if self.complete else 1, self.row.speedup
+        return 2 if self.complete else 1, self.row.speedup.estimate
 
     @functools.cached_property
     def categories(self) -> list[Category]:
@@ -76,7 +76,7 @@ class MeasuredPair:
     @property
     def stands_out(self) -> bool:
         """Whether its row is bold: the best of several K, but no trial of a few prompts."""
-        return self.best_of_several and self.row.speedup_low is not None
+        return self.best_of_several and self.row.has_interval
 
     @property
     def load(self) -> float:
@@ -153,7 +153,7 @@ def _place(family: Sequence[Sequence[MeasuredPair]]) -> tuple[object, ...]:
 
 def num_compared(pairs: Sequence[MeasuredPair]) -> int:
     """The number of pairs with an interval: a reader picks the best of so many."""
-    return sum(pair.complete and pair.row.speedup_low is not None for pair in pairs)
+    return sum(pair.complete and pair.row.has_interval for pair in pairs)
 
 
 def fastest_pair(pairs: Sequence[MeasuredPair]) -> MeasuredPair | None:
@@ -164,7 +164,7 @@ def fastest_pair(pairs: Sequence[MeasuredPair]) -> MeasuredPair | None:
     """
     bests = [pair for pair in _real_or_all(pairs) if pair.best]
     bests = [pair for pair in bests if pair.row.was_quiet] or bests
-    with_interval = [pair for pair in bests if pair.row.speedup_low is not None]
+    with_interval = [pair for pair in bests if pair.row.has_interval]
     return max(with_interval or bests, key=attrgetter("worth"), default=None)
 
 

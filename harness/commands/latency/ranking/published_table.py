@@ -35,7 +35,7 @@ def published_tables(pairs: Sequence[MeasuredPair]) -> list[Table]:
         Column("their\nms/token", _published_ms, "theirs.ms_per_token"),
         Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
-        Column("our\nspeed-up", times, "ours.speedup", optional=True),
+        Column("our\nspeed-up", times, "ours.speedup.estimate", optional=True),
         replace(BOUNDS.at("ours"), optional=True),
         Column(
             "their tokens\nper iteration", _LENGTH, "theirs.mean_acceptance_length", optional=True

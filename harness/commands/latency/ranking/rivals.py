@@ -9,7 +9,8 @@ import numpy as np
 
 from harness.commands.latency.ranking.pairs import MeasuredPair, num_compared
 from harness.commands.regress.comparisons import ms_of_both_arms
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Floats
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import Ranked, best_of_several, ranking
 from harness.results.verdict import verdict_of
 from harness.tables.table import Line, interval
@@ -104,7 +105,7 @@ def best_k_line(series: Sequence[MeasuredPair]) -> str | None:
         return None
     best = best_of_several(*times, seed=0)
     on_others = best.honest
-    bounds = f"{interval(on_others.low, on_others.high)} over {on_others.covers}"
+    bounds = f"{interval(on_others)} over {on_others.covers}"
     worth = f"{on_others.estimate:.2f}× when K is chosen on other prompts ({bounds})"
     pair = measured[best.index].name.pair
     return f"{pair}: the best of {len(measured)} K is {best.naive:.2f}×, and {worth}."
@@ -133,5 +134,5 @@ def _common_times(pairs: Sequence[MeasuredPair]) -> tuple[Floats, Floats] | None
 def _in_words(pairs: Sequence[MeasuredPair], ranked: Ranked) -> str:
     """`lookup (0.66; 0.52 to 0.84)`: the share of the best pair's speed-up."""
     share = ranked.relative_to_best
-    bounds = interval(share.low, share.high)
+    bounds = interval(share)
     return f"{pairs[ranked.index].method} ({share.estimate:.2f}; {bounds})"

@@ -38,8 +38,9 @@ def _changes(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[str]
     yield from _other_loads(pair, pairs)
     if not pair.best_of_several:
         yield from _other_k(pair)
-    if row.decode_speedup and row.speedup_high and row.decode_speedup > row.speedup_high:
-        yield f"longer answers, towards {times(row.decode_speedup)}"
+    decode = row.decode_speedup
+    if decode is not None and row.speedup is not None and decode.estimate > row.speedup.high:
+        yield f"longer answers, towards {times(decode.estimate)}"
     limit = held_back(pair.regular, row)
     if limit is not None and not auto_gave_up(row):
         yield f"most of all, {limit.in_short}"
@@ -67,7 +68,8 @@ def _other_loads(pair: MeasuredPair, pairs: Sequence[MeasuredPair]) -> Iterator[
     ends = same if len(same) < 3 else [same[0], same[-1]]
     for other in ends:
         load = in_words(other.row, "batch_size") or "batches of 1"
-        yield f"{load} ({times(other.row.speedup)})"
+        _, speedup = other.worth
+        yield f"{load} ({times(speedup)})"
 
 
 def _other_k(pair: MeasuredPair) -> Iterator[str]:
@@ -77,4 +79,4 @@ def _other_k(pair: MeasuredPair) -> Iterator[str]:
         return
     best = best_of(predictions)
     if best is not predictions[-1]:
-        yield f"K={best.num_draft_tokens} ({times(best.value)} predicted)"
+        yield f"K={best.num_draft_tokens} ({times(best.figure.estimate)} predicted)"

@@ -125,7 +125,7 @@ def _verify(rival: Rival) -> float | None:
 
 
 def _bounds(ratio: Interval | None) -> str | None:
-    return None if ratio is None else interval(ratio.low, ratio.high)
+    return interval(ratio)
 
 
 def _iterations(chain: MeasuredPair, tree: MeasuredPair) -> Common:

@@ -164,7 +164,7 @@ def _asked_again(row: LatencyRow) -> str | None:
     if different is None or row.arm == "regular":
         return None
     covers = "the interval is over prompts, however often each was asked"
-    coverage = Coverage.parse(row.speedup_covers)
+    coverage = Coverage.of(row.speedup)
     if coverage is not None and coverage.same_texts:
         covers = "they share their prompts, so that the interval covers repetition, not prompts"
     return (

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
-from harness.results.statistics.interval import counted
+from harness.results.statistics.interval import Interval, counted
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 # Of a pass over one token. Noise below it moves a prediction by less.
@@ -113,9 +113,7 @@ class ForK(NamedTuple):
     """A figure for proposals of at most K tokens; its interval covers acceptance alone."""
 
     num_draft_tokens: int
-    value: float
-    low: float | None
-    high: float | None
+    figure: Interval
 
 
 def lengths_by_k(row: LatencyRow) -> list[ForK]:
@@ -126,10 +124,7 @@ def lengths_by_k(row: LatencyRow) -> list[ForK]:
     if row.draft_tree not in (None, "chain") or row.rule == "block":
         return []
     lengths = row.acceptance_length_by_num_draft_tokens or []
-    unknown: list[float | None] = [None] * len(lengths)
-    lows = row.acceptance_length_by_num_draft_tokens_low or unknown
-    highs = row.acceptance_length_by_num_draft_tokens_high or unknown
-    return list(map(ForK, range(1, len(lengths) + 1), lengths, lows, highs))
+    return [ForK(k, length) for k, length in enumerate(lengths, start=1)]
 
 
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
@@ -145,12 +140,10 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
     if contradicting_passes(regular, row) is not None:
         return []
     predictions = []
-    for k, length, low, high in lengths:
+    for k, length in lengths:
         # An iteration has a pass of the target, whatever noise makes of its parts.
         cost = max(1.0, k * costs.draft + _verification(row, costs.verify, k, measured))
-        speedup_low = None if low is None else low / cost
-        speedup_high = None if high is None else high / cost
-        predictions.append(ForK(k, length / cost, speedup_low, speedup_high))
+        predictions.append(ForK(k, length.scaled(1 / cost)))
     return predictions
 
 
@@ -173,7 +166,7 @@ def contradicting_passes(regular: LatencyRow | None, row: LatencyRow) -> str | N
 
 def best_of(predictions: Sequence[ForK]) -> ForK:
     """The K for which most is predicted."""
-    return max(predictions, key=attrgetter("value"))
+    return max(predictions, key=attrgetter("figure.estimate"))
 
 
 def _timed_passes(row: LatencyRow) -> dict[int, float]:
@@ -205,7 +198,7 @@ def share_of_predicted(row: LatencyRow) -> float | None:
     measured = row.decode_speedup or row.speedup
     if not measured or not row.predicted_speedup:
         return None
-    return measured / row.predicted_speedup
+    return measured.estimate / row.predicted_speedup
 
 
 def auto_gave_up(row: LatencyRow) -> bool:

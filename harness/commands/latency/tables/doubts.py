@@ -50,12 +50,13 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
 
 def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     """How small a difference would show, and what the interval does not cover."""
-    coverage = Coverage.parse(row.speedup_covers)
-    if row.speedup_low is None or coverage is None:
+    speedup = row.speedup
+    coverage = Coverage.of(speedup)
+    if speedup is None or not speedup.has_bounds or coverage is None:
         return
     visible = row.visible_difference
     if visible:
-        yield f"{row.speedup_covers} can show a difference of {_percent(visible)} between the arms (80 % power)."
+        yield f"{speedup.covers} can show a difference of {_percent(visible)} between the arms (80 % power)."
     if coverage.num_runs is None:
         yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
 
@@ -195,8 +196,8 @@ def _drifted(row: LatencyRow) -> str | None:
     if not row.drifted or row.drift is None:
         return None
     return (
-        f"The speed-up changed within the run: in its second half it is {row.drift:.2f} times that of"
-        f" the first ({interval(row.drift_low, row.drift_high)})."
+        f"The speed-up changed within the run: in its second half it is {row.drift.estimate:.2f} times that of"
+        f" the first ({interval(row.drift)})."
     )
 
 
@@ -247,7 +248,7 @@ def _other_texts(row: LatencyRow) -> str | None:
 
 def _too_few_laps(row: LatencyRow) -> str | None:
     batch_size = row.batch_size or 1
-    if not row.was_served or batch_size == 1 or row.speedup_low is not None:
+    if not row.was_served or batch_size == 1 or row.has_interval:
         return None
     return (
         "Requests in flight together are not independent: they are one lap. An interval takes"
@@ -271,12 +272,11 @@ def _same_server(row: LatencyRow) -> str | None:
 
 
 def _identical_arms_differ(row: LatencyRow) -> str | None:
-    low = row.aa_ratio_low
-    high = row.aa_ratio_high
-    if low is None or high is None or low <= 1 <= high:
+    ratio = row.aa_ratio
+    if ratio is None or not ratio.excludes(1):
         return None
     return (
-        f"Identical arms differ: the regular arm over itself is {row.aa_ratio:.3f}×, with an"
-        f" interval that excludes 1 ({low:.3f} to {high:.3f}). The interval of the speed-up does"
+        f"Identical arms differ: the regular arm over itself is {ratio.estimate:.3f}×, with an"
+        f" interval that excludes 1 ({interval(ratio, digits=3)}). The interval of the speed-up does"
         " not cover that."
     )

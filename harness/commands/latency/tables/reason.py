@@ -19,6 +19,7 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
+from harness.results.statistics.interval import Interval
 from harness.tables.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.
@@ -30,7 +31,7 @@ def reason(regular: LatencyRow, row: LatencyRow) -> Table:
     # Where whole blocks are verified, no token is tested by itself.
     tested = None if row.rule == "block" else row.acceptance_by_position
     of_all = row.marginal_acceptance_by_position
-    loses = (row.speedup or 1) < 1
+    loses = row.speedup is not None and row.speedup.estimate < 1
     return _table_of_known(
         ("acceptance", _acceptance(row)),
         ("by position", _by_position(tested, "of those tested there")),
@@ -131,7 +132,8 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
             f"(in the separate pass drafting took {row.draft_ms:.2f}"
             f" and verifying {row.verify_ms:.2f})"
         )
-    measured = f"measured {row.decode_speedup or row.speedup:.2f}×"
+    speedup = row.decode_speedup or row.speedup or Interval()
+    measured = f"measured {speedup.estimate:.2f}×"
     if row.decode_speedup:
         measured += " without the time to the first token"
     target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
@@ -155,8 +157,7 @@ def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
     text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
     if row.energy_ratio is None:
         return text
-    certainty = in_brackets(row.energy_ratio_low, row.energy_ratio_high)
-    return f"{text}: {row.energy_ratio:.2f}× less{certainty}"
+    return f"{text}: {row.energy_ratio.estimate:.2f}× less{in_brackets(row.energy_ratio)}"
 
 
 def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
@@ -168,8 +169,8 @@ def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
     text = f"{shares} are within {', '.join(bounded)}"
     if row.goodput_ratio is None:
         return text
-    certainty = in_brackets(row.goodput_ratio_low, row.goodput_ratio_high)
-    return f"{text}: {row.goodput_ratio:.2f}× as many a second{certainty}"
+    ratio = row.goodput_ratio
+    return f"{text}: {ratio.estimate:.2f}× as many a second{in_brackets(ratio)}"
 
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
@@ -182,11 +183,13 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
         return None
     shown = []
     for prediction in predictions[:_MOST_K]:
-        bounds = interval(prediction.low, prediction.high)
-        shown.append(f"{prediction.num_draft_tokens}: {bounds or f'{prediction.value:.2f}'}×")
+        figure = prediction.figure
+        shown.append(
+            f"{prediction.num_draft_tokens}: {interval(figure) or f'{figure.estimate:.2f}'}×"
+        )
     best = best_of(predictions)
     largest = " or a larger one" if best is predictions[-1] else ""
-    covers = "95 % intervals of acceptance alone; " if predictions[0].low is not None else ""
+    covers = "95 % intervals of acceptance alone; " if predictions[0].figure.has_bounds else ""
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     return (
         f"{'  '.join(shown)} predicted ({covers}verification {verification});"
@@ -208,8 +211,7 @@ def _identical_arms(row: LatencyRow) -> str | None:
     """How far apart an arm is from itself; None where that was not measured."""
     if row.aa_ratio is None:
         return None
-    about = in_brackets(row.aa_ratio_low, row.aa_ratio_high, "the regular arm over itself")
-    return f"{row.aa_ratio:.2f}×{about}"
+    return f"{row.aa_ratio.estimate:.2f}×{in_brackets(row.aa_ratio, 'the regular arm over itself')}"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:

@@ -142,20 +142,18 @@ def figure_in_words(verdict: Verdict, num_compared: int = 1) -> str:
         return f"{speedup.estimate:.2f}× ({verdict.reason})"
     covers = f" over {speedup.covers}" if speedup.covers else ""
     together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
-    certainty = f"95 % interval {interval(speedup.low, speedup.high)}{covers}{together}"
+    certainty = f"95 % interval {interval(speedup)}{covers}{together}"
     doubt = f"; {verdict.reason}" if verdict.reason else ""
     return f"{speedup.estimate:.2f}× ({certainty}{doubt})"
 
 
 def _decode_only(row: LatencyRow) -> str | None:
     """About the speed-up after the first token, if it is outside the interval of the total."""
-    if row.decode_speedup is None or row.speedup_low is None or row.speedup_high is None:
+    decode = row.decode_speedup
+    if decode is None or row.speedup is None or not row.speedup.excludes(decode.estimate):
         return None
-    if row.speedup_low <= row.decode_speedup <= row.speedup_high:
-        return None
-    certainty = in_brackets(row.decode_speedup_low, row.decode_speedup_high)
     return (
-        f"Without the time to the first token it is {row.decode_speedup:.2f}×{certainty}:"
+        f"Without the time to the first token it is {decode.estimate:.2f}×{in_brackets(decode)}:"
         " longer answers come closer to this."
     )
 
@@ -189,8 +187,7 @@ def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
     Args:
         num_compared: see `verdict_of`.
     """
-    speedup = verdict_of(row, num_compared).speedup
-    return interval(speedup.low, speedup.high) if speedup.has_bounds else None
+    return interval(verdict_of(row, num_compared).speedup)
 
 
 def _time(row: LatencyRow) -> str | None:
