@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,11 @@ def test_the_shell_is_offered_the_settings_of_the_chosen_draft(
     for draft, expected in (("lookup", ["draft.max_ngram="]), ("suffix", [])):
         monkeypatch.setenv("COMP_LINE", f"harness latency draft={draft} draft.max_n")
         assert harness("-sc", "query=bash").stdout.split() == expected
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]))
+def test_links_of_pages_lead_to_files(page: Path) -> None:
+    """Those of `docs/` are checked when the site is built."""
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    own = [link for link in links if not link.startswith("http")]
+    assert [link for link in own if not (page.parent / link).exists()] == []
