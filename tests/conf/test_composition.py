@@ -75,8 +75,13 @@ def save_what_the_documentation_names(directory: Path) -> None:
         (directory / name).write_text(code)
     profile = directory / "outputs" / "latency" / "…" / "speculation_profile.json"
     profile.parent.mkdir(parents=True)
-    rates = {"accept_rates_by_rank": [0.9, 0.05]}
-    profile.write_text(json.dumps({"schema_version": "1.0", "measured": True, "harness": rates}))
+    contents = {
+        "schema_version": "1.0",
+        "measured": True,
+        "marginal_accept_rates": [0.9, 0.7],
+        "harness": {"accept_rates_by_rank": [0.9, 0.05]},
+    }
+    profile.write_text(json.dumps(contents))
 
 
 def test_every_documented_command_line_is_right(
