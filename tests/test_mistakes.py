@@ -259,6 +259,12 @@ MISTAKES = {
     "eval num_prompts=0": "num_prompts=0: must be at least 1",
     "eval task=divsion": "task=divsion: must be one of multiplication, addition",
     "eval task=../latency": "task=../latency: must be one of",
+    # precision
+    "latency precision=2": "precision=2.0: must be a share of the speed-up, such as 2%",
+    "latency precision=fine": "precision=fine: must be a share of the speed-up, such as 2%",
+    "latency precision=2% draft=none": "precision=2%: is that of the speed-up, which needs a draft",
+    "latency budget=10min": "budget=10min: needs precision=2%",
+    "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
     # recovery
     "recovery draft=none": "draft=none: must be a model",
     "recovery fault=rollback": "fault=rollback: no such name (did you mean rollback_off_by_one?)",

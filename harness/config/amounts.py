@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 
 def amount(size: float) -> str:
     """Bytes in 10^6 or 10^9: `1.7 MB`, `7.20 GB`, `13.5 GB`."""
@@ -10,3 +13,11 @@ def amount(size: float) -> str:
     if size < 10e9:
         return f"{size / 1e9:.2f} GB"
     return f"{size / 1e9:.1f} GB"
+
+
+def quantity(text: str, units: Mapping[str, float]) -> float | None:
+    """The number that a text with a unit means, `10min` with {"min": 60} is 600; None for any other text."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", text)
+    if parts is None or parts[2] not in units:
+        return None
+    return float(parts[1]) * units[parts[2]]

@@ -35,6 +35,7 @@ def ask_all(
     after_warmup: Callable[[str], None] = lambda arm: None,
     after_answer: Callable[[Question, Answers], None] = lambda question, answers: None,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[Generation]]:
     """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
 
@@ -46,6 +47,7 @@ def ask_all(
         warmups: what each arm answers first, unmeasured.
         allow_failures: whether a request may fail; its error is then in its record.
         after_warmup, question_for: get the name of an arm.
+        is_enough: asked after every question; True leaves out those that follow.
 
     Raises:
         RunError: an arm was given up. Until then every question had its `after_question`.
@@ -73,6 +75,8 @@ def ask_all(
             advance(after_question(question, answers) or "measuring")
             pace.answered()
             _check_answering(arms)
+            if is_enough():
+                break
     return answers_by_arm
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +40,7 @@ from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
 from harness.records.experiment import Experiment
 from harness.results.acceptance import Acceptance
+from harness.results.statistics.stopping import is_precise, looks
 from harness.results.verdict import (
     ArmEvidence,
     judged,
@@ -74,6 +77,8 @@ class Latency(Experiment):
             self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
+        if self.settings.precision is not None and self.settings.num_prompts == "auto":
+            self.settings = dataclasses.replace(self.settings, num_prompts=available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
         self.measured = {name: MeasuredArm(name) for name in settings.arms}
@@ -99,6 +104,8 @@ class Latency(Experiment):
         if len(engine.arms) == 1 and arm.drafts:
             # A server alone is measured as it is.
             arm.name = "speculative"
+            rule = "is that of the speed-up, which a server alone has not"
+            require(settings.precision is None, "precision", rule, settings.precision)
             self.measured = self.figures.arms = {arm.name: MeasuredArm(arm.name)}
         if settings.weights == "stored":
             self.figures.end_tokens = session.end_tokens()
@@ -183,6 +190,28 @@ class Latency(Experiment):
             timed = watched
             again = []
 
+        started = time.monotonic()
+        half_width = self.settings.half_width
+        budget_s = self.settings.budget_s or math.inf
+        if half_width is not None:
+            self.figures.stopped_by = "prompts"
+
+        def is_enough() -> bool:
+            num_answered = len(next(iter(self.measured.values())).generations)
+            is_last = num_answered == len(asking.questions)
+            if half_width is None or is_last:
+                return False
+            if time.monotonic() - started > budget_s:
+                self.figures.stopped_by = "budget"
+                return True
+            num_units = len(set(asking.units[:num_answered]))
+            if num_units not in looks(num_units):
+                return False
+            if not is_precise(self.figures.speedup_so_far(), half_width):
+                return False
+            self.figures.stopped_by = "precision"
+            return True
+
         def after_warmup(name: str) -> None:
             self.measured[name].phases.clear()
 
@@ -206,6 +235,7 @@ class Latency(Experiment):
             after_question=after_question,
             after_warmup=after_warmup,
             after_answer=after_answer,
+            is_enough=is_enough,
         )
 
     def _ask(self, session: Session, asking: Asking, **options: Any) -> dict[str, list[Generation]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.config.amounts import quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
@@ -21,6 +22,7 @@ OPEN_LOOP_LAP = 8
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,10 @@ class LatencySettings(PromptedSettings):
     Attributes:
         num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
             order each time. `auto` is 15, and with larger batches, requests in flight together or a rate as many
-            as an interval needs.
+            as an interval needs; with `precision` all prompts of the set.
+        precision: stop as soon as the speed-up's interval is no wider than this to each side, `2%`; at the latest after
+            `num_prompts`.
+        budget: stop then in any case, `10min`; needs precision.
         num_warmup: batches that every arm decodes first and that are not counted.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
@@ -42,6 +47,8 @@ class LatencySettings(PromptedSettings):
     """
 
     num_prompts: int | Literal["auto"] = "auto"
+    precision: float | str | None = None
+    budget: float | str | None = None
     num_warmup: int = 1
     repeats: int = 1
     repeat: int = 1
@@ -55,6 +62,7 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_precision()
         require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
         require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
         if self.laps != "auto":
@@ -66,6 +74,33 @@ class LatencySettings(PromptedSettings):
         ):
             require(number <= 10**6, name, "must be at most 10^6", number)
         require(self.num_asked >= 1, "num_prompts", "must be at least 1", self.num_prompts)
+
+    def _check_precision(self) -> None:
+        half_width = self.half_width
+        rule = "must be a share of the speed-up, such as 2%"
+        is_share = half_width is not None and 0 < half_width < 1
+        require(self.precision is None or is_share, "precision", rule, self.precision)
+        rule = "is that of the speed-up, which needs a draft"
+        has_speedup = self.precision is None or self.draft is not None
+        require(has_speedup, "precision", rule, self.precision)
+        budget_s = self.budget_s
+        rule = "must be a time, such as 10min, 90s or 2h"
+        is_time = budget_s is not None and budget_s > 0
+        require(self.budget is None or is_time, "budget", rule, self.budget)
+        rule = "needs precision=2% or the like: it ends a run that goes on until it is precise"
+        require(self.budget is None or self.precision is not None, "budget", rule, self.budget)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the width that the speed-up's interval is to have, as a share of the speed-up; None for any."""
+        asked = self.precision
+        return quantity(asked, {"%": 0.01}) if isinstance(asked, str) else asked
+
+    @property
+    def budget_s(self) -> float | None:
+        """Seconds after which no question is asked any more; None for no limit."""
+        asked = self.budget
+        return quantity(asked, _SECONDS) if isinstance(asked, str) else asked
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "needs engine=server or engine=vllm"

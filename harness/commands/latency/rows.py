@@ -37,6 +37,15 @@ class LatencyRow(PromptedRow, ComparedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = pooled("same", "`regular` or `speculative`")
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
+    precision: MaybeFloat = setting(
+        "half of the width of the speed-up's interval, as a share of it, at which the run was to stop",
+        "half_width",
+    )
+    stopped_by: MaybeText = pooled(
+        "same",
+        "what ended a run with `precision`: that it was reached, the last prompt, or `budget`; its intervals have a"
+        " level of 97 %, so that they cover 95 % although they were looked at",
+    )
     num_different_prompts: MaybeInt = pooled(
         "mean",
         "different ones among them, where `num_prompts` is above those of the set, which are then asked again",

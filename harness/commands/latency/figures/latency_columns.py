@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
-from typing import Any
+from typing import Any, Literal
 
 from harness.commands.latency.asking import asks_again
 from harness.commands.latency.figures.energy import energy_columns, energy_ratio_columns
@@ -22,7 +22,8 @@ from harness.measuring.quietness import Quietness
 from harness.prompts.sets import PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.coverage import of_same_texts
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 
 
 @dataclass
@@ -40,6 +41,7 @@ class LatencyFigures:
             nothing.
         suspicion: columns about another engine's sampling.
         identical: the regular arm measured against itself.
+        stopped_by: what ended a run with `precision`.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: of the target, and of the draft where it reads weights of its own.
@@ -61,11 +63,18 @@ class LatencyFigures:
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
     smaller_k_follow: bool = True
+    stopped_by: Literal["precision", "prompts", "budget"] | None = None
 
     @property
     def resampling(self) -> tuple[int, int]:
         """Samples and seed of every bootstrap."""
         return self.settings.num_resamples, self.settings.seed
+
+    def speedup_so_far(self) -> Interval:
+        """The speed-up of what both arms have answered, with the interval that a run is stopped by."""
+        regular, speculative = self.arms.values()
+        times = paired_times(regular.generations, speculative.generations, self.units)
+        return times.speedup(*self.resampling, CONFIDENCE_OF_LOOKS)
 
     def acceptance_by_prompt(self) -> MeasuredAcceptance:
         """Return the acceptance of each prompt that the speculative arm answered."""
@@ -185,12 +194,14 @@ class LatencyFigures:
         # Without the time until the first tokens.
         decode_times = paired_times(regular, speculative, self.units, decode_only=True)
         # With equal token counts this is the ratio of total times.
-        speedup = times.speedup(*self.resampling)
+        confidence = CONFIDENCE if self.settings.precision is None else CONFIDENCE_OF_LOOKS
+        speedup = times.speedup(*self.resampling, confidence)
         # Units with the same prompts do not allow for other texts.
         covers = of_same_texts(speedup.covers) if self.share_prompts else speedup.covers
         return {
             **reach_columns(times),
             **drift_columns(in_time),
+            "stopped_by": self.stopped_by,
             "speedup": dataclasses.replace(speedup, covers=covers),
             "decode_speedup": decode_times.speedup(*self.resampling),
             # A single batch is one arm after the other.

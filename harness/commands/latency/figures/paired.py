@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from harness.engines.timing import Generation
 from harness.results.statistics import power
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.ratios import drift, ratio_of_totals, totals_by_unit
 from harness.results.statistics.runs import ratio_over_runs
 
@@ -24,9 +24,11 @@ class PairedTimes(NamedTuple):
     speculative: Floats
     unit: str
 
-    def speedup(self, num_resamples: int, seed: int) -> Interval:
+    def speedup(self, num_resamples: int, seed: int, confidence: float = CONFIDENCE) -> Interval:
         """The ratio of both arms' total times, with a bootstrap interval over units."""
-        return ratio_of_totals(self.regular, self.speculative, num_resamples, seed, unit=self.unit)
+        return ratio_of_totals(
+            self.regular, self.speculative, num_resamples, seed, confidence, self.unit
+        )
 
 
 def paired_times(
