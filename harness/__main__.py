@@ -1,4 +1,4 @@
-"""`python -m harness`."""
+"""`python -m harness`, which `harness` starts too."""
 
 from harness.cli import main
 

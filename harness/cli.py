@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 _USAGE = """\
 Measure whether speculative decoding pays for a pair of language models.
 
-usage: python -m harness COMMAND [setting=value ...] [-m]
+usage: harness COMMAND [setting=value ...] [-m]
 
 {commands}
 
-To begin, python -m harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
-python -m harness COMMAND --help lists a command's settings and presets."""
+To begin, harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
+harness COMMAND --help lists a command's settings and presets."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
-_SWEEP_FLAGS = ("-m", "--multirun")
+_SWEEP_FLAGS = {"-m", "--multirun"}
 
 # The worst first: a failure or a loss, a wrong setting, doubt, success.
 _EXIT_CODES = [1, 2, 3, 0]
@@ -76,7 +76,7 @@ _running = threading.RLock()
 
 
 def main() -> None:
-    """Entry point of `python -m harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
+    """Entry point of `harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     global _outcome
     _outcome = _Outcome()
     terminal.prepare_streams()
@@ -143,7 +143,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
             raise SettingError("settings", rule, argument)
         if argument in ("-h", "--help", "--version", "--cfg", "-c", "--info", "-i"):
-            raise SettingError(argument, f"is for the command line: python -m harness {command}")
+            raise SettingError(argument, f"is for the command line: harness {command}")
     with _running:
         outcome = _run_quietly(command, arguments, verbose)
     if outcome.errors:
@@ -155,9 +155,9 @@ def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
     """`["batch_size=4"]` for `{"batch_size": 4}`."""
     if not settings:
         return []
-    from harness.menu import arguments
+    from harness.menu import typed
 
-    return arguments.from_keywords(settings, _setting_names(command))
+    return typed.from_keywords(settings, _known_settings(command))
 
 
 def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outcome:
@@ -173,12 +173,12 @@ def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outc
 def _dispatch(arguments: Sequence[str]) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
-    # `help latency` and `latency help` mean `latency --help`.
-    if command in ("-h", "--help", "help") and others and others[0] in _names():
-        command = others[0]
-        others = ["--help"]
-    elif others == ["help"]:
-        others = ["--help"]
+    # `help latency trees` and `latency help trees` mean `latency --help trees`; `help trees` is about latency.
+    if command in ("-h", "--help", "help") and others:
+        command = others.pop(0) if others[0] in _names() else "latency"
+        others.insert(0, "--help")
+    elif others[:1] == ["help"]:
+        others[0] = "--help"
     if command in ("-h", "--help", "help"):
         print(_usage())
     elif command in ("-v", "-V", "--version") or others == ["--version"]:
@@ -190,7 +190,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
         with _reporting(command):
             record = COMMANDS[_known(command, _names())]
             if record.settings is None:
-                signals.load(record.module).main(others)
+                from harness.menu import typed
+
+                signals.load(record.module).main(typed.without_dashes(others))
                 return
         if not _outcome.errors:
             _run_hydra(command, others)
@@ -223,7 +225,7 @@ def _usage() -> str:
     lines = []
     for command in listed:
         lines.append(f"  {command.name:{width}}  {command.summary}")
-        lines.append(f"  {'':{width}}  python -m harness {command.name} {command.example}")
+        lines.append(f"  {'':{width}}  harness {command.name} {command.example}")
     return _USAGE.format(commands="\n".join(lines))
 
 
@@ -241,11 +243,11 @@ def _known(command: str, known: Collection[str]) -> str:
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known and not COMMANDS.is_in_file(command):
-        from harness.menu import arguments
+        from harness.menu import typed
 
-        group = arguments.group_of(command)
+        group = typed.group_of(command)
         if group is not None:
-            rule = f"is a value without its setting: python -m harness latency {group}={command}"
+            rule = f"is a value without its setting: harness latency {group}={command}"
             raise SettingError(command, rule)
         raise SettingError(
             command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
@@ -260,6 +262,7 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     from hydra.core.utils import env_override
 
     from harness.menu import config_source, names
+    from harness.sweep import repeats
 
     words: list[str] = []
     with _reporting(command):
@@ -273,8 +276,11 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
     argv = sys.argv
     sys.argv = words
+    # What Hydra prints in place of a run is printed at the end: an error of stdout must not pass for one of Hydra's.
+    is_run = repeats.PRINT_ALONE.isdisjoint(word.partition("=")[0] for word in words)
+    printed = None if is_run else io.StringIO()
     try:
-        with _reporting(command), env_override(variables):
+        with _reporting(command), env_override(variables), redirect_stdout(printed or sys.stdout):
             main = hydra.main(
                 config_path=str(names.CONF),
                 config_name=names.primary(command),
@@ -284,30 +290,24 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
     finally:
         sys.argv = argv
         _finish_sweep(command)
+        if printed is not None:
+            print(printed.getvalue(), end="")
 
 
-def _words_for_hydra(command: str, arguments: Sequence[str]) -> list[str]:
+def _words_for_hydra(command: str, words: Sequence[str]) -> list[str]:
     """The command line for Hydra, after a look for mistakes."""
-    from harness.menu import arguments as rules
-    from harness.menu import overrides
+    from harness.menu import typed
     from harness.sweep import repeats
 
     # Shell completion is for the program as a whole: its first word is the command.
-    program = "harness"
-    if "-sc" not in arguments:
-        program = f"harness {command}"
-        known = _setting_names(command)
-        rules.check(arguments, command, known)
-        arguments = [overrides.with_full_name(argument, known) for argument in arguments]
-    flags = [argument for argument in arguments if argument in _SWEEP_FLAGS]
-    others = [argument for argument in arguments if argument not in _SWEEP_FLAGS]
-    rounds = repeats.rounds(command, others)
-    if rounds and not flags:
-        flags = ["-m"]
-    # Hydra has a grammar of its own, in which a path or a pattern may mean something else.
-    quoted = [overrides.quote_text(overrides.without_heads(argument)) for argument in others]
-    # Hydra takes -m before or after all settings, but not among them.
-    return [program, *flags, *rounds, *quoted]
+    if "-sc" in words:
+        return ["harness", *words]
+    options, settings = typed.for_hydra(words, command, _known_settings(command))
+    rounds = repeats.rounds(command, options, settings)
+    if rounds and _SWEEP_FLAGS.isdisjoint(options):
+        options.append("-m")
+    # Hydra takes its options before or after all settings, but not among them.
+    return [f"harness {command}", *options, *rounds, *settings]
 
 
 def _finish_sweep(command: str) -> None:
@@ -325,10 +325,11 @@ def _finish_sweep(command: str) -> None:
     _outcome.exit_codes.append(exit_code)
 
 
-def _setting_names(command: str) -> list[str]:
+def _known_settings(command: str) -> dict[str, Any]:
+    """Every setting of a command, with its type."""
     from harness.menu import conversion
 
-    return conversion.setting_names(settings_of(COMMANDS[command]))
+    return conversion.setting_hints(settings_of(COMMANDS[command]))
 
 
 def _call_hydra(hydra_main: Callable[[], None]) -> None:
@@ -347,12 +348,6 @@ def _call_hydra(hydra_main: Callable[[], None]) -> None:
         reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
         value = [error.filename] if error.filename else []
         raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, RecursionError) or "integer string conversion" in str(error):
-            raise SettingError(
-                "settings", "a number is too long, or brackets are nested too deeply"
-            ) from error
-        raise
 
 
 def _check_any_jobs() -> None:
@@ -389,6 +384,12 @@ def _explained(error: Exception, command: str) -> HarnessError | None:
     """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
     if command not in with_settings() and not COMMANDS.is_in_file(command):
         return None
+    # OmegaConf wraps an error that a resolver of ours raised.
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HarnessError):
+            return cause
+        cause = cause.__context__
     from harness.menu import hydra_errors
 
     return hydra_errors.explained(error, command, settings_of(COMMANDS[command]))

@@ -7,28 +7,65 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
+
 from documented import ROOT
 from harness import __version__
-from in_process import Harness
+from harness.records.registry import with_settings
+from in_process import Harness, only
 from processes import run
 
 
 def test_without_a_command_it_lists_them(harness: Harness) -> None:
-    assert "python -m harness latency model=30B draft=7B" in harness().stdout
+    assert "harness latency model=30B draft=7B" in harness().stdout
 
 
-def test_help_lists_settings_and_presets(harness: Harness) -> None:
-    shown = harness("latency", "--help").stdout
-    for expected in ("decoding.num_draft_tokens", "7B", "tiny_draft", "-m sweeps"):
-        assert expected in shown
+def test_help_is_a_page_whatever_the_terminal_is(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for command in with_settings():
+            lines = harness(command, "--help").stdout.splitlines()
+            assert max(map(len, lines)) <= columns
+            assert len(lines) <= 52, command
 
 
 def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
     wanted = harness("latency", "--help").stdout
-    assert harness("help", "latency").stdout == wanted
-    assert harness("latency", "help").stdout == wanted
+    for words in (
+        ["help", "latency"],
+        ["latency", "help"],
+        ["--help", "latency"],
+        ["latency", "-h"],
+    ):
+        assert harness(*words).stdout == wanted
     versions = {harness(*words).stdout for words in (["-v"], ["--version"], ["plan", "--version"])}
     assert versions == {f"{__version__}\n"}
+
+
+def test_help_about_a_word_shows_what_has_it(harness: Harness) -> None:
+    trees = harness("help", "latency", "trees").stdout
+    assert "draft.tree" in trees
+    assert "draft.budget" in trees
+    assert "decoding.temperature" not in trees
+    assert "llama3.1_8B" in harness("latency", "--help", "presets").stdout
+    (title, first, *_) = harness("help", "K").stdout.splitlines()
+    assert (title, first.split()[0]) == ("decoding", "decoding.num_draft_tokens")
+    complaint = harness.refused("latency", "-h", "xyz")
+    assert complaint.startswith("xyz: nothing in the help of latency has this word; there are all,")
+
+
+def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:
+    harness("plan", "K=8", "-T", "0", "--prompt-length=64", "tokens=32", "results.file=null")
+    assert only("overrides.yaml").read_text().split() == (
+        "- decoding.num_draft_tokens=8 - decoding.temperature=0 - prompt_length=64 "
+        "- decoding.max_new_tokens=32 - results.file=null".split()
+    )
+
+
+def test_paths_and_dashes(harness: Harness) -> None:
+    assert harness.refused("report", "nowhere", "--output", "paper").startswith("nowhere: ")
 
 
 def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:
@@ -52,7 +89,7 @@ def test_users_bring_their_own_presets(harness: Harness) -> None:
     shown = harness(*shlex.split(quantized), "--cfg", "job").stdout
     assert "name: our8b_8bit" in shown
     assert "quantization: 8bit" in shown
-    assert "our8b" in harness("latency", "--config-dir", "mine", "--help").stdout
+    assert "our8b" in harness("latency", "--config-dir", "mine", "--help", "presets").stdout
 
 
 def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Harness) -> None:
@@ -81,6 +118,12 @@ def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
         PYTHONUNBUFFERED="",
     )
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
+
+
+def test_help_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m harness latency --help > /dev/full"
+    result = run(line, cwd=tmp_path, command=["bash", "-c"], code=1)
+    assert result.stderr == "harness: stdout cannot be written: No space left on device\n"
 
 
 def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:

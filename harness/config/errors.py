@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# What other tools call values of our settings.
+# What other tools call our settings and their values, where something else has to be typed.
 _OTHER_WORDS = {
+    **dict.fromkeys(("output", "output_file", "out", "csv"), "results.file"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "model.quantization"),
     **dict.fromkeys(("fp16", "half"), "float16"),
     "bf16": "bfloat16",
     "fp32": "float32",

@@ -106,7 +106,7 @@ def threads_are_set() -> bool:
 
 def note_command_line(arguments: Sequence[str]) -> None:
     """Note the user's arguments to `harness`, for this process and those it starts, whose own arguments differ."""
-    os.environ[_COMMAND_LINE] = shlex.join(["python", "-m", "harness", *arguments])
+    os.environ[_COMMAND_LINE] = shlex.join(["harness", *arguments])
 
 
 def command_line() -> str:

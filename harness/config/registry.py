@@ -246,10 +246,9 @@ class SettingsRegistry(Registry[Chosen]):
         records = self.all().items()
         return [name for name, record in records if setting in record.settings.setting_names()]
 
-    def setting_names(self) -> list[str]:
-        """Every setting of the records that need no file, each once."""
-        kinds = [record.settings for record in self.all().values()]
-        return list(dict.fromkeys(name for kind in kinds for name in kind.setting_names()))
+    def settings_classes(self) -> list[Any]:
+        """The classes of settings of the records that need no file."""
+        return [record.settings for record in self.all().values()]
 
     def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         """A group's configuration without settings that only other records of a sweep have.

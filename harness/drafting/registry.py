@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from harness.config.registry import Registry, SettingsRegistry
 from harness.config.settings import DraftSettings
@@ -22,8 +23,8 @@ class Methods(SettingsRegistry[Method]):
     def owners(self, setting: str) -> list[str]:
         return ["hybrids"] if setting in HybridSettings.own_names() else super().owners(setting)
 
-    def setting_names(self) -> list[str]:
-        return [*super().setting_names(), *HybridSettings.own_names()]
+    def settings_classes(self) -> list[Any]:
+        return [*super().settings_classes(), HybridSettings]
 
     def is_built_in(self, name: str) -> bool:
         """Whether the method, or each part of a hybrid, belongs to this project."""

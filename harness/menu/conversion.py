@@ -32,6 +32,15 @@ _CHOSEN: Mapping[object, Methods | Engines] = {
 
 # The largest integer of torch and numpy.
 _MOST = 2**63 - 1
+# What a value may be, for errors.
+_IN_WORDS: Mapping[object, Sequence[str]] = {
+    int: ("a whole number",),
+    float: ("a number",),
+    str: ("text",),
+    bool: ("true", "false"),
+    tuple: ("a list",),
+    Mapping: ("a mapping",),
+}
 
 
 def from_config(
@@ -42,7 +51,7 @@ def from_config(
     Raises:
         SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     values: dict[str, Any] = {}
     for key, value in config.items():
         if key not in hints:
@@ -60,43 +69,30 @@ def from_config(
     return settings
 
 
-def _names_of(kind: type) -> list[str]:
-    """The fields that a user can set."""
-    if issubclass(kind, DraftSettings | EngineSettings):
-        return kind.setting_names()
-    return list(typing.get_type_hints(kind))
-
-
-def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
-    """The error for a setting that the class does not have; it may be one of another way to draft."""
-    if issubclass(kind, DraftSettings) and (owners := METHODS.owners(key)):
-        drafts = ", ".join(owners).replace("model", "models, heads")
-        drafts = " and ".join(drafts.rsplit(", ", 1))
-        rule = f"is for {drafts}, not for draft={config.get('name')}"
-        return SettingError(prefix + key, rule, config[key])
-    if issubclass(kind, EngineSettings) and (owners := ENGINES.owners(key)):
-        return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
-    suggestion = nearest(key, _names_of(kind), prefix)
-    return SettingError(prefix + key, f"no such setting{suggestion}")
-
-
-def setting_names(kind: type, prefix: str = "") -> list[str]:
-    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like."""
-    names: list[str] = []
-    for name, hint in typing.get_type_hints(kind).items():
-        names.append(prefix + name)
+def setting_hints(kind: type, prefix: str = "") -> dict[str, Any]:
+    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like, with its type."""
+    hints: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        hints[prefix + name] = hint
         group = _group_of(hint)
         if group in _CHOSEN:
-            names += [f"{prefix}{name}.{key}" for key in _CHOSEN[group].setting_names()]
+            for chosen in _CHOSEN[group].settings_classes():
+                own = _hints(chosen)
+                hints |= {f"{prefix}{name}.{key}": own[key] for key in chosen.setting_names()}
         elif group is not None:
-            names += setting_names(group, f"{prefix}{name}.")
-    return names
+            hints |= setting_hints(group, f"{prefix}{name}.")
+    return hints
 
 
 def plain_settings(kind: type) -> list[str]:
     """The settings of a class that are values, and no groups such as `decoding`."""
+    return [name for name, hint in _hints(kind).items() if not _group_of(hint)]
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
     hints = typing.get_type_hints(kind)
-    return [field.name for field in dataclasses.fields(kind) if not _group_of(hints[field.name])]
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _group_of(hint: Any) -> type | None:
@@ -107,67 +103,62 @@ def _group_of(hint: Any) -> type | None:
     return None
 
 
-def _fitting(kinds: Sequence[Any], value: Any) -> Any:
-    """The kind that a value is to have, of those in the type of a setting.
-
-    For `float | tuple[float, ...] | str | None` a list is for the tuple, a text for `str`, and any
-    other value for the first kind, `float`.
-    """
-    for kind in kinds:
-        takes_list = typing.get_origin(kind) is tuple and isinstance(value, list)
-        takes_text = kind is str and isinstance(value, str)
-        if takes_list or takes_text:
-            return kind
-    return kinds[0]
+def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
+    """The error for a setting that the class does not have; it may be one of another way to draft."""
+    known = list(_hints(kind))
+    if issubclass(kind, DraftSettings | EngineSettings):
+        known = kind.setting_names()
+        owners = (METHODS if issubclass(kind, DraftSettings) else ENGINES).owners(key)
+        if owners and issubclass(kind, EngineSettings):
+            return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
+        if owners:
+            drafts = ", ".join(owners).replace("model", "models, heads")
+            drafts = " and ".join(drafts.rsplit(", ", 1))
+            rule = f"is for {drafts}, not for draft={config.get('name')}"
+            return SettingError(prefix + key, rule, config[key])
+    return SettingError(prefix + key, f"no such setting{nearest(key, known, prefix)}")
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
-    """`value` as the type `hint`, or a SettingError."""
-    origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
-    if type(None) in arguments:
-        return None if value is None else _convert(_fitting(arguments, value), value, setting)
-    if origin in (typing.Union, types.UnionType):
-        return _number_or_word(arguments, value, setting)
-    if origin is Literal:
-        if value not in arguments:
-            suggestion = nearest(str(value), arguments)
-            rule = f"must be one of {', '.join(arguments)}{suggestion}"
-            raise SettingError(setting, rule, value)
+    """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if is_union else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    group = _group_of(hint)
+    if group is not None:
+        return _group(group, value, setting)
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
+    if value in words:
         return value
-    if origin is tuple:
-        if isinstance(value, Mapping):
-            raise SettingError(setting, "must be a list", value)
-        if not isinstance(value, list | tuple):
-            value = [value]
-        return tuple(_convert(arguments[0], item, setting) for item in value)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise SettingError(setting, "must be a mapping", value)
+    if Mapping in origins and isinstance(value, Mapping):
         return dict(value)
-    if dataclasses.is_dataclass(hint):
-        return _group(typing.cast(type, hint), value, setting)
-    return _scalar(hint, value, setting)
-
-
-def _number_or_word(parts: tuple[Any, ...], value: Any, setting: str) -> Any:
-    """A value of a setting such as `int | Literal["auto"]`, which takes a number or a word.
-
-    The first part may be `bool` as well, and with a part `str` any text is taken.
-    """
-    words = [word for part in parts for word in typing.get_args(part)]
-    if value in words or (str in parts and isinstance(value, str)):
-        return value
-    if isinstance(value, str):
-        plain = "true, false" if parts[0] is bool else "a whole number"
-        raise SettingError(setting, f"must be {plain} or {', '.join(words)}", value)
-    return _convert(parts[0], value, setting)
+    for kind in kinds:
+        is_number = kind in (float, str) and type(value) in (int, float)
+        converted = kind(value) if is_number else value
+        if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
+            if kind is int and abs(converted) > _MOST:
+                raise SettingError(setting, "must be below 2^63", value)
+            return converted
+    if tuple in origins and not isinstance(value, Mapping):
+        items = value if isinstance(value, list | tuple) else [value]
+        item_kind = typing.get_args(kinds[origins.index(tuple)])[0]
+        return tuple(_convert(item_kind, item, setting) for item in items)
+    plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
+    if plain:
+        *others, last = plain + words
+        rule = " or ".join(filter(None, [", ".join(others), last]))
+    else:
+        rule = f"one of {', '.join(words)}{nearest(str(value), words)}"
+    raise SettingError(setting, f"must be {rule}", value)
 
 
 def _group(kind: type, value: Any, setting: str) -> Any:
     """A group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
     if not isinstance(value, Mapping):
-        rule = f"must be a group of settings, such as {setting}.{_names_of(kind)[0]}=..."
+        example = next(iter(_hints(kind)))
+        rule = f"must be a group of settings, such as {setting}.{example}=..."
         raise SettingError(setting, rule, value)
     if issubclass(kind, ModelSettings) and value.get("name") == "none":
         for key in set(value) - {"name"}:
@@ -178,15 +169,3 @@ def _group(kind: type, value: Any, setting: str) -> Any:
     if kind in _CHOSEN:
         kind = _CHOSEN[kind].settings_class(value)
     return from_config(kind, value, setting + ".")
-
-
-def _scalar(kind: Any, value: Any, setting: str) -> Any:
-    """A number, text or a bool. Integers pass as floats, numbers as text."""
-    if kind in (float, str) and type(value) in (int, float):
-        value = kind(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        raise SettingError(setting, f"must be {wanted[kind]}", value)
-    if kind is int and abs(value) > _MOST:
-        raise SettingError(setting, "must be below 2^63", value)
-    return value

@@ -1,163 +1,206 @@
-"""`--help` of a command, from its record, its settings and the configuration that was typed."""
+"""`--help` of a command, from its record, its settings and the configuration that was typed.
+
+`harness latency --help` is a page; `--help all` is everything, and `--help WORD` a part of it, or what has the word.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
-from collections.abc import Iterable
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.errors import as_typed
+from harness.config.errors import SettingError, as_typed
 from harness.config.run import RunSettings
 from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation
 from harness.menu.documentation import Setting
+from harness.menu.typed import meant
 from harness.records.command import Command
 from harness.records.registry import COMMANDS
 
-_WIDTH = 80
-_NAME_WIDTH = 26
-_FOOTER = (
-    "-m sweeps over comma-separated values, --cfg job prints the configuration, -cd DIR adds your "
-    "own presets. draft=lookup --help, or another draft or engine, lists its settings."
+_NAME_WIDTH = 28
+_EXAMPLE_WIDTH = 44
+# A value that is longer is left out where one line is to do.
+_LONGEST_VALUE = 20
+# The settings of all commands that the page shows.
+_USED_MOST = (
+    "decoding.num_draft_tokens",
+    "decoding.temperature",
+    "decoding.max_new_tokens",
+    "decoding.rule",
+    "batch_size",
+    "seed",
+    "dtype",
+    "runner",
 )
+# A name, what it means, and the value that it has, if it is a setting.
+Entry = tuple[str, str, str]
 
 
 def template(root: DictConfig) -> str:
-    """The help of the command whose configuration this is; Hydra would fill in a word behind a `$`."""
-    return help_of(COMMANDS[str(root.command)], root).replace("$", "$$")
+    """The help of the command whose configuration this is; Hydra would fill in a word behind a `$`.
+
+    Raises:
+        SettingError: nothing has the word that is asked for.
+    """
+    command = COMMANDS[str(root.command)]
+    sections = _sections(command, root)
+    topic = str(root.hydra.help.header)
+    text = _about(topic, command, sections) if topic else _page(command, sections)
+    return text.replace("$", "$$")
 
 
-def help_of(command: Command, config: DictConfig) -> str:
-    """The help of a command: examples, presets, and each setting with its value."""
-    kind = command.settings or RunSettings
-    parts = [_wrapped(documentation.sentence(command.summary))]
-    parts.append("\n".join(_examples(command)))
-    if command.notes:
-        parts.append(command.notes if "\n" in command.notes else _wrapped(command.notes))
-    parts.append("Presets (group=name)\n" + "\n".join(_presets(config)))
-    sections = [
-        (command.name, documentation.of_command(kind)),
-        ("Of all commands", documentation.of_all_commands(kind)),
-        *((group, documentation.of_group(group)) for group in documentation.GROUPS),
-        *_chosen(config),
-    ]
-    for title, settings in sections:
-        group = settings[0].name.partition(".")[0] if settings else ""
-        if settings and ("." not in settings[0].name or group in config):
-            parts.append("\n".join([title, *(_line(setting, config) for setting in settings)]))
-    parts.append(_wrapped(_FOOTER))
-    return "\n\n".join(parts)
-
-
-def _examples(command: Command) -> list[str]:
-    lines = []
-    for arguments, meaning in command.examples:
-        line = f"python -m harness {command.name} {arguments}".rstrip()
-        typed = textwrap.wrap(line, _WIDTH - 4, break_on_hyphens=False, subsequent_indent="    ")
-        lines.append("  " + " \\\n  ".join(typed))
-        lines.append(f"      {meaning}")
-    return lines
-
-
-def _chosen(config: DictConfig) -> list[tuple[str, list[Setting]]]:
-    """The settings of the way to draft and of the engine that the configuration names."""
-    draft = config.draft
-    engine = config.engine
-    method = METHODS[str(draft.get("method", "model"))]
-    title = f"draft={draft.name}: {method.summary}"
-    chosen = []
-    if draft.name != "none":
-        chosen.append((textwrap.fill(title, _WIDTH), documentation.of_method(method.settings)))
-    record = ENGINES[str(engine.name)]
-    title = f"engine={engine.name}: {record.summary}"
-    chosen.append((textwrap.fill(title, _WIDTH), documentation.of_engine(record.settings)))
-    return chosen
-
-
-def _presets(config: DictConfig) -> list[str]:
-    loader = GlobalHydra.instance().config_loader()
-    models = loader.get_group_options("model")
-    lines = [
-        "  model=, draft=  a preset, with suffixes _8bit _4bit _NGPUs in any order, a",
-        "                  directory, a GGUF file or a hub repository",
-    ]
-    for family in _families(models):
-        lines.append(
-            textwrap.fill(
-                " ".join(family),
-                _WIDTH,
-                initial_indent="    ",
-                subsequent_indent="      ",
-                break_on_hyphens=False,
-            )
+def _page(command: Command, sections: dict[str, list[Entry]]) -> str:
+    """What most users need, in about forty lines."""
+    width = _width()
+    parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
+    parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
+    models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
+    names = [("model=, draft=", models)]
+    for topic in ("draft", "engine"):
+        values = [name.partition("=")[2] for name, _, _ in sections[f"{topic}s"]]
+        names.append((f"{topic}=", ", ".join(values)))
+    if "prompts" in sections:
+        names.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
+    parts.append("\n".join(_line(name, text) for name, text in names))
+    every = {entry[0]: entry for entries in sections.values() for entry in entries}
+    for entries in (sections.get(command.name, ()), map(every.__getitem__, _USED_MOST)):
+        lines = []
+        for name, text, value in entries:
+            # The first clause of a meaning, which goes on with semicolons and further sentences.
+            clause = re.split("[;:.] ", text)[0]
+            value = value if len(value) <= _LONGEST_VALUE else "[...]"
+            space = width - _NAME_WIDTH - len(value) - 1
+            lines.append(_line(name, textwrap.shorten(clause, space, placeholder="…"), value))
+        parts.append("\n".join(lines))
+    parts.append(
+        textwrap.fill(
+            "K=8 is decoding.num_draft_tokens=8, a name may be typed without its group where only "
+            "one group has it, and --num-prompts 30 is num_prompts=30. -m sweeps over values with "
+            "commas between them, --cfg job prints the configuration, -cd DIR adds presets. "
+            f"harness help {command.name} all lists everything, and with another word what has "
+            f"it: {', '.join(sections)}, trees, ...",
+            width,
+            break_on_hyphens=False,
         )
-    lines.append("  draft=")
-    lines.append(_entry("none", "the model alone"))
-    for name, method in METHODS.all().items():
-        if method.named:
-            lines.append(_entry(name, method.summary))
-    lines.append(_entry("TEXT+OTHER", HYBRID_SUMMARY))
-    lines.append("  engine=")
-    lines += [_entry(name, engine.summary) for name, engine in ENGINES.all().items()]
-    groups = ["decoding", "placement", *(["prompts"] if "prompts" in config else [])]
-    groups += ["+experiment", "+launcher", "+sweeper"]
-    for group in groups:
-        options = loader.get_group_options(group.lstrip("+"))
-        if options:
-            lines.append(_entry(f"{group}=", " ".join(options), indent="  "))
-    return lines
+    )
+    return "\n\n".join(filter(None, parts))
 
 
-def _families(names: Iterable[str]) -> list[list[str]]:
-    """Presets by the words that they begin with."""
-    families: dict[str, list[str]] = {}
-    for name in names:
-        # Sizes alone, `7B`, are one family.
-        family = re.match(r"([A-Za-z]+[\d.]*)?", name)
-        assert family is not None
-        families.setdefault(family[0], []).append(name)
-    return list(families.values())
+def _about(topic: str, command: Command, sections: dict[str, list[Entry]]) -> str:
+    """One section, all of them, or every entry that has a word.
+
+    Raises:
+        SettingError: no entry has it.
+    """
+    chosen: dict[str, list[Entry]] = sections
+    if topic in sections:
+        chosen = {topic: sections[topic]}
+    elif topic != "all":
+        settings = meant(topic, [name for entries in sections.values() for name, _, _ in entries])
+        # The beginning of a word, so that `trees` is in `draft.tree` and in "of dynamic trees".
+        beginning = re.compile(rf"\b{re.escape(topic.rstrip('s'))}", re.IGNORECASE)
+        chosen = {}
+        for title, entries in sections.items():
+            for entry in entries:
+                name, text, _ = entry
+                if name in settings or (not settings and beginning.search(f"{name} {text}")):
+                    chosen.setdefault(title, []).append(entry)
+    if not chosen:
+        rule = f"nothing in the help of {command.name} has this word; there are all"
+        raise SettingError(topic, f"{rule}, {', '.join(sections)}")
+    return "\n\n".join(
+        "\n".join([title, *(_line(*entry) for entry in entries)])
+        for title, entries in chosen.items()
+    )
 
 
-def _line(setting: Setting, config: DictConfig) -> str:
-    """A setting with its meaning, its choices and the value that it has now."""
+def _sections(command: Command, config: DictConfig) -> dict[str, list[Entry]]:
+    """All that can be typed, by topic."""
+    loader = GlobalHydra.instance().config_loader()
+    groups = ["model", "decoding", "placement", "prompts", "+experiment", "+launcher", "+sweeper"]
+    options = {group: loader.get_group_options(group.lstrip("+")) for group in groups}
+    drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
+    drafts = {"none": "the model alone", **drafts, "TEXT+OTHER": HYBRID_SUMMARY}
+    engines = {name: record.summary for name, record in ENGINES.all().items()}
+    sections: dict[str, list[Entry]] = {
+        "presets": [
+            (f"{group}=", " ".join(names), "")
+            for group, names in options.items()
+            if names and (group != "prompts" or group in config)
+        ],
+        "drafts": [(f"draft={name}", summary, "") for name, summary in drafts.items()],
+        "engines": [(f"engine={name}", summary, "") for name, summary in engines.items()],
+    }
+    kind = command.settings or RunSettings
+    settings = {
+        command.name: documentation.of_command(kind),
+        "common": documentation.of_all_commands(kind),
+    }
+    settings |= {
+        group: documentation.of_group(group) for group in documentation.GROUPS if group in config
+    }
+    if config.draft.name != "none":
+        method = METHODS[str(config.draft.get("method", "model"))]
+        settings[f"draft={config.draft.name}"] = documentation.of_method(method.settings)
+    engine = ENGINES[str(config.engine.name)]
+    settings[f"engine={config.engine.name}"] = documentation.of_engine(engine.settings)
+    for topic, of_topic in settings.items():
+        sections[topic] = [_described(setting, config) for setting in of_topic]
+    return {topic: entries for topic, entries in sections.items() if entries}
+
+
+def _described(setting: Setting, config: DictConfig) -> Entry:
+    """A setting with its meaning, its choices and the value that it has now, which a preset may have changed."""
     text = setting.meaning.rstrip(".")
     words = [word for word in setting.choices if f"`{word}`" not in text]
     if words and set(words) != {"true", "false"}:
         text = f"{text} ({', '.join(setting.choices)})"
-    value = _value(setting, config)
-    return _entry(setting.name, f"{text} [{value}]" if value else text, indent="  ")
-
-
-def _value(setting: Setting, config: DictConfig) -> str:
-    """The value of a setting, which a preset may have changed."""
     try:
         value = OmegaConf.select(config, setting.name, default=setting.default)
     except OmegaConfBaseException:
-        return ""
+        return setting.name, text, ""
     if OmegaConf.is_dict(value):
-        return "..."
+        return setting.name, text, "[...]"
     if OmegaConf.is_list(value):
         value = list(value)
-    known = isinstance(value, str | int | float | list | tuple) or value is None
-    return as_typed(value) if known else ""
+    is_known = isinstance(value, str | int | float | list | tuple) or value is None
+    return setting.name, text, f"[{as_typed(value)}]" if is_known else ""
 
 
-def _entry(name: str, text: str, indent: str = "    ") -> str:
+def _examples(command: Command) -> str:
+    """Command lines, each with its meaning beside it, or below it where it is long."""
+    width = _width()
+    lines = []
+    for arguments, meaning in command.examples:
+        line = f"  harness {command.name} {arguments}".rstrip()
+        beside = f"{line:{_EXAMPLE_WIDTH}}  {meaning}"
+        if len(beside) <= width:
+            lines.append(beside)
+            continue
+        typed = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
+        lines.append(" \\\n".join(["  " + typed[0].lstrip(), *typed[1:]]))
+        lines.append(f"      {meaning}")
+    return "\n".join(lines)
+
+
+def _line(name: str, text: str, value: str = "") -> str:
     """A name, and a text beside it; below it where the name is long."""
     margin = " " * _NAME_WIDTH
-    lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH, break_on_hyphens=False) or [""]
-    first = f"{indent}{name}"
+    text = f"{text} {value}".rstrip()
+    lines = textwrap.wrap(text, _width() - _NAME_WIDTH, break_on_hyphens=False) or [""]
+    first = f"  {name}"
     if len(first) >= _NAME_WIDTH:
         return "\n".join([first, *(margin + line for line in lines)])
     return "\n".join([first.ljust(_NAME_WIDTH) + lines[0], *(margin + line for line in lines[1:])])
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH)
+def _width() -> int:
+    """The terminal's, within what can be read; 80 without one."""
+    return max(60, min(100, shutil.get_terminal_size().columns))

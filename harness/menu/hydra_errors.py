@@ -16,8 +16,8 @@ from hydra import errors
 
 from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.model_names import without_suffixes
-from harness.menu import arguments, conversion, names
-from harness.menu.overrides import meant
+from harness.menu import conversion, names
+from harness.menu.typed import GROUPS, meant
 
 # The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {
@@ -53,7 +53,7 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         return _not_overridden(error, command, settings)
     # "Could not delete from config. 'temprature' does not exist."
     if "Could not delete" in text and "does not exist" in text:
-        known = conversion.setting_names(settings)
+        known = list(conversion.setting_hints(settings))
         return _no_such_setting(text.split("'")[1], command, known)
     # "Error merging override draft.rates={a:1}"
     if text.startswith("Error merging override "):
@@ -67,7 +67,7 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
     if "Ambiguous value for argument" in text:
         typed = text.split("'")[1]
         key, _, values = typed.partition("=")
-        is_name = key.lstrip("+") in arguments.GROUPS
+        is_name = key.lstrip("+") in GROUPS
         as_list = "" if is_name else f", or are typed as a list: '{key}=[{values}]'"
         return SettingError(typed, f"several values need -m (a sweep){as_list}")
     is_hydras = type(error).__module__.startswith("hydra")
@@ -133,7 +133,7 @@ def _not_overridden(error: Exception, command: str, settings: type) -> SettingEr
     within = re.match("Key '(.*?)' is not in struct", cause)
     if within and within[1] not in key.split("."):
         key = f"{key}.{within[1]}"
-    return _no_such_setting(key, command, conversion.setting_names(settings))
+    return _no_such_setting(key, command, list(conversion.setting_hints(settings)))
 
 
 def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:

@@ -1,7 +1,7 @@
 """The record of a command: its settings, its experiment, its rows, and how they are shown.
 
 A command is a subclass of `Command` in `commands/<name>/record.py`, in an installed package (entry point group
-`harness.commands`), or in a file of the user's (`python -m harness ./my_command.py:MyCommand`). What needs torch is
+`harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
 imported inside functions: names, settings and help are known without it.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Command(Record):
-    """A word after `python -m harness`.
+    """A word after `harness`.
 
     Attributes:
         name: the word.

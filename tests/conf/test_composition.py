@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from documented import ROOT, typed_lines, words_of
 from harness.config.errors import SettingError
 from harness.drafting.registry import METHODS
-from harness.menu import config_source, conversion, documentation, names, overrides
+from harness.menu import config_source, conversion, documentation, names, typed
 from harness.menu.names import CONF
 from harness.records.registry import COMMANDS, commands, settings_of, with_settings
 from harness.sweep.manifest import Manifest, SweepCallback
@@ -56,11 +56,10 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
 
 def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
-    known = conversion.setting_names(settings_of(COMMANDS[command]))
-    full = [overrides.with_full_name(word, known) for word in words if word != "-m"]
-    quoted = [overrides.quote_text(overrides.without_heads(word)) for word in full]
+    known = conversion.setting_hints(settings_of(COMMANDS[command]))
+    _, settings = typed.for_hydra(words, command, known)
     # Launchers and sweepers may not be installed; tests/sweep tries them.
-    own = [word for word in quoted if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
+    own = [word for word in settings if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(own)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)

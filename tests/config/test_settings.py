@@ -16,7 +16,7 @@ from harness.config.settings import (
     PlacementSettings,
     PromptSettings,
 )
-from harness.menu.conversion import from_config, setting_names
+from harness.menu.conversion import from_config
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {
@@ -105,13 +105,6 @@ def test_errors_survive_pickling_between_processes() -> None:
     error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must be in (0, 1]", 2)))
     assert str(error) == "decoding.top_p=2: must be in (0, 1]"
     assert error.exit_code == 2
-
-
-def test_every_setting_has_a_name_to_type() -> None:
-    names = setting_names(LatencySettings)
-    assert {"decoding.top_p", "model.gpus", "draft.gpus", "num_prompts", "results.file"} <= set(
-        names
-    )
 
 
 def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:

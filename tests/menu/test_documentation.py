@@ -68,24 +68,24 @@ def test_no_default_is_written_twice(file: str) -> None:
 
 
 @pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
-def test_help_says_what_each_setting_means_within_80_columns(
+def test_help_has_the_meaning_and_the_value_of_each_setting(
     harness: Harness, command: Command
 ) -> None:
-    shown = harness(command.name, "--help").stdout
-    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    shown = harness(command.name, "temperature=0.7", "--help", "all").stdout
     assert command.settings is not None
     for setting in documentation.of_command(command.settings):
         assert f"\n  {setting.name}" in shown
-    assert "decoding.temperature    0 is greedy [0.5]" in shown
+    assert "decoding.temperature      0 is greedy [0.7]" in shown
 
 
 def test_help_lists_the_settings_of_what_is_chosen(harness: Harness) -> None:
-    plain = harness("latency", "--help").stdout
-    assert "draft.max_ngram" not in plain
-    lookup = harness("latency", "draft=lookup", "draft.max_ngram=5", "--help").stdout
-    assert "draft.max_ngram         tokens that must have occurred before, at most [5]" in lookup
-    server = harness("latency", "engine=server", "engine.url=http://a/v1", "--help").stdout
-    assert "engine.rate" in server
+    def shown(*words: str) -> str:
+        return harness("latency", *words, "--help", "all").stdout
+
+    assert "draft.max_ngram" not in shown()
+    lookup = "draft.max_ngram           tokens that must have occurred before, at most [5]"
+    assert lookup in shown("draft=lookup", "draft.max_ngram=5")
+    assert "engine.rate" in shown("engine=server", "engine.url=http://a/v1")
 
 
 def test_the_shell_is_offered_the_settings_of_the_chosen_draft(

@@ -29,8 +29,8 @@ from harness.engines.timing import Generation, generate, quick_garbage_collectio
 from harness.measuring.measurement import measurement_digest
 from harness.measuring.progress import say
 from harness.measuring.session import Session
-from harness.menu.conversion import setting_names
-from harness.menu.overrides import changed
+from harness.menu.conversion import setting_hints
+from harness.menu.typed import changed
 from harness.prompts.sets import Prompt, load_prompts
 from harness.records.experiment import Experiment
 from harness.results.acceptance import Rejection
@@ -45,7 +45,7 @@ _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
 )
 # Settings that can change while the models stay loaded.
-_CHANGEABLE = [name for name in setting_names(CompareSettings) if name.startswith("decoding.")]
+_CHANGEABLE = [name for name in setting_hints(CompareSettings) if name.startswith("decoding.")]
 _CHANGEABLE += ["view", "seed", "chat_template"]
 _COMMANDS = (":set", ":help", ":quit")
 _HELP = """\

@@ -91,7 +91,7 @@ class Eval(Command):
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
         ("decoding=greedy", "both arms must give the same answers"),
         ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
-        ("task=gsm8k num_prompts=1319 decoding.max_new_tokens=512", "of lm-evaluation-harness"),
+        ("task=gsm8k num_prompts=1319 tokens=512", "of lm-evaluation-harness"),
         ("task=lm_eval:./task.yaml num_prompts=100", "a task of your own, in its format"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )

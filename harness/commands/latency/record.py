@@ -145,11 +145,11 @@ class Latency(Command):
         ("model=7B_8bit_4GPUs", "suffixes: _8bit _4bit _NGPUs, in any order"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
         (
-            "model=65B draft=7B weights=random decoding.synthetic_acceptance=0.8",
+            "model=65B draft=7B weights=random synthetic_acceptance=0.8",
             "without a download",
         ),
         (
-            "-m model=13B,30B draft=7B,7B_8bit decoding.num_draft_tokens=2,4,8",
+            "-m model=13B,30B draft=7B,7B_8bit K=2,4,8",
             "a sweep over comma-separated values",
         ),
     )

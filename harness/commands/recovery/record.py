@@ -151,7 +151,7 @@ class Recovery(Command):
     examples = (
         ("", "the shipped tiny pair, on any machine"),
         ("model=30B draft=7B", "a pair of presets"),
-        ("decoding.temperature=1 decoding.top_p=0.9", "with other settings"),
+        ("temperature=1 top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
         ("load=8", "as it is used: eight concurrent requests of different kinds"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),

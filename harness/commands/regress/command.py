@@ -28,7 +28,7 @@ WORSE = 1
 CANNOT_TELL = 3
 
 _HELP = """\
-usage: python -m harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]
+usage: harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]
 
 Did a change make anything worse? Compares measurements of latency and eval before and after it, prompt by prompt,
 between runs with the same settings: ms per token, speed-up, tokens per iteration, accuracy.
@@ -37,15 +37,15 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
   after=PATH    directories, which the column `directory` names, must still be there: they have the prompts
   margin=0.02   a change for the worse up to this share is tolerated (of accuracy: two percentage points)
   noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
-                python -m harness latency SETTINGS repeats=10 results.file=results/aa.csv
+                harness latency SETTINGS repeats=10 results.file=results/aa.csv
 
 Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
 differ between identical runs too: measure both sides with repeats=5, or give noise=. With one run on each side and
 neither, nothing is said about times. With several pairs, significance is adjusted for their number.
 
-  python -m harness latency repeats=5 results.file=results/before.csv      before the change, then
-  python -m harness latency repeats=5 results.file=results/after.csv       after it
-  python -m harness regress before=results/before.csv after=results/after.csv margin=0.02
+  harness latency repeats=5 results.file=results/before.csv      before the change, then
+  harness latency repeats=5 results.file=results/after.csv       after it
+  harness regress before=results/before.csv after=results/after.csv margin=0.02
 
 Exit code 0: nothing is worse. 1: something is worse. 2: a wrong argument. 3: it cannot be told."""
 _DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": ""}

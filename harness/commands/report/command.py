@@ -24,7 +24,7 @@ TITLE = "Speculative decoding: what was measured"
 _DEFAULT = Path("results")
 
 _HELP = """\
-usage: python -m harness report [PATH ...] [output=DIR]
+usage: harness report [PATH ...] [output=DIR]
 
 From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -35,10 +35,10 @@ From CSV files to tables in the terminal, report.md, and report.html: one page w
               ./file.py:Name, a command in a file, whose runs are then shown too
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
-  python -m harness report
-  python -m harness report multirun/latency/2026-11-20 output=paper
-  python -m harness report results outputs            prompts by category need the runs' own directories
-  python -m harness report a100.csv h100.csv
+  harness report
+  harness report multirun/latency/2026-11-20 output=paper
+  harness report results outputs            prompts by category need the runs' own directories
+  harness report a100.csv h100.csv
 
 A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:

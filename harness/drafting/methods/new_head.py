@@ -32,7 +32,7 @@ class NewHead(Method):
 
     def check(self, run: RunSettings) -> None:
         """Refuse every command but `distill`."""
-        rule = "is a head to be trained first: python -m harness distill"
+        rule = "is a head to be trained first: harness distill"
         require(run.TRAINS, "draft", rule, run.draft and run.draft.name)
 
     def plan(

@@ -1,0 +1,353 @@
+"""What a user typed, as Hydra reads it: options with dashes, short names of settings, names, paths and free text.
+
+latency --num-prompts 30 K=8 draft=~/my head
+["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import os
+import re
+import shlex
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+
+from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
+from harness.config.run import RunSettings
+from harness.engines.registry import ENGINES
+from harness.menu import names
+from harness.menu.conversion import from_config, setting_hints
+
+Settings = TypeVar("Settings", bound=RunSettings)
+
+# What tables and other tools call settings, whose values mean the same there.
+_OTHER_NAMES = {
+    **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("num_assistant_tokens", "speculative_num_draft_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("target", "target_model"), "model"),
+    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
+    **dict.fromkeys(("tokens", "num_tokens", "max_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("n", "limit", "samples", "num_samples"), "num_prompts"),
+    **dict.fromkeys(("T", "temp"), "temperature"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("device", "device_map"), "placement"),
+}
+# Settings that choose a preset or what has one.
+GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# What Hydra reads as a number, a truth or a list, where a name is asked for.
+_NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
+# Settings with names, or paths where files have names of their own.
+_NAMES = ("model", "draft", "engine", "prompts", "pair")
+# Settings whose commas belong to a path, and Hydra's settings that name a place.
+_PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
+_DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# In place of a value that Hydra's grammar does not have.
+_UNREADABLE = object()
+
+
+def for_hydra(
+    words: Sequence[str], command: str, known: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """The options of Hydra's among the words, and all other words as its overrides.
+
+    Args:
+        known: every setting of the command, with its type.
+
+    Raises:
+        SettingError: for the first word that cannot be meant, with what to type instead.
+    """
+    options: list[str] = []
+    settings: list[str] = []
+    of_hydra = get_args_parser()._option_string_actions
+    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        name, equals, value = word.partition("=")
+        action = of_hydra.get(name)
+        if action is not None:
+            options.append(word)
+            if action.nargs == 0:
+                continue
+            may_be_left_out = action.nargs == "?"
+            if not equals and remaining:
+                value = remaining.pop(0)
+                options.append(value)
+            is_possible = value in action.choices if action.choices else bool(value)
+            if not is_possible and not (may_be_left_out and not value):
+                rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
+                raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
+        elif word.startswith("-"):
+            settings.append(_from_option(word, remaining, command, known))
+        elif equals or word.startswith("~"):
+            settings.append(_with_full_name(word, known))
+        elif asks_for_help:
+            # `latency --help trees`: the help of a command is about what Hydra has as its header.
+            settings.append(f"hydra.help.header={in_quotes(word)}")
+        else:
+            _refuse_word(word, remaining, known)
+    for setting in settings:
+        _check(setting, known)
+    return options, [_readable(setting) for setting in settings]
+
+
+def without_dashes(words: Iterable[str]) -> list[str]:
+    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
+    plain: list[str] = []
+    for word in words:
+        previous = plain[-1] if plain else ""
+        if previous.startswith("--") and previous != "--help":
+            plain[-1] = f"{previous.lstrip('-')}={word}"
+        elif word.startswith("--") and "=" in word:
+            plain.append(word.lstrip("-"))
+        else:
+            plain.append(word)
+    return plain
+
+
+def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
+    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
+    typed, equals, value = word.lstrip("-").partition("=")
+    name = typed.replace("-", "_")
+    setting = _only_meant(name, known)
+    if setting is None:
+        hint = nearest(name, known)
+        raise SettingError(word, f"no such option{hint}; {command} --help lists the settings")
+    if equals:
+        return f"{setting}={value}"
+    following = remaining[0] if remaining else "-"
+    takes_truth = bool in (known[setting], *typing.get_args(known[setting]))
+    if takes_truth and following not in ("true", "false"):
+        return f"{setting}=true"
+    is_setting = "=" in following and meant(following.partition("=")[0], known)
+    if is_setting or re.match(r"-(?!\d)", following):
+        raise SettingError(word, f"needs a value: {setting}=...")
+    return f"{setting}={remaining.pop(0)}"
+
+
+def _with_full_name(argument: str, known: Mapping[str, Any]) -> str:
+    """`decoding.num_draft_tokens=2,4` for `K=2,4`; other names stay as they are, and Hydra looks for them."""
+    name, equals, value = argument.partition("=")
+    if not equals or "." in name:
+        return argument
+    setting = _only_meant(name, known)
+    return argument if setting is None else f"{setting}={value}"
+
+
+def meant(name: str, known: Collection[str]) -> list[str]:
+    """The settings that a name may mean: itself, or those of any group, `decoding.temperature` for `temperature`."""
+    if name in known:
+        return [name]
+    last = name.rpartition(".")[2]
+    last = _OTHER_NAMES.get(last, last)
+    return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
+
+
+def _only_meant(name: str, known: Collection[str]) -> str | None:
+    """The setting that a name means; None where it means none.
+
+    Raises:
+        SettingError: it may mean several.
+    """
+    settings = meant(name, known)
+    if len(settings) > 1:
+        raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
+    return settings[0] if settings else None
+
+
+def _refuse_word(word: str, remaining: Sequence[str], known: Collection[str]) -> None:
+    """Raise the SettingError for a word without an equals sign."""
+    if remaining and (setting := _only_meant(word, known)):
+        value = " ".join(remaining).lstrip("= ").partition(" ")[0]
+        raise SettingError(word, f"is typed with an equals sign and no spaces: {setting}={value}")
+    group = group_of(word)
+    if group is not None:
+        raise SettingError(word, f"is a value without its setting: {group}={word}")
+    raise SettingError(word, "cannot be read as setting=value")
+
+
+def group_of(name: str) -> str | None:
+    """The setting that takes a name, `model` for `tiny`; None for no name that is known."""
+    values = {"model": names.presets("model"), "draft": names.drafts(), "engine": ENGINES.names()}
+    for group in ("decoding", "placement", "prompts"):
+        values[group] = names.presets(group)
+    return next((setting for setting, presets in values.items() if name in presets), None)
+
+
+def _check(argument: str, known: Collection[str]) -> None:
+    """Raise a SettingError for a group that is left out, or whose value is no name."""
+    typed, _, value = argument.partition("=")
+    name = typed.lstrip("+~")
+    if not name:
+        raise SettingError(argument, "is a value without its setting: setting=value")
+    if name == "command":
+        raise SettingError("command", "is the first word: harness COMMAND")
+    if typed.startswith("~") and name in (*GROUPS, "results", "results.file"):
+        instead = {"draft": "draft=none", "results.file": "results.file=null"}
+        rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
+        raise SettingError(argument, rule)
+    if name in _DIRECTORIES and value == "null":
+        raise SettingError(name, "must name a directory", value)
+    if typed in GROUPS and _NO_NAME.fullmatch(value):
+        rule = "must be a preset"
+        if name == "draft":
+            rule += "; draft=none measures the target alone"
+        if name == "prompts" and value.isdigit() and "num_prompts" in known:
+            rule += f" or a file{did_you_mean([f'num_prompts={value}'])}"
+        raise SettingError(name, rule, value)
+
+
+# Values in Hydra's grammar ------------------------------------------------------------------------
+
+
+def _readable(argument: str) -> str:
+    """An argument with quotes around what Hydra would misread.
+
+    prompt=Once, there           prompt='Once, there'
+    results.file=~/a,b.csv       results.file='/home/me/a,b.csv'
+    model=./mödel,7B             model='./mödel',7B
+    decoding.top_p=0.9           the same: what Hydra can read stays
+
+    A `~` at the beginning of a path becomes the home directory, and `${...}` is looked up but in a prompt.
+    `model=glob(*)` leaves out draft heads, which are no targets.
+    """
+    key, equals, value = argument.partition("=")
+    name = key.lstrip("+")
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    if not equals or is_quoted:
+        return argument
+    if name == "prompt":
+        # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
+        literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
+        return f"prompt={in_quotes(literal)}"
+    # A comma divides values, unless all of it is one path.
+    path = os.path.expanduser(value)
+    if "," in value and (name in _PATHS or os.path.exists(path)):
+        return f"{key}={in_quotes(path)}"
+    read = _read(argument)
+    is_name = name in _NAMES
+    if value.startswith(("[", "{")) and not is_name:
+        return argument
+    if name == "model" and isinstance(read, Glob):
+        excluded = [*map(str, read.exclude), *names.head_presets()]
+        return f"{key}=glob([{','.join(map(str, read.include))}],exclude=[{','.join(excluded)}])"
+    # A mapping would change some settings of a preset, and keep its name.
+    if read is not _UNREADABLE and not (is_name and isinstance(read, dict)):
+        return argument
+    parts = [os.path.expanduser(part) for part in value.split(",")]
+    quoted = [
+        part if isinstance(_read(f"{key}={part}"), str) else in_quotes(part) for part in parts
+    ]
+    return f"{key}={','.join(quoted)}"
+
+
+def _read(argument: str) -> Any:
+    """The value that Hydra reads; `_UNREADABLE` where its grammar has no such value."""
+    try:
+        return OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return _UNREADABLE
+    except (RecursionError, ValueError):
+        rule = "a number is too long, or brackets are nested too deeply"
+        raise SettingError(argument.partition("=")[0], rule) from None
+
+
+def in_quotes(value: str) -> str:
+    """A value in single quotes: Hydra takes `\\'` for a quote in it, and `\\\\` for a backslash before one."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
+
+
+# Keywords from Python, and a session of `compare` --------------------------------------------------
+
+
+def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Keywords from Python as they are typed: `decoding={"top_p": 0.9}` is `decoding.top_p=0.9`.
+
+    Text stays as it is, so that it means what it means on the command line.
+
+    Args:
+        known: every setting of the command, by which a group is told from a mapping.
+
+    Raises:
+        SettingError: for a value of a type that no setting has.
+    """
+    words: list[str] = []
+    for name, value in settings.items():
+        is_group = name.startswith("hydra") or any(full.startswith(f"{name}.") for full in known)
+        if isinstance(value, Mapping) and is_group:
+            words += from_keywords({f"{name}.{key}": part for key, part in value.items()}, known)
+        elif name == "draft" and value is None:
+            words.append("draft=none")
+        else:
+            words.append(f"{name}={value if isinstance(value, str) else _typed(name, value)}")
+    return words
+
+
+def _typed(setting: str, value: Any) -> str:
+    """A value in Hydra's grammar."""
+    # NumPy's truth values and numbers.
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()
+    if value is None or isinstance(value, Number):  # a bool is a number
+        return as_typed(value)
+    if isinstance(value, str):
+        return in_quotes(value)
+    if isinstance(value, os.PathLike):
+        path = str(Path(value))
+        # With a slash it is a path and no preset.
+        return in_quotes(path if "/" in path else f"./{path}")
+    if isinstance(value, Mapping):
+        pairs = [f"{key}:{_typed(setting, part)}" for key, part in value.items()]
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(_typed(setting, item) for item in value) + "]"
+    rule = "must be text, a number, true or false, None, a path, a list or a mapping"
+    raise SettingError(setting, rule, f"<{type(value).__name__}>")
+
+
+def changed(settings: Settings, assignments: str, changeable: Collection[str]) -> Settings:
+    """Settings with `key=value ...` applied, all of them or none.
+
+    Args:
+        assignments: as typed after `:set`; a key may be short, as on the command line.
+        changeable: full names of the settings that a session may change.
+
+    Raises:
+        SettingError: for a key that is unknown or fixed, and a value outside its rule.
+    """
+    tree = dataclasses.asdict(settings)
+    try:
+        words = shlex.split(assignments)
+    except ValueError:  # an unpaired quotation mark
+        words = assignments.split()
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals:
+            raise SettingError(":set", "is followed by key=value", word)
+        setting = _only_meant(key, changeable)
+        if setting is None:
+            listed = ", ".join(changeable)
+            if key in setting_hints(type(settings)):
+                raise SettingError(key, f"cannot be changed in a session, only {listed}")
+            suggestion = nearest(
+                key, [*changeable, *(name.rpartition(".")[2] for name in changeable)]
+            )
+            raise SettingError(key, f"no such setting{suggestion}; there are {listed}")
+        value = _read(word)
+        if value is _UNREADABLE:
+            raise SettingError(key, "has a value that cannot be read")
+        *groups, last = setting.split(".")
+        functools.reduce(operator.getitem, groups, tree)[last] = value
+    return from_config(type(settings), tree)
