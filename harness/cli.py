@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -41,8 +42,6 @@ To begin, harness latency measures a tiny pair that comes with it: no GPU, no do
 harness COMMAND --help lists a command's settings and presets."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
-
-_SWEEP_FLAGS = {"-m", "--multirun"}
 
 # The worst first: a failure or a loss, a wrong setting, doubt, success.
 _EXIT_CODES = [1, 2, 3, 0]
@@ -76,7 +75,7 @@ _running = threading.RLock()
 
 
 def main() -> None:
-    """Entry point of `harness` and of `harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
+    """Entry point of `harness` and of `python -m harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     global _outcome
     _outcome = _Outcome()
     terminal.prepare_streams()
@@ -135,39 +134,28 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         RunError: the run failed.
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
+    global _outcome
     import pandas as pd
 
-    arguments = [*overrides, *_from_keywords(_known(command, with_settings()), settings)]
-    for argument in arguments:
-        if not isinstance(argument, str):
+    from harness.menu import typed
+
+    kind = settings_of(COMMANDS[_known(command, with_settings())])
+    words = [*overrides, *typed.from_keywords(settings, typed.setting_hints(kind))]
+    for word in words:
+        if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
-            raise SettingError("settings", rule, argument)
-        if argument in ("-h", "--help", "--version", "--cfg", "-c", "--info", "-i"):
-            raise SettingError(argument, f"is for the command line: harness {command}")
+            raise SettingError("settings", rule, word)
+        if word in (*typed.PRINT_ALONE, "--version"):
+            raise SettingError(word, f"is for the command line: harness {command}")
     with _running:
-        outcome = _run_quietly(command, arguments, verbose)
+        outcome = _outcome = _Outcome(quiet=True)
+        machine.note_command_line([command, *words])
+        stdout = sys.stdout if verbose else io.StringIO()
+        with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
+            _run_hydra(command, words)
     if outcome.errors:
         raise outcome.errors[0]
     return pd.DataFrame([row.values() for row in outcome.rows])
-
-
-def _from_keywords(command: str, settings: dict[str, Any]) -> list[str]:
-    """`["batch_size=4"]` for `{"batch_size": 4}`."""
-    if not settings:
-        return []
-    from harness.menu import typed
-
-    return typed.from_keywords(settings, _known_settings(command))
-
-
-def _run_quietly(command: str, arguments: Sequence[str], verbose: bool) -> _Outcome:
-    global _outcome
-    outcome = _outcome = _Outcome(quiet=True)
-    machine.note_command_line([command, *arguments])
-    stdout = sys.stdout if verbose else io.StringIO()
-    with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
-        _run_hydra(command, arguments)
-    return outcome
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
@@ -221,11 +209,13 @@ def _complete(arguments: Sequence[str]) -> None:
 def _usage() -> str:
     """The list of commands."""
     listed = commands()
-    width = max(len(command.name) for command in listed)
+    margin = max(len(command.name) for command in listed) + 4
     lines = []
     for command in listed:
-        lines.append(f"  {command.name:{width}}  {command.summary}")
-        lines.append(f"  {'':{width}}  harness {command.name} {command.example}")
+        summary = f"  {command.name}".ljust(margin) + command.summary
+        width = machine.terminal_width()
+        lines += textwrap.wrap(summary, width, subsequent_indent=" " * margin)
+        lines.append(f"{' ' * margin}harness {command.name} {command.example}")
     return _USAGE.format(commands="\n".join(lines))
 
 
@@ -249,36 +239,44 @@ def _known(command: str, known: Collection[str]) -> str:
         if group is not None:
             rule = f"is a value without its setting: harness latency {group}={command}"
             raise SettingError(command, rule)
+        listed = ", ".join(known)
         raise SettingError(
-            command, f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
+            command, f"no such command{nearest(command, known)}; there are: {listed}"
         )
     return command
 
 
-def _run_hydra(command: str, arguments: Sequence[str]) -> None:
+def _run_hydra(command: str, words: Sequence[str]) -> None:
     """Run a command that has settings, once or as a sweep; its outcome is in `_outcome`."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.menu import config_source, names
+    from harness.menu import config_source, names, typed
     from harness.sweep import repeats
 
-    words: list[str] = []
-    with _reporting(command):
-        words = _words_for_hydra(command, arguments)
-    if _outcome.errors:
-        return
+    # Shell completion is for the program as a whole: its first word is the command.
+    line = ["harness", *words]
+    if "-sc" not in words:
+        with _reporting(command):
+            known = typed.setting_hints(settings_of(COMMANDS[command]))
+            options, settings = typed.for_hydra(words, command, known)
+            rounds = [] if typed.prints_alone(options) else repeats.rounds(command, settings)
+            if rounds and {"-m", "--multirun"}.isdisjoint(options):
+                options.append("-m")
+            # Hydra takes its options before or after all settings, but not among them.
+            line = [f"harness {command}", *options, *rounds, *settings]
+        if _outcome.errors:
+            return
     config_source.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
     # With this set Hydra raises exceptions instead of printing them over many lines.
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
     argv = sys.argv
-    sys.argv = words
+    sys.argv = line
     # What Hydra prints in place of a run is printed at the end: an error of stdout must not pass for one of Hydra's.
-    is_run = repeats.PRINT_ALONE.isdisjoint(word.partition("=")[0] for word in words)
-    printed = None if is_run else io.StringIO()
+    printed = io.StringIO() if typed.prints_alone(line) else None
     try:
         with _reporting(command), env_override(variables), redirect_stdout(printed or sys.stdout):
             main = hydra.main(
@@ -294,20 +292,26 @@ def _run_hydra(command: str, arguments: Sequence[str]) -> None:
             print(printed.getvalue(), end="")
 
 
-def _words_for_hydra(command: str, words: Sequence[str]) -> list[str]:
-    """The command line for Hydra, after a look for mistakes."""
-    from harness.menu import typed
-    from harness.sweep import repeats
+def _call_hydra(hydra_main: Callable[[], None]) -> None:
+    """Call Hydra, and explain its errors: it makes directories before our code runs."""
+    from harness.results.locked_files import OF_THE_DISK
+    from harness.sweep.manifest import Manifest, SweepCallback
 
-    # Shell completion is for the program as a whole: its first word is the command.
-    if "-sc" in words:
-        return ["harness", *words]
-    options, settings = typed.for_hydra(words, command, _known_settings(command))
-    rounds = repeats.rounds(command, options, settings)
-    if rounds and _SWEEP_FLAGS.isdisjoint(options):
-        options.append("-m")
-    # Hydra takes its options before or after all settings, but not among them.
-    return [f"harness {command}", *options, *rounds, *settings]
+    try:
+        hydra_main()
+    except OSError as error:
+        # Hydra's error about a missing preset is an OSError without a number.
+        if error.errno in (None, errno.EPIPE):
+            raise
+        if error.errno in OF_THE_DISK:
+            raise RunError(f"the run's directory cannot be made: {error.strerror}") from error
+        reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
+        value = [error.filename] if error.filename else []
+        raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error
+    sweep = SweepCallback.directory
+    if sweep is not None and not Manifest.read(sweep).num_jobs:
+        rule = "there are no jobs, because glob(...) matches no preset"
+        raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
 
 
 def _finish_sweep(command: str) -> None:
@@ -323,41 +327,6 @@ def _finish_sweep(command: str) -> None:
     is_refused = any(isinstance(error, SettingError) for error in _outcome.errors)
     _outcome.rows, exit_code = jobs.finish(command, directory, is_refused)
     _outcome.exit_codes.append(exit_code)
-
-
-def _known_settings(command: str) -> dict[str, Any]:
-    """Every setting of a command, with its type."""
-    from harness.menu import conversion
-
-    return conversion.setting_hints(settings_of(COMMANDS[command]))
-
-
-def _call_hydra(hydra_main: Callable[[], None]) -> None:
-    """Call Hydra, and explain its errors: it makes directories and parses numbers before our code runs."""
-    from harness.results.locked_files import OF_THE_DISK
-
-    try:
-        hydra_main()
-        _check_any_jobs()
-    except OSError as error:
-        # Hydra's error about a missing preset is an OSError without a number.
-        if error.errno in (None, errno.EPIPE):
-            raise
-        if error.errno in OF_THE_DISK:
-            raise RunError(f"the run's directory cannot be made: {error.strerror}") from error
-        reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
-        value = [error.filename] if error.filename else []
-        raise SettingError("hydra.run.dir (hydra.sweep.dir with -m)", reason, *value) from error
-
-
-def _check_any_jobs() -> None:
-    """Raise a SettingError after a sweep without jobs."""
-    from harness.sweep.manifest import Manifest, SweepCallback
-
-    sweep = SweepCallback.directory
-    if sweep is not None and not Manifest.read(sweep).num_jobs:
-        rule = "there are no jobs, because glob(...) matches no preset"
-        raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
 
 
 def run_job(config: Any) -> float:

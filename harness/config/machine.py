@@ -10,6 +10,7 @@ import ipaddress
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -112,6 +113,11 @@ def note_command_line(arguments: Sequence[str]) -> None:
 def command_line() -> str:
     """The command line that starts this command again, in a shell."""
     return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, within what can be read; 80 without one."""
+    return max(60, min(100, shutil.get_terminal_size().columns))
 
 
 def output_of(

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 import textwrap
+from collections.abc import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.errors import SettingError, as_typed
+from harness.config.machine import terminal_width
 from harness.config.run import RunSettings
 from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.registry import METHODS
@@ -52,13 +53,14 @@ def template(root: DictConfig) -> str:
     command = COMMANDS[str(root.command)]
     sections = _sections(command, root)
     topic = str(root.hydra.help.header)
-    text = _about(topic, command, sections) if topic else _page(command, sections)
+    typed = list(root.hydra.overrides.task)
+    text = _about(topic, command, sections) if topic else _page(command, sections, typed)
     return text.replace("$", "$$")
 
 
-def _page(command: Command, sections: dict[str, list[Entry]]) -> str:
-    """What most users need, in about forty lines."""
-    width = _width()
+def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[str]) -> str:
+    """What most users need, in about forty lines, and the settings of a draft or engine that is typed."""
+    width = terminal_width()
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
     parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
     models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
@@ -70,7 +72,8 @@ def _page(command: Command, sections: dict[str, list[Entry]]) -> str:
         names.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
     parts.append("\n".join(_line(name, text) for name, text in names))
     every = {entry[0]: entry for entries in sections.values() for entry in entries}
-    for entries in (sections.get(command.name, ()), map(every.__getitem__, _USED_MOST)):
+    chosen = [entries for title, entries in sections.items() if title in (command.name, *typed)]
+    for entries in (*chosen, [every[name] for name in _USED_MOST]):
         lines = []
         for name, text, value in entries:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
@@ -176,7 +179,7 @@ def _described(setting: Setting, config: DictConfig) -> Entry:
 
 def _examples(command: Command) -> str:
     """Command lines, each with its meaning beside it, or below it where it is long."""
-    width = _width()
+    width = terminal_width()
     lines = []
     for arguments, meaning in command.examples:
         line = f"  harness {command.name} {arguments}".rstrip()
@@ -194,13 +197,8 @@ def _line(name: str, text: str, value: str = "") -> str:
     """A name, and a text beside it; below it where the name is long."""
     margin = " " * _NAME_WIDTH
     text = f"{text} {value}".rstrip()
-    lines = textwrap.wrap(text, _width() - _NAME_WIDTH, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, terminal_width() - _NAME_WIDTH, break_on_hyphens=False) or [""]
     first = f"  {name}"
     if len(first) >= _NAME_WIDTH:
         return "\n".join([first, *(margin + line for line in lines)])
     return "\n".join([first.ljust(_NAME_WIDTH) + lines[0], *(margin + line for line in lines[1:])])
-
-
-def _width() -> int:
-    """The terminal's, within what can be read; 80 without one."""
-    return max(60, min(100, shutil.get_terminal_size().columns))

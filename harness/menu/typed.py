@@ -52,6 +52,8 @@ _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings whose commas belong to a path, and Hydra's settings that name a place.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# Options of Hydra that print something in place of a run.
+PRINT_ALONE = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc"}
 # In place of a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
@@ -100,6 +102,11 @@ def for_hydra(
     for setting in settings:
         _check(setting, known)
     return options, [_readable(setting) for setting in settings]
+
+
+def prints_alone(words: Iterable[str]) -> bool:
+    """Whether Hydra prints something in place of a run."""
+    return not PRINT_ALONE.isdisjoint(word.partition("=")[0] for word in words)
 
 
 def without_dashes(words: Iterable[str]) -> list[str]:

@@ -18,26 +18,19 @@ from harness.tables.table import grouped
 # A larger number is not made into a sweep: the settings refuse it.
 MOST = 1000
 
-# Options of Hydra after which nothing is measured.
-PRINT_ALONE = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}
 
-
-def rounds(command: str, options: Sequence[str], settings: Sequence[str]) -> list[str]:
+def rounds(command: str, settings: Sequence[str]) -> list[str]:
     """Overrides that make a sweep of the rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round.
 
     The first setting that varies varies slowest: every job runs once before any runs again, so
     that drift of the machine meets all jobs alike.
-
-    Args:
-        options: of Hydra's, `--help` for one.
 
     Raises:
         SettingError: repeats of a search.
     """
     typed = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
     numbers = [int(match[1]) for match in typed if match]
-    is_plain = PRINT_ALONE.isdisjoint(option.partition("=")[0] for option in options)
-    if not COMMANDS[command].repeats or not is_plain or not numbers or not 1 < numbers[-1] <= MOST:
+    if not COMMANDS[command].repeats or not numbers or not 1 < numbers[-1] <= MOST:
         return []
     if any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings):
         rule = "cannot be combined with a search, which chooses its own runs"

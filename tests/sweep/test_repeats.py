@@ -26,8 +26,6 @@ def test_rounds_vary_slowest() -> None:
     assert rounds("latency", ["repeats=1"]) == []
     assert rounds("latency", ["model=7B"]) == []
     assert rounds("eval", ["repeats=3"]) == []
-    assert rounds("latency", ["repeats=3", "--cfg", "job"]) == []
-    assert rounds("latency", ["-cd", "mine", "repeats=2"]) == ["repeat=1,2"]
     with pytest.raises(SettingError, match="search"):
         rounds("latency", ["repeats=3", "sweeper=optuna"])
 
