@@ -25,6 +25,17 @@ MISTAKES = {
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for drafts with weights of their own, not for",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
+    # acceptance
+    "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
+    "acceptance draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: is a hybrid, which chooses by what it accepted",
+    "acceptance draft=tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: which branch of a tree",
+    "acceptance decoding.rule=typical": "decoding.rule=typical: has no closed form above temperature 0",
+    "acceptance decoding.rule=google decoding.lenience=0.5": "decoding.lenience=0.5: has no closed form above",
+    "acceptance decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null: a coin accepts",
+    "acceptance up_to=0": "up_to=0: must be at least 1",
+    "acceptance num_prompts=0": "num_prompts=0: must be auto or at least 1",
+    "acceptance weights=random": "weights=random: must be stored",
+    "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local",
     # The command line
     "latncy": "latncy: no such command (did you mean latency?)",
     "reprot": "reprot: no such command (did you mean report?)",

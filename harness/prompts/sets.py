@@ -3,7 +3,8 @@
 `.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
 with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
 SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
-`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`.
+`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category` and
+`completion`, an answer to it; a chat has it as the message after the user's last one.
 Settings name other columns, or make the prompt from several of them.
 """
 
@@ -59,6 +60,8 @@ class Prompt:
         turns: what the user says in a conversation of several turns, this text first; empty for one
             turn.
         turn: of a conversation, from 1; None for a prompt that is none.
+        completion: the answer that the set has for it, as text or as token ids; None for none. `acceptance`
+            reads it.
     """
 
     text: str
@@ -69,6 +72,7 @@ class Prompt:
     num_tokens: int | None = None
     turns: tuple[str, ...] = ()
     turn: int | None = None
+    completion: str | tuple[int, ...] | None = None
 
     def chat(self) -> list[dict[str, str]]:
         """The messages to give to a chat template; plain text is one user message."""
@@ -223,6 +227,8 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
     """The prompts of one file; of several files each is a category."""
     prompts = []
     for number, row in read_rows(path, settings.source):
+        if isinstance(row, dict) and row.get("arm") == "speculative":
+            continue  # of a run of `latency`, whose regular arm answered the same prompt
         try:
             prompt = _from_row(row, settings)
         except BadFile as bad:
@@ -262,8 +268,11 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     if not isinstance(row, dict):
         raise BadFile("must be an object with prompt, turns or messages")
     renamed = _with_known_columns(row, settings)
-    category = None if renamed.get("category") is None else str(renamed["category"])
+    category = None if renamed.get("category") in (None, "") else str(renamed["category"])
     prompt = dataclasses.replace(_prompt(renamed), category=category)
+    completion = renamed.get("token_ids") or renamed.get("completion")
+    if completion:
+        prompt = dataclasses.replace(prompt, completion=_completion(completion))
     if settings.turns == "first" or len(prompt.turns) == 1:
         prompt = dataclasses.replace(prompt, turns=())
     if settings.system is None:
@@ -331,13 +340,27 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
         if row.get("tools") not in (None, [], "", "[]"):
             raise BadFile("has tools, which are not sent to any engine")
         chat = _messages(value)
-        return Prompt(chat[-1]["content"], messages=chat)
+        answer = value[len(chat)].get("content") if len(chat) < len(value) else None
+        completion = answer if isinstance(answer, str) and answer else None
+        return Prompt(chat[-1]["content"], messages=chat, completion=completion)
     text = _text(value, key)
     # An instruction's subject has its own key, and is often empty.
     about = next(
         (row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None
     )
     return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text)
+
+
+def _completion(value: Any) -> str | tuple[int, ...]:
+    """An answer as text, or as the list of token ids that `acceptance` writes."""
+    ids = value
+    if isinstance(value, str):
+        if not re.fullmatch(r"\[[\d, ]+\]", value):
+            return value
+        ids = json.loads(value)
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise BadFile("must have text as completion, or a list of token ids as token_ids")
+    return tuple(ids)
 
 
 def _human_texts(value: Any) -> list[str]:

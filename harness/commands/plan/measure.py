@@ -285,18 +285,9 @@ def _limits(
     }
     if num_draft_tokens == 0:
         return figures
-    draft = case.models[-1]
-    draft_placement = placements[-1]
-    draft_step = 0.0
-    has_weights = len(case.models) > 1 or case.shared
-    if has_weights:
-        draft_step = _step_bytes(demand, draft, draft_placement)
-    num_draft_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
     most_tokens = num_draft_tokens + 1
-    verification = _step_bytes(
-        demand, sketch=target, placement=target_placement, tokens_of_a_row=most_tokens
-    )
-    iteration = verification + num_draft_steps * draft_step
+    drafting, verification = iteration_bytes(case, placements, num_draft_tokens)
+    iteration = verification + drafting
     bytes_per_token = iteration / most_tokens
     return figures | {
         "verification_steps": verification / target_step,
@@ -305,6 +296,20 @@ def _limits(
         "break_even_tokens": iteration / target_step,
         "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
     }
+
+
+def iteration_bytes(
+    case: Case, placements: Sequence[Placement], num_draft_tokens: int
+) -> tuple[float, float]:
+    """The bytes that drafting K tokens and verifying them must read; with K = 0 those of a step of the target."""
+    demand = case.demand
+    draft = case.models[-1]
+    drafting = 0.0
+    if num_draft_tokens and (len(case.models) > 1 or case.shared):
+        num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
+        drafting = num_steps * _step_bytes(demand, draft, placements[-1])
+    verification = _step_bytes(demand, case.models[0], placements[0], num_draft_tokens + 1)
+    return drafting, verification
 
 
 def _step_bytes(

@@ -53,6 +53,8 @@ class Cut:
         accepted_at: [M, M], expected iterations that accept the draft token at each place.
         drafted: [M], expected iterations that propose something.
         proposed: [M], expected draft tokens that they propose.
+        tested: [M], expected draft tokens that verification looks at: the accepted ones and the first
+            rejected one.
     """
 
     visits: Floats
@@ -60,6 +62,7 @@ class Cut:
     accepted_at: Floats
     drafted: Floats
     proposed: Floats
+    tested: Floats
 
     @property
     def iterations(self) -> Floats:
@@ -130,6 +133,7 @@ def cut(chances: ArrayLike) -> Cut:
     accepted_at = np.zeros((most, most))
     drafted = np.zeros(most)
     proposed = np.zeros(most)
+    tested = np.zeros(most)
     for place in range(num_places):
         limits = np.minimum(numbers, offered[place])
         reached = np.append(1, np.cumprod(given[place]))
@@ -142,9 +146,10 @@ def cut(chances: ArrayLike) -> Cut:
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafted += visits * (limits > 0)
         proposed += visits * limits
+        tested += visits * (reach[:, :-1] * (np.arange(most) < limits[:, np.newaxis])).sum(axis=1)
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
-    return Cut(moments[0, :, :num_places], variance, accepted_at, drafted, proposed)
+    return Cut(moments[0, :, :num_places], variance, accepted_at, drafted, proposed, tested)
 
 
 def tokens_per_iteration(cuts: Sequence[Cut], num_resamples: int, seed: int) -> list[Interval]:

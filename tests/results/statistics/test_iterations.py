@@ -166,6 +166,7 @@ def test_places_are_counted() -> None:
     assert found.iterations.tolist() == [5, 4, 4, 3]
     assert found.proposed[3] == 4 + 3 + 1
     assert found.accepted_at[3].tolist() == [3, 1, 1, 1]
+    assert found.tested[3] == 4 + 2 + 1
     # K=1: 0 | 1 2 | 3 4 | 5 | 6 7 | 8 9: nothing is proposed after token 4.
     assert found.visits[0].tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 0]
     assert found.drafted[0] == 4

@@ -1,0 +1,121 @@
+"""`acceptance`: how often would this draft be accepted on these texts, for every K?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.commands.acceptance.rows import AcceptanceRow, AcceptanceTextRow
+from harness.config.engines import Abilities
+from harness.config.run import PromptedSettings
+from harness.config.settings import LARGEST_K, require, require_at_least
+from harness.records.command import Command
+
+if TYPE_CHECKING:
+    from harness.tables.table import Document, Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceSettings(PromptedSettings):
+    """`acceptance`: how often would this draft be accepted on these texts, for every K?
+
+    Attributes:
+        num_prompts: how many prompts of the set are taken; `auto` is 15, or the first 256 that have answers.
+        up_to: K from 1 to this number.
+        costs: what an iteration costs, for the expected speed-up: the `bytes` that it must read (as in `plan`), or a
+            directory or CSV file of `latency` with the same model and draft.
+        num_resamples: samples of the bootstrap over texts.
+        batch_size: prompts that the target answers together, where there are no answers.
+    """
+
+    num_prompts: int | Literal["auto"] = "auto"
+    up_to: int = 16
+    costs: str = "bytes"
+    num_resamples: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, num_resamples=100, up_to=1)
+        require(self.up_to <= LARGEST_K, "up_to", f"must be at most {LARGEST_K}", self.up_to)
+        if self.num_prompts != "auto":
+            require(
+                self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
+            )
+        rule = "must be set: without one nothing is accepted"
+        require(self.draft is not None, "draft", rule, "none")
+        assert self.draft is not None
+        decoding = self.decoding
+        rates = decoding.synthetic_acceptance
+        rule = "must be null: a coin accepts as often on any text"
+        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
+        lossy = decoding.temperature > 0 and (
+            decoding.lenience < 1 or decoding.rule in ("typical", "eagle")
+        )
+        rule = (
+            "has no closed form above temperature 0: its texts are not the target's, and how likely"
+            " they are depends on K"
+        )
+        name, value = (
+            ("rule", decoding.rule) if decoding.lenience == 1 else ("lenience", decoding.lenience)
+        )
+        require(not lossy, f"decoding.{name}", rule, value)
+        rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
+        require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
+        rule = "is a hybrid, which chooses by what it accepted before: that does not follow from the text alone"
+        require("+" not in self.draft.method, "draft", rule, self.draft.name)
+        rule = "must be stored: how often random weights agree means nothing"
+        require(self.weights == "stored", "weights", rule, self.weights)
+
+    def check_engine(self, engine: Abilities) -> None:
+        rule = "must be local: the probabilities of the weights are computed here"
+        require(engine.own_loop, "engine", rule, self.engine.name)
+
+
+class Acceptance(Command):
+    """Computes what would be accepted from one pass of both models over texts."""
+
+    name = "acceptance"
+    summary = "how often a draft would be accepted on your texts, for every K, without decoding"
+    example = "model=30B draft=7B prompts=./my_logs.jsonl"
+    examples = (
+        ("", "the shipped tiny pair, on texts that the target writes now"),
+        (
+            "model=30B draft=7B prompts=./my_logs.jsonl",
+            "a prompt and a completion per line, or a chat",
+        ),
+        ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
+        ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
+        ("-m draft=./step_100,./step_200", "checkpoints of a draft"),
+    )
+    notes = "Of texts that the target did not write at this temperature a line says how unlikely they are."
+    help_order = 2
+    settings = AcceptanceSettings
+    experiment = "harness.commands.acceptance.measure"
+    row = AcceptanceRow
+    further_rows = (AcceptanceTextRow,)
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """Tokens per iteration at the best K."""
+        from harness.commands.acceptance.tables import in_short
+
+        return in_short(rows)
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.acceptance.tables import comparison
+
+        return comparison(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """Each pair at its best K."""
+        from harness.commands.acceptance.tables import headlines
+
+        return headlines(runs)
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        from harness.commands.acceptance.plots import acceptance_plots
+
+        return acceptance_plots(runs)
+
+
+RECORD = Acceptance()

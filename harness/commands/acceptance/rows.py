@@ -1,0 +1,77 @@
+"""The rows of `acceptance`: one per number of draft tokens K, and one per text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.results.row import Row, figure, setting
+from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
+
+TEXTS_FILE = "acceptance_texts.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceRow(PromptedRow):
+    """`acceptance.csv`: one row per K."""
+
+    kind = "acceptance"
+    filled_if_measured = ("tokens_per_iteration",)
+    recognised_by = ("tokens_per_iteration", "text_source", "expected_speedup")
+
+    seed: MaybeInt = setting("seed of the random numbers", "seed")
+    text_source: MaybeText = figure(
+        "`given` with the prompts, `written` by the target now, or `served` by another engine"
+    )
+    num_texts: MaybeInt = figure("texts")
+    num_tokens: MaybeInt = figure(
+        "tokens that iterations decide, without the first of each text", "tokens"
+    )
+    tokens_per_iteration: MaybeFloat = figure(
+        "expected tokens per iteration, over all of them", "tokens"
+    )
+    tokens_per_iteration_low: MaybeFloat = figure(
+        "lower end of its 95 % interval over texts", "tokens"
+    )
+    tokens_per_iteration_high: MaybeFloat = figure("upper end of the same", "tokens")
+    marginal_acceptance_by_position: list[float | None] | None = figure(
+        "expected share of the iterations that proposed something in which the draft token at each position is"
+        " accepted, as JSON"
+    )
+    iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
+    cost_source: MaybeText = figure("`bytes` that must be read, or the run that measured the costs")
+    expected_speedup: MaybeFloat = figure("`tokens_per_iteration` / `iteration_cost`")
+    expected_speedup_low: MaybeFloat = figure("the same with the lower end of the tokens")
+    expected_speedup_high: MaybeFloat = figure("the same with the upper end")
+    log_probability: MaybeFloat = figure(
+        "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
+    )
+    own_log_probability: MaybeFloat = figure(
+        "the same, expected of texts that the target draws", "nats"
+    )
+    likelihood_z: MaybeFloat = figure(
+        "difference of the two in standard deviations: far from 0 the texts are not the target's"
+    )
+    impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceTextRow(Row):
+    """`acceptance_texts.csv`: one row per text; `prompts=` reads it."""
+
+    kind = "acceptance_texts"
+    recognised_by = ("prompt_index", "token_ids", "iterations_by_num_draft_tokens")
+
+    prompt_index: MaybeInt = figure("place of the prompt in its set")
+    category: MaybeText = figure("category of the prompt, where the set has them")
+    prompt: MaybeText = figure("the prompt; the user's last message of a chat")
+    completion: MaybeText = figure("the text")
+    token_ids: list[int] | None = figure("its tokens, as JSON")
+    num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
+    iterations_by_num_draft_tokens: list[float] | None = figure(
+        "expected iterations for K from 1 on, as JSON"
+    )
+    log_probability: MaybeFloat = figure(
+        "sum of the log-probabilities of its tokens under the target", "nats"
+    )
+    own_log_probability: MaybeFloat = figure("the same, expected of the target's own draws", "nats")
+    num_impossible: MaybeInt = figure("tokens that the target cannot draw", "tokens")

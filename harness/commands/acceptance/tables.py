@@ -1,0 +1,290 @@
+"""What `acceptance` prints: one run, several drafts on the same texts, and sentences for a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.commands.names import named_runs
+from harness.commands.read_runs import Run
+from harness.results.files import rows_in
+from harness.results.statistics.interval import counted
+from harness.results.statistics.iterations import Cut
+from harness.results.statistics.multiplicity import Ranked, ranking
+from harness.tables.table import (
+    UNKNOWN,
+    Column,
+    Document,
+    Line,
+    Table,
+    TableRow,
+    grouped,
+    interval,
+    number,
+    times,
+)
+
+# The K of the printed table; the file has all.
+SHOWN = (1, 2, 3, 4, 6, 8, 16)
+# Standard deviations beyond which texts are not the target's, and the share of tokens it cannot draw.
+MOST_DEVIATIONS = 4
+MOST_IMPOSSIBLE = 0.001
+_MOST_WORST = 3
+
+
+def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
+    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
+    return max(rows, key=lambda row: (row.expected_speedup or 0, row.num_draft_tokens or 0))
+
+
+def in_short(rows: Sequence[AcceptanceRow]) -> str:
+    """`4.28 tokens per iteration at K=6, 2.31× expected`."""
+    best = best_row(rows)
+    if best.tokens_per_iteration is None:
+        return ""
+    text = f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
+    return (
+        text if best.expected_speedup is None else f"{text}, {best.expected_speedup:.2f}× expected"
+    )
+
+
+def acceptance_document(
+    rows: Sequence[AcceptanceRow], texts: Sequence[AcceptanceTextRow], cuts: Sequence[Cut]
+) -> Document:
+    """One run, in a dozen lines; empty where nothing was read."""
+    best = best_row(rows)
+    if best.tokens_per_iteration is None:
+        return []
+    bounds = interval(best.tokens_per_iteration_low, best.tokens_per_iteration_high)
+    about = (
+        f"95 % interval {bounds} over {counted(len(texts), 'text')}"
+        if bounds
+        else (f"no interval: {counted(len(texts), 'text')}, 8 needed")
+    )
+    document: list[Table | Line] = [
+        Line(
+            f"{best.model} + {best.draft} · {counted(len(texts), 'text')} {best.text_source}"
+            f" · {best.num_tokens:,} tokens · temperature {best.temperature:g} · {best.dtype}",
+            "dim",
+        )
+    ]
+    document += [Line(text, "warning") for text in [off_policy(best)] if text]
+    document.append(
+        Line(
+            f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}   {about}",
+            "strong",
+        )
+    )
+    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
+    document.append(_by_k(shown))
+    at_best = f"at K={best.num_draft_tokens}   "
+    by_category = " · ".join(_by_category(best, texts))
+    if by_category:
+        document.append(Line(at_best + by_category))
+        at_best = " " * len(at_best)
+    document.append(Line(f"{at_best}{_by_place(best, cuts)}{_worst(best, texts)}"))
+    return [*document, Line(f"Next   harness latency {_as_typed(best)}K={best.num_draft_tokens}")]
+
+
+def off_policy(row: AcceptanceRow) -> str | None:
+    """How unlikely the texts are under the target; None where they are as likely as its own."""
+    z = row.likelihood_z or 0.0
+    impossible = row.impossible_share or 0.0
+    if abs(z) <= MOST_DEVIATIONS and impossible <= MOST_IMPOSSIBLE:
+        return None
+    parts = []
+    if (
+        row.log_probability is not None
+        and row.own_log_probability is not None
+        and abs(z) > MOST_DEVIATIONS
+    ):
+        parts.append(
+            f"{-row.log_probability:.2f} nats per token where its own have {-row.own_log_probability:.2f}"
+        )
+    if impossible > MOST_IMPOSSIBLE:
+        parts.append(f"{impossible:.1%} of their tokens it cannot draw")
+    return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"
+
+
+def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
+    """A line for each figure, a column for each K."""
+    lines = [("tokens", [f"{row.tokens_per_iteration:.2f}" for row in rows])]
+    lines.append(("accepted", [f"{row.acceptance_rate or 0:.0%}" for row in rows]))
+    if rows[-1].expected_speedup is not None:
+        lines.append(("speed-up", [f"{row.expected_speedup:.2f}×" for row in rows]))
+    columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in rows))
+    cells = tuple(TableRow((name, *values)) for name, values in lines)
+    last = rows[-1]
+    notes: tuple[str, ...] = ()
+    if last.iteration_cost is not None:
+        cost = f"{last.iteration_cost:.2f} target steps at K={last.num_draft_tokens}"
+        source = (
+            "at best, by the bytes that are read"
+            if last.cost_source == "bytes"
+            else f"by {last.cost_source}"
+        )
+        notes = (f"speed-up: {source}; an iteration costs {cost}",)
+    return Table("by_k", "", columns, cells, notes=notes, look="plain")
+
+
+def _tokens_per_iteration(texts: Sequence[AcceptanceTextRow], place: int) -> float:
+    tokens = sum(text.num_tokens or 0 for text in texts)
+    return tokens / sum((text.iterations_by_num_draft_tokens or [])[place] for text in texts)
+
+
+def _by_category(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> list[str]:
+    place = int(best.num_draft_tokens or 1) - 1
+    groups = grouped(texts, lambda text: text.category)
+    if len(groups) < 2:
+        return []
+    return [
+        f"{name or 'without category'} {_tokens_per_iteration(group, place):.2f}"
+        for name, group in groups.items()
+    ]
+
+
+def _by_place(best: AcceptanceRow, cuts: Sequence[Cut]) -> str:
+    """Tokens per iteration in the thirds of the answers: one over the share of the target's own tokens."""
+    place = int(best.num_draft_tokens or 1) - 1
+    totals = [[0.0, 0.0] for _ in range(3)]
+    for text in cuts:
+        # A token before which an iteration ended is the target's own; so is the last one.
+        own = [*text.visits[place][1:], 1.0]
+        for index, share in enumerate(own):
+            third = totals[3 * index // len(own)]
+            third[0] += 1
+            third[1] += share
+    early, _, late = (count / share if share else math.inf for count, share in totals)
+    return f"first third {early:.2f}, last {late:.2f}"
+
+
+def _worst(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
+    """The texts with the fewest tokens per iteration, by the indices of their prompts."""
+    if len(texts) <= _MOST_WORST:
+        return ""
+    place = int(best.num_draft_tokens or 1) - 1
+    ordered = sorted(texts, key=lambda text: _tokens_per_iteration([text], place))
+    named = []
+    for text in ordered[:_MOST_WORST]:
+        named.append(f"#{text.prompt_index} {_tokens_per_iteration([text], place):.2f}")
+    return f" · least: prompts {', '.join(named)}"
+
+
+def _as_typed(row: AcceptanceRow) -> str:
+    defaults = {"model": "tiny", "draft": "tiny_draft"}
+    return "".join(
+        f"{name}={getattr(row, name)} "
+        for name, value in defaults.items()
+        if getattr(row, name) != value
+    )
+
+
+def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
+    """Runs by target, and by what distinguishes them."""
+    found: dict[str, dict[str, Run]] = {}
+    for named in named_runs(runs):
+        target = str(named.row.model)
+        name = str(named.row.draft)
+        details = " · ".join(named.name.details)
+        found.setdefault(target, {})[f"{name} · {details}" if details else name] = named.run
+    return found
+
+
+def texts_of(run: Run) -> list[AcceptanceTextRow]:
+    """The texts of a run, from its directory; [] where that is gone."""
+    directory = run.directory or Path(str(run.last.directory))
+    return [
+        text for text in rows_in(directory / TEXTS_FILE, AcceptanceTextRow) if text.run == run.id
+    ]
+
+
+def comparison(runs: Sequence[Run]) -> Document:
+    """Drafts of each target, ranked on the texts that they share."""
+    document: list[Table | Line] = []
+    columns = (
+        Column("draft", text=True),
+        Column("best K"),
+        Column("tokens per\niteration", number()),
+        Column("95 % interval"),
+        Column("cost", number()),
+        Column("expected\nspeed-up", times),
+        Column("relative to the best", text=True),
+    )
+    for target, of_target in curve_names([run for run in runs if run.has_figures]).items():
+        ranked = _ranked(of_target)
+        lines = []
+        for name, run in of_target.items():
+            best = best_row(run.rows)
+            bounds = interval(best.tokens_per_iteration_low, best.tokens_per_iteration_high)
+            cells = (
+                name,
+                best.num_draft_tokens,
+                best.tokens_per_iteration,
+                bounds,
+                best.iteration_cost,
+                best.expected_speedup,
+            )
+            lines.append(TableRow((*cells, _relative(ranked.get(name)))))
+        lines.sort(key=lambda line: line.cells[5] or line.cells[2] or 0, reverse=True)
+        notes: tuple[str, ...] = ()
+        if ranked:
+            covers = next(iter(ranked.values())).relative_to_best.covers.replace("prompt", "text")
+            notes = (
+                f"Relative speed-ups on the same {covers}, with simultaneous 95 % intervals; costs are taken as known.",
+            )
+        document.append(
+            Table(
+                "acceptance", f"Expected of drafts for {target}", columns, tuple(lines), notes=notes
+            )
+        )
+    return document
+
+
+def _ranked(runs: dict[str, Run]) -> dict[str, Ranked]:
+    """Each draft against the best by expected speed-up, on texts that all have; {} where there are none."""
+    texts = {
+        name: {(text.prompt_index, tuple(text.token_ids or ())): text for text in texts_of(run)}
+        for name, run in runs.items()
+    }
+    shared = [
+        key
+        for key in next(iter(texts.values()), {})
+        if all(key in others for others in texts.values())
+    ]
+    if len(runs) < 2 or not shared:
+        return {}
+    tokens = []
+    iterations = []
+    for name, run in runs.items():
+        best = best_row(run.rows)
+        place = int(best.num_draft_tokens or 1) - 1
+        cost = best.iteration_cost or 1.0
+        found = [texts[name][key] for key in shared]
+        tokens.append([float(text.num_tokens or 0) for text in found])
+        iterations.append(
+            [(text.iterations_by_num_draft_tokens or [])[place] * cost for text in found]
+        )
+    names = list(runs)
+    return {names[one.index]: one for one in ranking(tokens, iterations)}
+
+
+def _relative(ranked: Ranked | None) -> str:
+    if ranked is None:
+        return UNKNOWN
+    relative = ranked.relative_to_best
+    if relative.estimate == 1:
+        return "the best" if not relative.has_bounds else "1.00"
+    bounds = interval(relative.low, relative.high)
+    return f"{relative.estimate:.2f} ({bounds})" if bounds else f"{relative.estimate:.2f}"
+
+
+def headlines(runs: Sequence[Run]) -> list[Line]:
+    """Each pair at its best K."""
+    lines = []
+    for named in named_runs([run for run in runs if run.has_figures]):
+        lines.append(
+            Line(f"{named.name.label()}: {in_short(named.run.rows)}, from probabilities alone.")
+        )
+    return lines

@@ -1,0 +1,195 @@
+"""`acceptance`: what it computes is what decoding does, and what it prints of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from in_process import QUICKEST_PAIR, Harness, only, results
+
+SHORT = ["decoding.max_new_tokens=20", "decoding.ignore_eos=true"]
+
+
+def texts() -> pd.DataFrame:
+    return pd.read_csv(only("acceptance_texts.csv"))
+
+
+@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ["model=tiny_draft", "draft=lookup"],
+        ["model=tiny_draft", "draft=suffix"],
+        ["model=tiny_draft", "draft=early_exit_1"],
+        ["model=tiny", "draft=tiny_draft"],
+        ["model=tiny", "draft=tiny_eagle3"],
+        ["model=tiny", "draft=tiny_dflash"],
+        ["model=tiny", "draft=tiny_medusa"],
+    ],
+    ids=lambda pair: "-".join(pair) if isinstance(pair, list) else str(pair),
+)
+def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[str], k: int) -> None:
+    """Without coins the expected number of iterations is the number that decoding takes, text by text."""
+    asked = [*pair, "decoding=greedy", "num_prompts=4", *SHORT]
+    harness("latency", *asked, f"K={k}", "num_warmup=0")
+    decoded = pd.read_csv(only("latency_prompts.csv")).query("arm == 'speculative'")
+    harness("acceptance", *asked, "up_to=6")
+    found = texts().set_index("prompt_index")["iterations_by_num_draft_tokens"].map(json.loads)
+    for _, row in decoded.iterrows():
+        assert found[row.prompt_index][k - 1] == pytest.approx(row.num_iterations, abs=1e-6)
+    rows = results("acceptance")
+    measured = results().query("arm == 'speculative'").iloc[0]
+    for column in (
+        "tokens_per_iteration",
+        "acceptance_rate",
+        "conditional_acceptance_rate",
+        "mean_acceptance_length",
+    ):
+        assert rows[column][k - 1] == pytest.approx(measured[column])
+    by_position = json.loads(rows.marginal_acceptance_by_position[k - 1])
+    counted = json.loads(measured.marginal_acceptance_by_position)
+    assert by_position[: len(counted)] == pytest.approx(counted, abs=1e-4)
+
+
+def test_a_run_says_the_answer(harness: Harness) -> None:
+    outcome = harness("acceptance", "draft=early_exit", "num_prompts=9", "up_to=6", *SHORT)
+    rows = results("acceptance")
+    assert rows.num_draft_tokens.tolist() == [1, 2, 3, 4, 5, 6]
+    assert rows.tokens_per_iteration.is_monotonic_increasing
+    assert (rows.tokens_per_iteration_low < rows.tokens_per_iteration).all()
+    assert (rows.tokens_per_iteration < rows.tokens_per_iteration_high).all()
+    expected = rows.expected_speedup * rows.iteration_cost
+    assert expected.tolist() == pytest.approx(rows.tokens_per_iteration.tolist())
+    # Its own texts are as likely as its own texts.
+    assert rows.likelihood_z.abs().max() < 4
+    assert "own texts" not in outcome.stdout
+    best = rows.loc[rows.expected_speedup.idxmax()]
+    lines = outcome.stdout.splitlines()
+    assert (
+        f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
+        in lines[1]
+    )
+    assert "over 9 texts" in lines[1]
+    assert f"K={best.num_draft_tokens}" in lines[-1]
+    assert len([line for line in lines if line.strip()]) <= 12
+    assert max(map(len, lines)) <= 80
+    assert only("acceptance.svg").read_text().startswith("<svg")
+
+
+def test_block_verification_accepts_more(harness: Harness) -> None:
+    asked = ["draft=early_exit", "num_prompts=4", "up_to=4", "decoding.temperature=1", *SHORT]
+    harness("acceptance", *asked)
+    harness("acceptance", *asked, "decoding.rule=block")
+    plain, block = (
+        group.set_index("num_draft_tokens")
+        for _, group in results("acceptance").groupby("run", sort=False)
+    )
+    assert plain.tokens_per_iteration[1] == pytest.approx(block.tokens_per_iteration[1])
+    assert plain.tokens_per_iteration[4] < block.tokens_per_iteration[4]
+
+
+def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> None:
+    harness("acceptance", *QUICKEST_PAIR, "num_prompts=4", "up_to=4", *SHORT)
+    own = texts()
+    directory = only("acceptance_texts.csv").parent
+
+    harness("acceptance", *QUICKEST_PAIR, f"prompts={directory}", "up_to=4")
+    first, again = (group for _, group in results("acceptance").groupby("run", sort=False))
+    assert again.text_source.unique() == ["given"]
+    assert again.tokens_per_iteration.tolist() == pytest.approx(first.tokens_per_iteration.tolist())
+
+    # Plain logs, and a chat, whose answer is the message after the user's last one.
+    lines = [
+        {"prompt": row.prompt, "completion": "apple " * 9, "category": "apples"}
+        for row in own.itertuples()
+    ]
+    (tmp_path / "logs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = harness("acceptance", *QUICKEST_PAIR, f"prompts={tmp_path}/logs.jsonl", "up_to=2")
+    logged = results("acceptance").iloc[-1]
+    assert logged.likelihood_z < -4
+    assert logged.num_texts == 4
+    assert "Not tiny_draft's own texts" in outcome.stdout
+    said = {"role": "assistant", "content": "once upon a time"}
+    chat = {
+        "messages": [
+            {"role": "user", "content": "The"},
+            said,
+            {"role": "user", "content": "So"},
+            said,
+        ]
+    }
+    (tmp_path / "chat.jsonl").write_text(
+        json.dumps(chat) + "\n" + json.dumps({"prompt": "no answer"}) + "\n"
+    )
+    outcome = harness(
+        "acceptance",
+        *QUICKEST_PAIR,
+        f"prompts={tmp_path}/chat.jsonl",
+        "up_to=2",
+        "chat_template=never",
+    )
+    assert results("acceptance").iloc[-1].num_texts == 1
+    assert "1 prompts without an answer are left out" in outcome.stderr
+
+
+def test_an_earlier_run_of_latency(harness: Harness) -> None:
+    harness(
+        "latency",
+        *QUICKEST_PAIR,
+        "num_prompts=3",
+        "num_warmup=0",
+        "decoding.max_new_tokens=9",
+        "decoding.ignore_eos=false",
+    )
+    answered = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    harness(
+        "acceptance", *QUICKEST_PAIR, f"prompts={only('latency_prompts.csv').parent}", "up_to=2"
+    )
+    assert texts().completion.tolist() == answered.completion.tolist()
+
+
+def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
+    outcome = harness(
+        "acceptance",
+        "-m",
+        "model=tiny_draft",
+        "draft=lookup,early_exit_1,tiny_draft",
+        "num_prompts=9",
+        "up_to=3",
+        *SHORT,
+    )
+    files = sorted(Path().rglob("acceptance_texts.csv"))
+    ids = [pd.read_csv(file).token_ids.tolist() for file in files]
+    assert ids[0] == ids[1] == ids[2]
+    assert "on the same 9 texts" in outcome.stdout
+    assert outcome.stdout.count("the best") >= 1
+    # The target accepts all of its own draft's tokens.
+    rows = results("acceptance")
+    itself = rows[rows.draft == "tiny_draft"]
+    assert itself.acceptance_rate.tolist() == pytest.approx([1, 1, 1])
+    harness("report", code=0)
+
+
+def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from harness.drafting.methods.early_exit import EarlyExit\n"
+        "class Own(EarlyExit):\n"
+        "    name = 'own'\n"
+        "    def drafter(self, settings, pair, runner):\n"
+        "        make = super().drafter(settings, pair, runner)\n"
+        "        class Other:\n"
+        "            layers = ()\n"
+        "            def __init__(self, warp): self.inner = make(warp)\n"
+        "            def start(self, *a): self.inner.start(*a)\n"
+        "            def propose(self, *a): return self.inner.propose(*a)\n"
+        "        return Other\n"
+    )
+    draft = f"draft={tmp_path}/own.py:Own"
+    complaint = harness(
+        "acceptance", "model=tiny_draft", draft, "num_prompts=2", *SHORT, code=2
+    ).complaint
+    assert "needs a method `along`" in complaint
+    harness("acceptance", "model=tiny_draft", draft, "num_prompts=2", "decoding=greedy", *SHORT)
