@@ -196,7 +196,7 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 def _prompts(name: str) -> dict[str, Any] | None:
     """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
-    if "/" in name and Path(name).is_dir():
+    if name.endswith("/") or ("/" in name and Path(name).is_dir()):
         # A run's directory: its texts, else its prompts with their answers.
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         name = str(next(filter(Path.exists, files), files[0]))

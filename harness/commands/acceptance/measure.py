@@ -247,8 +247,7 @@ class Acceptance(Experiment):
                 [text.accepted_at[place, : place + 1] for text in self.cuts], axis=0
             )
             accepted = num_tokens - iterations
-            figures = common | tokens.columns("tokens_per_iteration")
-            figures["num_draft_tokens"] = place + 1
+            figures = common | {"num_draft_tokens": place + 1, "tokens_per_iteration": tokens}
             if drafted:
                 figures["acceptance_rate"] = accepted / proposed
                 figures["conditional_acceptance_rate"] = accepted / tested
@@ -257,13 +256,7 @@ class Acceptance(Experiment):
                 figures["marginal_acceptance_by_position"] = marginal
             if self.costs:
                 cost = self.costs[place]
-                speedups = dataclasses.replace(
-                    tokens,
-                    estimate=tokens.estimate / cost,
-                    low=tokens.low / cost,
-                    high=tokens.high / cost,
-                )
-                figures |= speedups.columns("expected_speedup")
+                figures["expected_speedup"] = tokens.scaled(1 / cost)
                 figures |= {"iteration_cost": cost, "cost_source": settings.costs}
             rows.append(session.row(AcceptanceRow, **figures))
         plots = optional_plots()

@@ -17,16 +17,15 @@ def acceptance_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
     for target, of_target in curve_names(runs).items():
         curves = {}
         for name, run in list(of_target.items())[:MOST_CURVES]:
-            rows = [row for row in run.rows if row.expected_speedup is not None]
-            curves[name] = [
-                Point(
-                    row.expected_speedup,
-                    row.expected_speedup_low,
-                    row.expected_speedup_high,
-                    row.num_draft_tokens,
-                )
-                for row in rows
-            ]
+            points = []
+            for row in run.rows:
+                speedup = row.expected_speedup
+                if speedup is not None:
+                    point = Point(speedup.estimate, x=row.num_draft_tokens)
+                    if speedup.has_bounds:
+                        point = point._replace(low=speedup.low, high=speedup.high)
+                    points.append(point)
+            curves[name] = points
         if any(curves.values()):
             axes = curve_plot(curves, top_of([curves]), "K, draft tokens per iteration", target)
             axes.set_ylabel("expected speed-up")

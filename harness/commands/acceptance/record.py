@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from harness.tables.table import Document, Line
 
 
+# Rules of which it is known what they accept of a given text, and those that are lossless in greedy decoding alone.
+RULES = ("deepmind", "google", "block")
+GREEDY_RULES = ("typical", "eagle")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceSettings(PromptedSettings):
     """`acceptance`: how often would this draft be accepted on these texts, for every K?
@@ -49,17 +54,13 @@ class AcceptanceSettings(PromptedSettings):
         rates = decoding.synthetic_acceptance
         rule = "must be null: a coin accepts as often on any text"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-        lossy = decoding.temperature > 0 and (
-            decoding.lenience < 1 or decoding.rule in ("typical", "eagle")
-        )
-        rule = (
-            "has no closed form above temperature 0: its texts are not the target's, and how likely"
-            " they are depends on K"
-        )
-        name, value = (
-            ("rule", decoding.rule) if decoding.lenience == 1 else ("lenience", decoding.lenience)
-        )
-        require(not lossy, f"decoding.{name}", rule, value)
+        rule = "below 1 has no closed form: its texts are not the target's, and how likely they are depends on K"
+        plain = decoding.lenience == 1 or decoding.temperature == 0
+        require(plain, "decoding.lenience", rule, decoding.lenience)
+        # Greedily the lossy rules keep the same tokens.
+        known = [*RULES, *(GREEDY_RULES if decoding.temperature == 0 else ())]
+        rule = f"must be one of {', '.join(known)}: of others no closed form is known at this temperature"
+        require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
         rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
         require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
         rule = "is a hybrid, which chooses by what it accepted before: that does not follow from the text alone"

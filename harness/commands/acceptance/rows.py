@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.results.row import Row, figure, setting
+from harness.results.row import Row, figure, setting, with_interval
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
+from harness.results.statistics.interval import Interval
 
 TEXTS_FILE = "acceptance_texts.csv"
 
@@ -26,22 +27,23 @@ class AcceptanceRow(PromptedRow):
     num_tokens: MaybeInt = figure(
         "tokens that iterations decide, without the first of each text", "tokens"
     )
-    tokens_per_iteration: MaybeFloat = figure(
-        "expected tokens per iteration, over all of them", "tokens"
+    tokens_per_iteration: Interval | None = with_interval(
+        None,
+        "expected tokens per iteration, over all of them",
+        "95 % interval over texts",
+        "tokens",
     )
-    tokens_per_iteration_low: MaybeFloat = figure(
-        "lower end of its 95 % interval over texts", "tokens"
-    )
-    tokens_per_iteration_high: MaybeFloat = figure("upper end of the same", "tokens")
     marginal_acceptance_by_position: list[float | None] | None = figure(
         "expected share of the iterations that proposed something in which the draft token at each position is"
         " accepted, as JSON"
     )
     iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
     cost_source: MaybeText = figure("`bytes` that must be read, or the run that measured the costs")
-    expected_speedup: MaybeFloat = figure("`tokens_per_iteration` / `iteration_cost`")
-    expected_speedup_low: MaybeFloat = figure("the same with the lower end of the tokens")
-    expected_speedup_high: MaybeFloat = figure("the same with the upper end")
+    expected_speedup: Interval | None = with_interval(
+        None,
+        "`tokens_per_iteration` / `iteration_cost`",
+        "95 % interval over texts, of the tokens alone",
+    )
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
     )

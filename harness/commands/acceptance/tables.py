@@ -10,7 +10,7 @@ from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, Acceptan
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.results.files import rows_in
-from harness.results.statistics.interval import counted
+from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
 from harness.results.statistics.multiplicity import Ranked, ranking
 from harness.tables.table import (
@@ -36,7 +36,11 @@ _MOST_WORST = 3
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
     """The row of the K with the highest expected speed-up; without costs that of the largest K."""
-    return max(rows, key=lambda row: (row.expected_speedup or 0, row.num_draft_tokens or 0))
+    return max(rows, key=lambda row: (_estimate(row.expected_speedup), row.num_draft_tokens or 0))
+
+
+def _estimate(figure: Interval | None) -> float:
+    return 0.0 if figure is None else figure.estimate
 
 
 def in_short(rows: Sequence[AcceptanceRow]) -> str:
@@ -44,10 +48,9 @@ def in_short(rows: Sequence[AcceptanceRow]) -> str:
     best = best_row(rows)
     if best.tokens_per_iteration is None:
         return ""
-    text = f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
-    return (
-        text if best.expected_speedup is None else f"{text}, {best.expected_speedup:.2f}× expected"
-    )
+    text = f"{best.tokens_per_iteration.estimate:.2f} tokens per iteration at K={best.num_draft_tokens}"
+    speedup = best.expected_speedup
+    return text if speedup is None else f"{text}, {speedup.estimate:.2f}× expected"
 
 
 def acceptance_document(
@@ -57,7 +60,7 @@ def acceptance_document(
     best = best_row(rows)
     if best.tokens_per_iteration is None:
         return []
-    bounds = interval(best.tokens_per_iteration_low, best.tokens_per_iteration_high)
+    bounds = interval(best.tokens_per_iteration)
     about = (
         f"95 % interval {bounds} over {counted(len(texts), 'text')}"
         if bounds
@@ -73,7 +76,7 @@ def acceptance_document(
     document += [Line(text, "warning") for text in [off_policy(best)] if text]
     document.append(
         Line(
-            f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}   {about}",
+            f"{in_short(rows).partition(',')[0]}   {about}",
             "strong",
         )
     )
@@ -110,22 +113,18 @@ def off_policy(row: AcceptanceRow) -> str | None:
 
 def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
     """A line for each figure, a column for each K."""
-    lines = [("tokens", [f"{row.tokens_per_iteration:.2f}" for row in rows])]
+    lines = [("tokens", [f"{_estimate(row.tokens_per_iteration):.2f}" for row in rows])]
     lines.append(("accepted", [f"{row.acceptance_rate or 0:.0%}" for row in rows]))
     if rows[-1].expected_speedup is not None:
-        lines.append(("speed-up", [f"{row.expected_speedup:.2f}×" for row in rows]))
+        lines.append(("speed-up", [f"{_estimate(row.expected_speedup):.2f}×" for row in rows]))
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in rows))
     cells = tuple(TableRow((name, *values)) for name, values in lines)
     last = rows[-1]
     notes: tuple[str, ...] = ()
     if last.iteration_cost is not None:
         cost = f"{last.iteration_cost:.2f} target steps at K={last.num_draft_tokens}"
-        source = (
-            "at best, by the bytes that are read"
-            if last.cost_source == "bytes"
-            else f"by {last.cost_source}"
-        )
-        notes = (f"speed-up: {source}; an iteration costs {cost}",)
+        source = "bytes read" if last.cost_source == "bytes" else last.cost_source
+        notes = (f"speed-up at best, by {source}: an iteration costs {cost}",)
     return Table("by_k", "", columns, cells, notes=notes, look="plain")
 
 
@@ -217,14 +216,14 @@ def comparison(runs: Sequence[Run]) -> Document:
         lines = []
         for name, run in of_target.items():
             best = best_row(run.rows)
-            bounds = interval(best.tokens_per_iteration_low, best.tokens_per_iteration_high)
+            bounds = interval(best.tokens_per_iteration)
             cells = (
                 name,
                 best.num_draft_tokens,
-                best.tokens_per_iteration,
+                _estimate(best.tokens_per_iteration),
                 bounds,
                 best.iteration_cost,
-                best.expected_speedup,
+                _estimate(best.expected_speedup) or None,
             )
             lines.append(TableRow((*cells, _relative(ranked.get(name)))))
         lines.sort(key=lambda line: line.cells[5] or line.cells[2] or 0, reverse=True)
@@ -276,7 +275,7 @@ def _relative(ranked: Ranked | None) -> str:
     relative = ranked.relative_to_best
     if relative.estimate == 1:
         return "the best" if not relative.has_bounds else "1.00"
-    bounds = interval(relative.low, relative.high)
+    bounds = interval(relative)
     return f"{relative.estimate:.2f} ({bounds})" if bounds else f"{relative.estimate:.2f}"
 
 
