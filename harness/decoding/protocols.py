@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from harness.decoding.randomness import draw
-from harness.decoding.trees import Branch, TreeProposal, TreeShape
-from harness.decoding.verify import Verdict
-from harness.decoding.warp import AnyWarp
+    from harness.decoding.trees import Branch, TreeProposal, TreeShape
+    from harness.decoding.verify import Verdict
+    from harness.decoding.warp import AnyWarp
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Runner(Protocol):
         """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
         them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
         """
+        from harness.decoding.randomness import draw
+
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
     def decide(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
-import torch
 
-from harness.models.ranks import world
+from harness.config.machine import world
+
+if TYPE_CHECKING:
+    import torch
 
 # NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
 REASONS = {
@@ -78,6 +80,8 @@ def gpus_of(devices: Sequence[torch.device]) -> list[str]:
     places: Sequence[int] = [device.index or 0 for device in devices if device.type == "cuda"]
     if not places:
         return []
+    import torch
+
     if world().size > 1:
         places = range(world().size)
     try:

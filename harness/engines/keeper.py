@@ -10,17 +10,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.local.runner_choice import resolve
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening
 from harness.engines.registry import engine_of, pair_of
-from harness.models.case import Demand
 from harness.models.devices import release_memory
-from harness.runners.graphs import GraphRecorder
+
+if TYPE_CHECKING:
+    from harness.models.case import Demand
 
 
 class PairKeeper:
@@ -60,6 +61,8 @@ class PairKeeper:
         A pair that is loaded stays, unless this run on its own would place it elsewhere, or not at
         all.
         """
+        from harness.engines.local.runner_choice import resolve
+
         planned = self.plan(settings)
         if self._placed is None or not self._placed.suits(demand, force=settings.force):
             self._let_go()
@@ -124,6 +127,10 @@ class PairKeeper:
 
     def needs_new_process(self) -> bool:
         """Whether the capture of a CUDA graph failed, after which this process should not go on."""
+        if self._placed is None:
+            return False  # as with an engine elsewhere, for which torch need not be imported
+        from harness.runners.graphs import GraphRecorder
+
         return GraphRecorder.has_failed
 
 

@@ -11,34 +11,30 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
-
-import torch
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.drafting.heads.blocks import Head
-from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.drafting.registry import method_of
-from harness.drafting.translated import Translation
-from harness.drafting.translation import how_to_translate
-from harness.models.case import Case, Demand, Memory, Placement, effective_placement
-from harness.models.checkpoints import Checkpoint, ReadCheckpoint, read_checkpoint
 from harness.models.devices import free_memory, visible_gpus
-from harness.models.loading import LoadedModel, PlacedModel
-from harness.models.meta import sketch_model
-from harness.models.quantization import check_quantizer, refuse_second_quantization, resolve_dtype
 from harness.models.quiet import quiet_libraries
-from harness.models.random_weights import random_checkpoint, random_tokenizer
-from harness.models.ranks import join
-from harness.models.remedies import advice_on_8bit, fit_or_explain
-from harness.models.sketch import Sketch
 from harness.models.tokenizers import load_tokenizer, max_context, vocabulary_size
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.drafting.heads.blocks import Head
+    from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.drafting.translated import Translation
+    from harness.models.case import Case, Demand, Memory, Placement
+    from harness.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.models.loading import LoadedModel, PlacedModel
+    from harness.models.sketch import Sketch
 
 # How a draft with another tokenizer is used, for the line that describes the pair.
 _TRANSLATIONS = {
@@ -140,6 +136,8 @@ class SketchedPair:
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
+        from harness.models.case import Case
+
         return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:
@@ -205,6 +203,8 @@ class PlannedPair(SketchedPair):
         Raises:
             RunError: the pair does not fit; the message says what would.
         """
+        from harness.models.remedies import fit_or_explain
+
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.case(free, demand), force=force)
         return PlacedPair(**vars(self), placements=placements, free=free)
@@ -224,6 +224,8 @@ class PlacedPair(PlannedPair):
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
+        from harness.models.remedies import fit_or_explain
+
         try:
             placements = fit_or_explain(self.case(self.free, demand), force=force)
         except RunError:
@@ -234,6 +236,8 @@ class PlacedPair(PlannedPair):
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
+        from harness.models.loading import PlacedModel
+
         # A head has a sketch without a checkpoint.
         parts = zip(self.checkpoints, self.sketches, self.placements, strict=False)
         return [PlacedModel(*part) for part in parts]
@@ -255,11 +259,15 @@ class PlacedPair(PlannedPair):
 
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
+        import torch
+
         cpu = cpu_name() or "unknown CPU"
         return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
 
     def describe(self) -> str:
         """The decisions, for the user: one line per model."""
+        from harness.models.remedies import advice_on_8bit
+
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if self.translation is not None:
@@ -282,6 +290,8 @@ class PlacedPair(PlannedPair):
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
+        from harness.models.ranks import join
+
         split = [placement for placement in self.placements if placement.split]
         if split:
             join(split[0].devices[0], split[0].num_ranks)
@@ -317,6 +327,12 @@ def plan_pair(
         SettingError: a setting that cannot hold for these models.
         RunError: a repository out of reach, a library that is missing or fails.
     """
+    import torch
+
+    from harness.drafting.translation import how_to_translate
+    from harness.models.quantization import check_quantizer
+    from harness.models.random_weights import random_tokenizer
+
     quiet_libraries()
     gpus: set[int] = set()
 
@@ -362,6 +378,12 @@ def sketch_pair(
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
+    from harness.models.case import effective_placement
+    from harness.models.checkpoints import read_checkpoint
+    from harness.models.meta import sketch_model
+    from harness.models.quantization import refuse_second_quantization, resolve_dtype
+    from harness.models.random_weights import random_checkpoint
+
     if weights == "random":
         read: ReadCheckpoint = random_checkpoint
     else:
@@ -396,7 +418,7 @@ def plan_tokenizer(target: ModelSettings) -> PlannedPair:
     """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError
     without one.
     """
-    quiet_libraries()
+    quiet_libraries(loads_weights=False)
     tokenizer = load_tokenizer(target)
     return PlannedPair(
         checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]

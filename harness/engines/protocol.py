@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
@@ -21,6 +19,10 @@ from harness.engines.energy import gpus_of
 from harness.engines.local.stopwatches import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counted
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

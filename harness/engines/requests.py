@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.decoding.protocols import Iteration, Origin
-from harness.decoding.trees import Branch
 from harness.engines.server.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.percentiles import percentile_columns
+
+if TYPE_CHECKING:
+    from harness.decoding.trees import Branch
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.

@@ -15,11 +15,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from harness.engines.pair import PlacedPair
+    from harness.engines.pair import PlacedPair
 
 # Bytes of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
@@ -84,6 +85,8 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
+    import torch
+
     roofs = []
     for model in placed.models:
         placement = model.placement
@@ -120,6 +123,7 @@ def copy_bandwidth(device: torch.device) -> float | None:
 
 @functools.cache
 def _measure(device: torch.device) -> float:
+    import torch
     from torch.utils.benchmark import Timer  # its import looks for a GPU
 
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
@@ -17,6 +15,9 @@ from harness.measuring.progress import say
 from harness.models.tokenizers import encode_prompts, uses_template
 from harness.prompts.prompt_files import fetched_commit
 from harness.prompts.sets import Prompt, PromptSet, listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Tokens by which an answer may grow when it is read again as text.
 _MARGIN = 8

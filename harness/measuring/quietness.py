@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 
-from harness.config.machine import num_usable_cores
+from harness.config.machine import num_usable_cores, world
 from harness.engines.energy import throttle_reasons
 from harness.measuring.pace import load_average, load_in_words
-from harness.models.ranks import world
 
 # After this many seconds a run says so if it has less than this share of the processor time that it
 # asks for.

@@ -8,9 +8,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import cpu_name, gpu_names
@@ -24,8 +22,6 @@ from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import say
 from harness.measuring.weight_columns import identity_columns, placed_columns
-from harness.models.case import Demand
-from harness.models.failures import as_run_error
 from harness.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -33,6 +29,11 @@ from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.models.case import Demand
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -89,6 +90,8 @@ class Session:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except Exception as exception:
+            from harness.models.failures import as_run_error
+
             explained = as_run_error(exception)
             self.status = "failed"
             self.error = " ".join(str(explained or exception or type(exception).__name__).split())
@@ -204,6 +207,8 @@ class Session:
         if advice is not None:
             say(advice)
         if engine.loads_pair:
+            from harness.models.case import Demand
+
             demand = Demand(
                 batch_size,
                 prompt_tokens,

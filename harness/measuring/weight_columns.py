@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from harness.config.run import RunSettings
-from harness.engines.pair import PlacedPair
 from harness.results.weights import weights_identity
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.engines.pair import PlacedPair
 
 
 def identity_columns(settings: RunSettings) -> dict[str, str | None]:

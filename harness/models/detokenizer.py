@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A character has at most four bytes, so at most four tokens hold it. The fourth may begin another
 # character, which needs up to three more. What is still broken then will never be whole.

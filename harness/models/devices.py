@@ -1,18 +1,23 @@
-"""The GPUs that may be used, and the free memory on them and in main memory."""
+"""The GPUs that may be used, and the free memory on them and in main memory.
+
+Imports torch in functions alone: an engine without devices here does not wait for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from harness.config.errors import RunError, SettingError
+from harness.config.machine import world
 from harness.config.settings import PlacementSettings
-from harness.models.failures import as_run_error, first_line
-from harness.models.ranks import sum_over_ranks, world
-from harness.models.sketch import Device
-from harness.runners.graphs import GraphRecorder
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.models.sketch import Device
 
 # `segment_pool_id` of the memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
@@ -30,6 +35,10 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
     """
     if placement.strategy == "cpu":
         return []
+    import torch
+
+    from harness.models.failures import as_run_error, first_line
+
     count = torch.cuda.device_count()
     if count == 0:
         return []
@@ -53,6 +62,8 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
     Unused memory in torch's cache counts as free. Without any GPU in `gpus`, CUDA does not start.
     """
+    import torch
+
     free: dict[Device, int] = {}
     for gpu in gpus:
         cached = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
@@ -63,8 +74,12 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
 def synchronize(devices: Sequence[torch.device]) -> None:
     """Wait until every GPU among `devices` has finished its queue."""
-    for device in _gpus(devices):
-        torch.cuda.synchronize(device)
+    gpus = _gpus(devices)
+    if gpus:
+        import torch
+
+        for device in gpus:
+            torch.cuda.synchronize(device)
 
 
 def release_memory(devices: Sequence[torch.device]) -> None:
@@ -72,14 +87,24 @@ def release_memory(devices: Sequence[torch.device]) -> None:
 
     Not after a failed capture, which torch's allocator takes for one that goes on: it would fail.
     """
-    if _gpus(devices) and not GraphRecorder.has_failed:
+    if not _gpus(devices):
+        return
+    import torch
+
+    from harness.runners.graphs import GraphRecorder
+
+    if not GraphRecorder.has_failed:
         torch.cuda.empty_cache()
 
 
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
     """Start a new period for `peak_memory_bytes`."""
-    for device in _gpus(devices):
-        torch.cuda.reset_peak_memory_stats(device)
+    gpus = _gpus(devices)
+    if gpus:
+        import torch
+
+        for device in gpus:
+            torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
@@ -91,12 +116,18 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     gpus = _gpus(devices)
     if not gpus:
         return None
+    import torch
+
+    from harness.models.ranks import sum_over_ranks
+
     allocated = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
     return sum_over_ranks(allocated + _memory_of_graphs(gpus))
 
 
 def _memory_of_graphs(gpus: Iterable[torch.device]) -> int:
     """Return the bytes in pools of captured graphs that torch does not count as allocated."""
+    import torch
+
     indices = {device.index or 0 for device in gpus}
     return sum(
         segment["total_size"] - segment["allocated_size"]

@@ -6,14 +6,12 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import huggingface_hub
 import psutil
-import torch
-import torch.distributed
-import transformers
 
 from harness.config.amounts import amount
 from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
@@ -27,11 +25,11 @@ _CUDA = {
         " (machine-install.sh installs it)"
     ),
     r"driver version is insufficient|driver on your system is too old": (
-        f"the NVIDIA driver is too old for this build of torch (CUDA {torch.version.cuda})\n"
+        "the NVIDIA driver is too old for this build of torch (CUDA {cuda})\n"
         "update the driver (machine-install.sh says how), or install torch for an older CUDA"
     ),
     r"no kernel image is available": (
-        f"this build of torch ({torch.__version__}) does not support this GPU: install one that"
+        "this build of torch ({torch}) does not support this GPU: install one that"
         " does\n(https://pytorch.org/get-started/locally)"
     ),
 }
@@ -68,7 +66,7 @@ _REPOSITORY = {
     "HfHubHTTPError": _REFUSED,
     "SafetensorError": "a weights file of {name} is damaged ({line}): fetch it again",
     "does not recognize this architecture": (
-        f"transformers {transformers.__version__} does not know the architecture of {{name}}: "
+        "transformers {transformers} does not know the architecture of {name}: "
         "pip install --upgrade transformers"
     ),
     "ignore_mismatched_sizes": (
@@ -85,6 +83,8 @@ def as_run_error(exception: BaseException) -> RunError | None:
     """
     if isinstance(exception, RunError):
         return exception
+    import torch.distributed  # it takes seconds, and an engine elsewhere needs none of it
+
     text = str(exception)
     ended = "gloo|Connection closed by peer"
     waited_for_rank = _matches(exception, torch.distributed.DistBackendError, ended)
@@ -107,7 +107,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
         return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
     for pattern, meaning in _CUDA.items():
         if re.search(pattern, text):
-            return RunError(meaning)
+            return RunError(meaning.format(cuda=torch.version.cuda, torch=torch.__version__))
     return None
 
 
@@ -154,7 +154,10 @@ def explain(
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
     line = first_line(exception)
-    explained = meaning.format(name=name, page=page, line=line, nor_here=nor_here)
+    known = version("transformers")
+    explained = meaning.format(
+        name=name, page=page, line=line, nor_here=nor_here, transformers=known
+    )
     error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
     return error_class(f"{role}: {explained}")
 

@@ -7,8 +7,8 @@ There is nothing to choose. A model whose own strategy is `tensor_parallel` is s
 from __future__ import annotations
 
 from harness.config.errors import SettingError
+from harness.config.machine import world
 from harness.models.case import Case, Memory, Placement
-from harness.models.ranks import world
 from harness.models.sketch import Device, Sketch
 
 

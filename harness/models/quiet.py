@@ -10,8 +10,6 @@ import sys
 import warnings
 from typing import Any
 
-import transformers
-
 # The start of a message by its logger. The user need do nothing about any of them.
 _FLOODS = {
     # From transformers' own assisted generation, about arguments that it adds itself.
@@ -46,7 +44,7 @@ def _matters(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_FLOODS.get(record.name, "\0"))
 
 
-def quiet_libraries() -> None:
+def quiet_libraries(*, loads_weights: bool = True) -> None:
     """Silence the known floods in this process; called by loading, any number of times.
 
     Progress bars of downloads and weight loading stay where stderr is a terminal.
@@ -56,9 +54,13 @@ def quiet_libraries() -> None:
     # The same message was a Python warning before bitsandbytes 0.50.
     for message in (_FLOODS["bitsandbytes.autograd._functions"], *_WARNINGS):
         warnings.filterwarnings("ignore", message=message)
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
-        # The bar of GGUF files ignores that switch.
+    if sys.stderr.isatty():
+        return
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    if loads_weights:
+        # The bar of GGUF files ignores that switch; to reach it imports torch.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             if not isinstance(gguf.tqdm, functools.partial):

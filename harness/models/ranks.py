@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from harness.config.errors import RunError
-from harness.config.machine import MEETING_FILE
+from harness.config.machine import MEETING_FILE, world
 from harness.models.failures import first_line
 from harness.runners import agreement
 from harness.runners.agreement import of_every_rank
@@ -32,18 +32,6 @@ from harness.runners.agreement import of_every_rank
 # Loading and compiling may take one rank minutes longer than another; a longer wait means a hung
 # process.
 _TIMEOUT = timedelta(minutes=10)
-
-
-class World(NamedTuple):
-    """This process among the ranks; without ranks it is the only one."""
-
-    rank: int
-    size: int
-
-
-def world() -> World:
-    """The rank of this process, and the number of ranks."""
-    return World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def join(device: torch.device, num_ranks: int) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
-from harness.models.checkpoints import Checkpoint, source_arguments
 from harness.models.failures import explained, first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from harness.models.checkpoints import Checkpoint
 
 # Messages with `role` and `content`.
 Chat = Sequence[Mapping[str, str]]
@@ -25,6 +30,8 @@ PADDING = 0.02
 
 # One of them is in every directory with a tokenizer.
 _TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
+# Names of the class that reads any `tokenizer.json`, before transformers 5 and since.
+_GENERAL_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Names that configurations have for the longest sequence.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -49,6 +56,13 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
         naming_setting = f"{role}.tokenizer"
+    tokenizer = _general_tokenizer(place)
+    if tokenizer is not None:
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    from harness.models.checkpoints import source_arguments
+
     try:
         return AutoTokenizer.from_pretrained(place.repository, **source_arguments(place))
     except Exception as exception:
@@ -65,6 +79,35 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
             cause += f" that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
+
+
+def _general_tokenizer(place: ModelSettings) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a Llama that declares transformers' general class, as Llama 3 does.
+
+    `AutoTokenizer` would take the same class, after importing torch and every configuration. None
+    where another class may be right, a repository was never fetched, or something fails, which
+    `AutoTokenizer` explains.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if place.gguf_file is not None:
+        return None
+    declared: dict[str, Any] = {}
+    try:
+        for name in ("config.json", "tokenizer_config.json"):
+            file: Any = Path(place.repository, name)
+            if not Path(place.repository).is_dir():
+                file = try_to_load_from_cache(place.repository, name, revision=place.revision)
+            declared |= json.loads(Path(file).read_text(encoding="utf-8"))
+        is_general = declared.get("tokenizer_class") in _GENERAL_CLASSES
+        if not is_general or declared.get("model_type") != "llama" or "auto_map" in declared:
+            return None
+        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
+            place.repository, revision=place.revision or "main"
+        )
+    except Exception:
+        return None
+    return tokenizer
 
 
 def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
@@ -103,10 +146,12 @@ def encode_prompts(
     if chat_template == "always" and not has_template:
         rule = "this model's tokenizer has none; use auto or never"
         raise SettingError("chat_template", rule, chat_template)
-    num_long = sum(len(chat) > 1 for chat in chats)
-    if chat_template == "auto" and not has_template and num_long:
-        chats_in_words = f"{num_long} of {len(chats)} prompts are chats of several messages"
+    long = [chat for chat in chats if len(chat) > 1]
+    if chat_template == "auto" and not has_template and long:
+        chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
         reason = f"this model's tokenizer has none, and {chats_in_words}"
+        if all(len(chat) == 2 and chat[0]["role"] == "system" for chat in long):
+            reason = "this model's tokenizer has none, which a system prompt needs"
         advice = "chat_template=never reads them as text"
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
     encoded: list[list[int]] = []

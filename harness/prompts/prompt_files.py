@@ -15,7 +15,6 @@ import numpy as np
 
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
-from harness.models.checkpoints import check_hub_access
 from harness.models.failures import explain, first_line
 
 # The number of a row, from 1, and the row.
@@ -49,6 +48,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     cached = _cached(settings, file)
     if cached is not None:
         return cached
+    from harness.models.checkpoints import check_hub_access
+
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.

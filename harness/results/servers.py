@@ -127,6 +127,8 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
         for path, names in _ABOUT.items():
             answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
+            if path == "/props":
+                models = [_with_context(model, answer) for model in models]
         metrics = _answer(root._replace(path=root.path + "/metrics").geturl(), key) or ""
     except _NO_ANSWER:
         return None
@@ -181,6 +183,15 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _with_context(model: ServedModel, props: dict[str, Any]) -> ServedModel:
+    """A model of llama.cpp, whose list has the context of its training, not that of a request."""
+    settings = props.get("default_generation_settings")
+    context = settings.get("n_ctx") if isinstance(settings, dict) else None
+    if model.context is not None or not isinstance(context, int) or context <= 0:
+        return model
+    return model._replace(context=context)
 
 
 def _models(body: str | None) -> list[ServedModel]:

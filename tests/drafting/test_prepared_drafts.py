@@ -59,7 +59,7 @@ def test_a_draft_with_another_tokenizer_draws_in_one_prepared_call(
         expected = decided(StaticRunner(draft), prompts)
         with monkeypatch.context() as patch:
             patch.setattr(StaticRunner, "draw", lambda *a: drawn_eagerly.append(a) or original(*a))
-            patch.setattr("harness.decoding.protocols.draw", lambda *a: drawn_eagerly.append(a))
+            patch.setattr("harness.decoding.randomness.draw", lambda *a: drawn_eagerly.append(a))
             assert decided(prepared, prompts) == expected
         assert not drawn_eagerly
 

@@ -32,10 +32,13 @@ class FakeArm(Arm):
 def run(stream: Callable[[Question], Iterator[Iteration]]) -> Generation:
     """Checks that devices are synchronised at both ends, and the tokens of every process after them."""
     calls: list[str] = []
+    engine = Engine()
+    engine.devices = [torch.device("cpu")]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(timing.devices, "synchronize", lambda devices: calls.append("synchronize"))
-        patched.setattr(timing, "check_agreement", lambda tokens: calls.append(f"check {tokens}"))
-        generation = generate(Engine(), FakeArm(stream), QUESTION)
+        check = "harness.models.ranks.check_agreement"
+        patched.setattr(check, lambda tokens: calls.append(f"check {tokens}"))
+        generation = generate(engine, FakeArm(stream), QUESTION)
     assert calls == ["synchronize", "synchronize", f"check {generation.tokens}"]
     return generation
 

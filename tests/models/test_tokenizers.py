@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -71,6 +73,22 @@ def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
     assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer"])
+def test_declared_classes_load_as_transformers_would_load_them(
+    save_model: SaveModel, model_type: str, name: str
+) -> None:
+    """Also where `AutoTokenizer`, which imports torch, is not asked."""
+    settings = save_model(model_type, tokenizer=make_tokenizer())
+    file = Path(settings.repository, "tokenizer_config.json")
+    declared = json.loads(file.read_text())
+    file.write_text(json.dumps(declared | {"tokenizer_class": name}))
+    tokenizer = load_tokenizer(settings)
+    same = AutoTokenizer.from_pretrained(settings.repository)
+    assert type(tokenizer) is type(same)
+    assert tokenizer("1 + 1 = 2, größer") == same("1 + 1 = 2, größer")
+
+
 def said(*texts: str) -> list[dict[str, str]]:
     """A chat in which user and assistant take turns."""
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -109,6 +127,13 @@ def test_a_chat_without_a_template_is_refused() -> None:
         encode_prompts(
             make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto"
         )
+
+
+def test_a_system_prompt_needs_a_template() -> None:
+    """A chat of a system prompt and one message is no chat of several messages to its user."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
+    with pytest.raises(SettingError, match="which a system prompt needs; chat_template=never"):
+        encode_prompts(make_tokenizer(), [chat, chat], "auto")
 
 
 @pytest.mark.parametrize(

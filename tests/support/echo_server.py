@@ -183,11 +183,14 @@ class EchoServer:
         versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
         if path in versions:
             about = {versions[path]: self.version, "started": self.started}
+            if self.dialect == "llama.cpp" and path == "/props":
+                about["default_generation_settings"] = {"n_ctx": self.context or 4096}
             told = {key: value for key, value in about.items() if value is not None}
             return (200, told) if told else (404, {})
         owned = {} if self.version is None else {"owned_by": owner}
+        context = None if self.dialect == "llama.cpp" else self.context
         models = [
-            {"id": name, "root": root, "max_model_len": self.context, **owned}
+            {"id": name, "root": root, "max_model_len": context, **owned}
             for name, root in self.models.items()
         ]
         return 200, {"object": "list", "data": models}

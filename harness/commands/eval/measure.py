@@ -115,7 +115,7 @@ class Evaluation(Experiment):
                     "prompts_digest": _digest(problems),
                     "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
-                for arm in self.settings.arms:
+                for arm in _arms(answers) or self.settings.arms:
                     rows.append(self._row(session, arm, answered, answers, columns))
         return rows
 
@@ -140,7 +140,8 @@ class Evaluation(Experiment):
         of_arm = [answers[problem.key][arm] for problem in answered]
         compared: dict[str, Any] = {}
         # Where an arm failed, the other may have done more work.
-        if arm != "regular" and answered and session.status != "failed":
+        has_regular = "regular" in _arms(answers)
+        if arm != "regular" and has_regular and answered and session.status != "failed":
             regular = [answers[problem.key]["regular"] for problem in answered]
             identical = [
                 mine.completion == theirs.completion
@@ -250,7 +251,7 @@ class Evaluation(Experiment):
     def _accuracies(self) -> str:
         """The accuracy of each arm so far: `regular 81.0%, speculative 80.5%`."""
         accuracies = []
-        for arm in self.settings.arms:
+        for arm in _arms(self.answers):
             correct = [by_arm[arm].correct for by_arm in self.answers.values()]
             accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
         return ", ".join(accuracies)
@@ -294,11 +295,12 @@ class Evaluation(Experiment):
         Of two answers the later one counts.
         """
         answers = _by_question(rows)
-        arms = set(self.settings.arms)
+        # Counted, because a server alone is either arm.
+        num_arms = len(self.settings.arms)
         return {
             problem.key: answers[problem.key]
             for problem in self.problems
-            if arms.issubset(answers.get(problem.key, ()))
+            if len(answers.get(problem.key, ())) == num_arms
         }
 
 
@@ -309,6 +311,10 @@ def _digest(problems: Sequence[Problem]) -> str:
     """12 hex digits of the texts of questions."""
     texts = "\n".join(problem.prompt for problem in problems)
     return hashlib.sha256(texts.encode()).hexdigest()[:12]
+
+
+def _arms(answers: StoredAnswers) -> list[str]:
+    return sorted({arm for by_arm in answers.values() for arm in by_arm})
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:

@@ -70,10 +70,7 @@ class Asking:
         self._prompt_set = prompt_set
         self._encoded = encoded
         self._again = asks_again(settings, prompt_set)
-        extra: Question | None = None
-        if engine.queues and (engine.has_rate or settings.batch_size > 1):
-            salts = ["extra"] * len(self.warmup.prompts)
-            extra = dataclasses.replace(self.warmup, salts=salts)
+        extra = extra_question(engine, settings.batch_size, self.warmup)
         parts = self._parts(engine)
         self.share_prompts = share_prompts(parts)
         for moment, part in enumerate(parts):
@@ -111,6 +108,17 @@ class Asking:
         if not engine.alternates or (len(engine.arms) == 1 and in_flight):
             return 1
         return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
+
+
+def extra_question(engine: Engine, batch_size: int, warmup: Question) -> Question | None:
+    """Prompts that keep up the load until the last answer has ended; None where there is no load.
+
+    Args:
+        warmup: the prompts that are not measured, which are asked again with another salt.
+    """
+    if not engine.queues or not (engine.has_rate or batch_size > 1):
+        return None
+    return dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
 
 
 def warmup_question(

@@ -19,7 +19,6 @@ from harness.commands.latency.figures.latency_columns import LatencyFigures
 from harness.commands.latency.figures.measured_arm import MeasuredArm
 from harness.commands.latency.figures.paired import paired_times
 from harness.commands.latency.figures.suspicion import suspicion
-from harness.commands.latency.profiling import profile_arms
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.run import latency_document
@@ -30,7 +29,6 @@ from harness.engines.checks.divergence import first_divergence
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
-from harness.engines.roofline import roofs
 from harness.engines.timing import Generation, generate
 from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.interleaving import Answers, ask_all
@@ -100,13 +98,11 @@ class Latency(Experiment):
 
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
-        arm = engine.arms[0]
-        if len(engine.arms) == 1 and arm.drafts:
-            # A server alone is measured as it is.
-            arm.name = "speculative"
+        # A server alone may be the speculative arm.
+        self.measured = self.figures.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
+        if "regular" not in self.measured:
             rule = "is that of the speed-up, which a server alone has not"
             require(settings.precision is None, "precision", rule, settings.precision)
-            self.measured = self.figures.arms = {arm.name: MeasuredArm(arm.name)}
         if settings.weights == "stored":
             self.figures.end_tokens = session.end_tokens()
         asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
@@ -130,6 +126,9 @@ class Latency(Experiment):
         self.figures.experts = experts_read(engine, example)
         self.figures.pass_ms = engine.pass_ms(example)
         if placed is not None:
+            from harness.commands.latency.profiling import profile_arms
+            from harness.engines.roofline import roofs
+
             # An average step reads the prompt and half of the new tokens.
             context = encoded.mean_length + settings.decoding.max_new_tokens / 2
             self.figures.roofs = roofs(placed, batch_size, round(context))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.latency.asking import question_of, warmup_question
+from harness.commands.latency.asking import extra_question, question_of, warmup_question
 from harness.commands.latency.figures.measured_arm import MeasuredArm
 from harness.commands.latency.figures.paired import paired_times
 from harness.commands.latency.repetition import Part, batches_to_ask, share_prompts
@@ -174,7 +174,7 @@ class Map(Experiment):
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
         say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
-        self._open(session, batch_size, encoded.longest, decoding)
+        engine = self._open(session, batch_size, encoded.longest, decoding)
         num_asked = self._num_asked(batch_size)
         num_prompts = min(num_asked, len(encoded.prompts))
         if num_prompts >= FEWEST_FOR_INTERVAL * batch_size:
@@ -185,6 +185,8 @@ class Map(Experiment):
         unused = prompt_set.first_unused(num_asked)
         asked = encoded.part(range(num_prompts))
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
+        extra = extra_question(engine, batch_size, warmup)
+        questions = [dataclasses.replace(question, extra=extra) for question in questions]
         answers = ask_all(
             session, questions, warmups=[warmup] * settings.num_warmup, allow_failures=True
         )

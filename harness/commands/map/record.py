@@ -73,6 +73,16 @@ class MapSettings(PromptedSettings):
         rule = f"must be null with engine={name}: a server drafts with a K of its own"
         numbers = self.draft_tokens
         require(engine.computes_here or numbers is None, "draft_tokens", rule, numbers)
+        # Of engines, servers alone have addresses.
+        url = getattr(self.engine, "url", None)
+        regular_url = getattr(self.engine, "regular_url", None)
+        one_name = getattr(self.engine, "regular_model", None) in (
+            None,
+            getattr(self.engine, "model", None),
+        )
+        rule = "must be another server than engine.url: a server over itself has no map"
+        has_two = regular_url is None or url != regular_url or not one_name
+        require(has_two, "engine.regular_url", rule, regular_url)
 
 
 class Map(Command):

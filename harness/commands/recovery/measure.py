@@ -92,8 +92,11 @@ class Recovery(Experiment):
 
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
+        arm = self.settings.arms[-1]
+        if session.engine is not None:
+            arm = session.engine.arms[-1].name  # of a server alone, known since it was asked
         common: dict[str, Any] = {
-            "arm": self.settings.arms[-1],
+            "arm": arm,
             "prompts_digest": self.prompt_set.digest,
         }
         if self.settings.load is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -275,7 +275,7 @@ def change_of_accuracy(sides: Sides) -> Compared:
     compared = sides.compared(_ACCURACY)
     correct_before = _correct(sides.before)
     correct_after = _correct(sides.after)
-    questions = sorted(set(correct_before) & set(correct_after))
+    questions = [question for question in correct_before if question in correct_after]
     if not questions:
         return replace(compared, reason="no question was answered on both sides")
     before = [correct_before[question] for question in questions]
@@ -392,13 +392,19 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
     return np.array([[values[unit] for unit in units] for values in runs])
 
 
-def _correct(runs: Sequence[Run]) -> dict[tuple[int, int], bool]:
-    """Whether the draft's arm, or the only one, was correct, by (seed, index) of the question."""
-    correct = {}
+def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:
+    """Whether the draft's arm, or the only one, was correct, by (seed, index) of the question.
+
+    Greedy answers to the same question are copies: by the question itself.
+    """
+    correct: dict[Hashable, bool] = {}
     for run in runs:
+        is_greedy = run.last.temperature == 0
         for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
             if answer.arm == run.last.arm:
-                correct[answer.seed, answer.prompt_index] = answer.correct
+                drawn = (answer.seed, answer.prompt_index)
+                question = (answer.a, answer.b, answer.source_row)
+                correct[question if is_greedy else drawn] = answer.correct
     return correct
 
 

@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Reference
 from harness.models.detokenizer import BROKEN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000

@@ -6,12 +6,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from harness.models.devices import synchronize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Replacing:
@@ -101,6 +102,8 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
     def mark(layer: Any, *_: Any) -> None:
         device = layer.weight.device
         if device.type == "cuda":
+            import torch
+
             marks.append(torch.cuda.Event(enable_timing=True))
             marks[-1].record(torch.cuda.current_stream(device))
         else:

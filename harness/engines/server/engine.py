@@ -18,9 +18,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
@@ -34,6 +32,9 @@ from harness.engines.server.identity import check_same_weights, choose_model
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 from harness.results.servers import ServedModel, ServerReport, server_report
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
 _FORMS = ((True, True), (False, True), (False, False))
@@ -124,6 +125,9 @@ class ServerEngine(Engine):
         except BaseException:
             self.close()
             raise
+        if len(self.arms) == 1 and self.arms[0].drafts:
+            # A server alone is measured as it is.
+            self.arms[0].name = "speculative"
         self.has_rate = settings.rate is not None
         self.reports_token_ids = all(arm.reports_token_ids for arm in self.arms)
         self.salts = all(arm.salts for arm in self.arms)

@@ -12,15 +12,16 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.server.chunks import check_length, check_usage, joined_surrogates, read_chunk
 from harness.engines.server.connection import closed_by_server, events, is_about_connections, sent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
 # are sent: each may take `engine.timeout_s`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import processes
 from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
@@ -64,6 +66,23 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     assert [server.most_in_flight for server in servers] == [3, 3]
 
 
+def test_a_run_that_only_sends_requests_waits_for_no_torch(tmp_path: Path, serve: Serve) -> None:
+    """torch and transformers' models take seconds to import, in a process that sends HTTP."""
+    script = """
+import sys
+from harness.cli import main
+try:
+    main()
+finally:
+    print({"torch", "transformers.configuration_utils"} & set(sys.modules))
+"""
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    command = [sys.executable, "-c", script, "latency", *QUICK, "decoding=greedy"]
+    done = processes.run(*serve(*servers), cwd=tmp_path, command=command)
+    assert mentions(done.stdout, "identical", "9 of 9")
+    assert done.stdout.endswith("set()\n")
+
+
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
     """Neither K nor what a draft of that name would be here; its name is the user's label."""
     servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
@@ -98,8 +117,11 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     assert set(results()["served_model"]) == {"tiny; other (/x/tiny_draft)"}
 
 
-def test_a_context_that_is_too_short_is_refused(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(), EchoServer(context=60)
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
+def test_a_context_that_is_too_short_is_refused(
+    harness: Harness, serve: Serve, dialect: str
+) -> None:
+    servers = EchoServer(), EchoServer(context=60, dialect=dialect)
     addresses = serve(*servers)
     refused = harness.refused("latency", *QUICK, *addresses, "decoding.max_new_tokens=30")
     assert mentions(refused, "decoding.max_new_tokens=30", "engine.url", "60 tokens")
@@ -118,6 +140,21 @@ def test_a_server_alone_that_speculates_is_a_speculative_arm(
     assert set(pd.read_csv(next(Path("outputs").rglob("*prompts.csv")))["arm"]) == {"speculative"}
     assert only("profile_export_speculative.jsonl").exists()
     assert "33" in harness("report").stdout
+
+
+def test_a_server_alone_that_speculates_is_the_same_arm_in_eval(
+    harness: Harness, serve: Serve
+) -> None:
+    addresses = serve(EchoServer(num_draft_tokens=4, version="1.0", started=100))
+    asked = ["eval", "engine=server", "num_prompts=4", "decoding.max_new_tokens=8", *addresses]
+    harness(*asked)
+    rows = results("eval")
+    assert set(rows["arm"]) == {"speculative"}
+    assert rows["acceptance_rate"].iloc[-1] == pytest.approx(1 / 3)
+    # Answers that are taken over say which arm it was, without a server that is asked.
+    harness(*asked)
+    again = results("eval").iloc[-1]
+    assert (again["arm"], again["num_resumed"]) == ("speculative", 4)
 
 
 def test_an_adapter_is_asked_by_its_name(

@@ -48,7 +48,7 @@ QUICK = [
 SERVER = [
     "engine=server",
     "engine.regular_url=http://localhost:1/v1",
-    "engine.url=http://localhost:1/v1",
+    "engine.url=http://localhost:2/v1",
 ]
 
 
@@ -146,23 +146,30 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
         sent = [(tuple(body["prompt"]), body.get("cache_salt")) for body in asked_of(server)]
         # No cell is answered from what another one, or its own warm-up, has left in a prefix cache.
         assert len(sent) == len(set(sent))
-        assert len({salt for _, salt in sent}) >= 3
+        salts = {str(salt) for _, salt in sent}
+        assert len(salts) >= 3
+        # Further requests keep two and four in flight until the last one of a lap has ended.
+        assert any("extra" in salt for salt in salts)
 
 
 def test_the_warm_up_reads_prompts_that_are_not_measured(harness: Harness) -> None:
     """A prefix cache would know them: the whole batch of the cell, if there is one alone."""
-    server = EchoServer()
+    servers = [EchoServer(version="1", num_draft_tokens=k) for k in (None, 4)]
     Path("five.txt").write_text("\n".join(f"{number} + 1 =" for number in range(5)))
-    with serving(server) as url:
-        addresses = [f"engine.regular_url={url}", f"engine.url={url}", "engine=server"]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}", "engine=server"]
         asked = ["prompts=./five.txt", "batch_sizes=[4]", "decoding.max_new_tokens=4"]
         quick = [argument for argument in QUICK if "num_warmup" not in argument]
         harness(*quick, *asked, *addresses)
-    asked_how_often = Counter(tuple(body["prompt"]) for body in asked_of(server))
-    measured = dict(asked_how_often.most_common(5))
-    # Of both arms a batch for the warm-up, and eight batches of five texts.
-    assert sum(measured.values()) == 2 * 8 * 4
-    assert asked_how_often.total() - sum(measured.values()) == 2 * 4
+    for server in servers:
+        asked_how_often = Counter(
+            tuple(body["prompt"]) for body in asked_of(server) if "extra" not in body["cache_salt"]
+        )
+        measured = dict(asked_how_often.most_common(5))
+        # A batch for the warm-up, and eight batches of five texts.
+        assert sum(measured.values()) == 8 * 4
+        assert asked_how_often.total() - sum(measured.values()) == 4
     assert list(results("map")["speedup_covers"]) == ["8 laps of the same texts"]
 
 
@@ -220,6 +227,10 @@ def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:
         (["draft=none"], "draft=none: must be set"),
         (["share=0"], "share=0.0: must be in (0, 1]"),
         (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
+        (
+            [*SERVER, "engine.url=http://localhost:1/v1"],
+            "engine.regular_url=http://localhost:1/v1: must be another",
+        ),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
         (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
     ],

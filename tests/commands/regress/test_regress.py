@@ -217,9 +217,22 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
     harness("regress", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
 
 
-def answer(run: str, index: int, correct: bool) -> AnswerRow:
+def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path) -> None:
+    """20 questions, each asked five times, are no 100 questions: `eval` counts them once."""
+    for name, limit in (("before", 12), ("after", 9)):
+        rows = eval_run(seeds=(0,), temperature=0)
+        append_rows(tmp_path / name / "eval.csv", rows)
+        (tmp_path / name / "environment.json").write_text("{}")
+        run = str(rows[0].run)
+        answers = [answer(run, index, index % 20 < limit, index % 20) for index in range(100)]
+        append_rows(tmp_path / name / "eval_prompts.csv", answers)
+    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    assert "cannot tell" in outcome.stdout
+
+
+def answer(run: str, index: int, correct: bool, operand: int = 1) -> AnswerRow:
     return AnswerRow(
-        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=1, expected="2", completion="2",
+        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=operand, expected="2", completion="2",
         answer="2", correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
         answered_at="2026-11-20T10:00:00+00:00",
     )  # fmt: skip
