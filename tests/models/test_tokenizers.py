@@ -79,10 +79,11 @@ def test_declared_classes_load_as_transformers_would_load_them(
     save_model: SaveModel, model_type: str, name: str
 ) -> None:
     """Also where `AutoTokenizer`, which imports torch, is not asked."""
-    settings = save_model(model_type, tokenizer=make_tokenizer())
-    file = Path(settings.repository, "tokenizer_config.json")
-    declared = json.loads(file.read_text())
-    file.write_text(json.dumps(declared | {"tokenizer_class": name}))
+    settings = save_model("llama", tokenizer=make_tokenizer())
+    changes = {"tokenizer_config": {"tokenizer_class": name}, "config": {"model_type": model_type}}
+    for stem, change in changes.items():
+        file = Path(settings.repository, f"{stem}.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
     tokenizer = load_tokenizer(settings)
     same = AutoTokenizer.from_pretrained(settings.repository)
     assert type(tokenizer) is type(same)
