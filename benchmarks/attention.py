@@ -1,10 +1,12 @@
-"""Attention of a few queries over long caches: four kernels against the least time that reading the cache takes.
+"""Attention of a few queries over long caches: five kernels against the least time that reading the cache takes.
 
     python benchmarks/attention.py [--slots 4096 16384 32768] [--batch 1 8] [--queries 1 5] [--out FILE]
 
 Rows have different lengths, as in a batch that speculates, so every kernel gets a mask, or makes one from the lengths:
 
-- packed: torch's scaled_dot_product_attention over packed heads that share keys, as `runners/attention.py` does;
+- packed: torch's scaled_dot_product_attention over packed heads that share keys, as `runners/attention.py` does, with
+  the kernel that torch prefers (cuDNN's on Hopper and Blackwell);
+- packed, without cuDNN: the same with torch's other kernels, on a GPU; runners take the faster of both;
 - enable_gqa: the same function, which shares keys between heads itself;
 - flex: torch's flex_attention, compiled for each shape, with a block mask from the lengths;
 - products: two matrix products around a softmax.
@@ -34,7 +36,7 @@ from torch.utils.benchmark import Timer
 
 from harness.engines.roofline import copy_bandwidth
 from harness.models.devices import synchronize
-from harness.runners.attention import packed_attention
+from harness.runners.attention import packed_attention, without_cudnn
 from harness.runners.graphs import GraphRecorder
 from harness.tables.table import Table
 
@@ -45,6 +47,8 @@ COLD_BYTES = {"cuda": 256 * 2**20, "cpu": 64 * 2**20}
 SECONDS = {"cuda": 0.05, "cpu": 0.2}
 # Of the norm: bfloat16 rounds scores and outputs.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+
+_NO_CUDNN = "packed, without cuDNN"
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
@@ -88,8 +92,12 @@ class Inputs:
 
     def kernels(self) -> dict[str, Callable[[], Kernel]]:
         """Functions that make them; keys and values [B, key heads, S, D] -> [B, heads, n, D]."""
+        others = (
+            {} if self.queries.device.type == "cpu" else {_NO_CUDNN: lambda: self._pack_otherwise}
+        )
         return {
             "packed": lambda: self._pack,
+            **others,
             "enable_gqa": lambda: self._share,
             "flex": self._flex,
             "products": lambda: self._multiply,
@@ -99,6 +107,10 @@ class Inputs:
         return packed_attention(torch.nn.Identity(), self.queries, keys, values, self.packed_mask)[
             0
         ].transpose(1, 2)
+
+    def _pack_otherwise(self, keys: Tensor, values: Tensor) -> Tensor:
+        with without_cudnn():
+            return self._pack(keys, values)
 
     def _share(self, keys: Tensor, values: Tensor) -> Tensor:
         return scaled_dot_product_attention(
@@ -174,9 +186,16 @@ def measure(shapes: Sequence[Shape], device: torch.device) -> list[dict[str, Any
     return lines
 
 
-def shapes(slots: Sequence[int], batches: Sequence[int], queries: Sequence[int]) -> list[Shape]:
-    """All combinations, with each of `HEADS`."""
-    return [Shape(*sizes, *heads) for heads, *sizes in product(HEADS, slots, batches, queries)]
+def shapes(
+    slots: Sequence[int],
+    batches: Sequence[int],
+    queries: Sequence[int],
+    heads: Sequence[tuple[int, int, int]] = HEADS,
+) -> list[Shape]:
+    """All combinations."""
+    return [
+        Shape(*sizes, *of_heads) for of_heads, *sizes in product(heads, slots, batches, queries)
+    ]
 
 
 def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import functools
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import common
 import torch
 from chain import link
 
+from harness.commands.latency.profiling import profile_arms
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
@@ -250,9 +253,11 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
             "draft_floor_ms": draft_roof.floor_ms,
             "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
             "peak_memory_bytes": max(peaks, default=0) or None,
+            "profile": profiles,
         }
         save([about, *lines_of(case, arms, seconds, options.tokens)])
 
+    profiles: dict[str, list[Any]] = {}
     seconds: dict[str, list[float]] = {}
     for seconds in common.turns(arms.contenders, questions):
         save_lines(seconds)
@@ -260,6 +265,14 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         for engine, arm, _ in arms.watched.values():
             generate(engine, arm, question)
     save_lines(seconds)
+    if arms.watched:
+        # The last runner's, which is the fastest; traces are too large to keep.
+        engine = [engine for engine, _, _ in arms.watched.values()][-1]
+        with tempfile.TemporaryDirectory() as traces:
+            tables = profile_arms(engine, questions[0], Path(traces))
+        for arm, profile in zip(engine.arms, tables, strict=True):
+            profiles[arm.name] = [row.cells for row in profile.rows]
+        save_lines(seconds)
 
 
 def lines_of(

@@ -42,9 +42,9 @@ TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Tab
     ),
     "tests": _tests_table,
     "slow-tests": _tests_table,
-    "commands": _commands_table,
-    "eagle3": _commands_table,
-    "recovery": _commands_table,
+    **dict.fromkeys(
+        ("profile", "no-cudnn", "pdl", "eagle3", "commands", "recovery"), _commands_table
+    ),
 }
 # On a GPU, and without one.
 MAIN_PAIRS = ("7B+llama_68m-batch1-k4", "tiny+tiny_draft-batch1-k4")
@@ -124,6 +124,10 @@ def report(results: Mapping[str, Result]) -> str:
             result = with_peers(name, results)
         if result.lines:
             parts.append(TABLES.get(name, pair_table)(result.about, result.lines))
+        for arm, kernels in result.about.get("profile", {}).items():
+            headings = ["kernel", "calls", "ms", "share"]
+            rows = [(key, calls, f"{ms:.2f}", f"{share:.1%}") for key, calls, ms, share in kernels]
+            parts.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))
     # A section of a page that has its own title.
     return "\n".join(
         f"#{line}" if line.startswith("#") else line

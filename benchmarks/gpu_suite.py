@@ -1,14 +1,23 @@
-"""The first thing to run on a GPU: tests, the command line, pairs of models, attention, against the targets to reach.
+"""The first thing to run on a GPU: pairs of models, the command line, attention, tests, against the targets to reach.
 
-With one 80 GB GPU, these calls; nothing needs to be installed or exported:
+With one 80 GB GPU, these calls; nothing needs to be exported:
 
     python benchmarks/gpu_suite.py --list --out DIR           # the plan, with minutes and results so far
     python benchmarks/gpu_suite.py --minutes 9 --out DIR      # what fits into 9 minutes; call it again and again
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
     python benchmarks/gpu_suite.py --readme DIR               # fills the GPU table of README.md
 
+The order is that of what one wants to know first: the main pair and its peer, where the time of its steps goes, then
+other kernels, sizes and heads, tests last. A machine that is lent for minutes comes back bare. Then bring the wheels
+of `scripts/collect_gpu_wheels.sh`, and carry two directories from call to call, without which every call begins with
+the first case: DIR, and DIR.inductor beside it, the compiler's cache (2 to 3 minutes of tuning for each pair). Take
+both home from DIR.tar.gz and DIR.inductor.tar.gz. Where a call has ten minutes, this leaves time for the archives:
+
+    python -m pip install --no-index --no-deps WHEELS/*.whl
+    python benchmarks/gpu_suite.py --minutes 8.5 --out results
+
 Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, and DIR/NAME.log all
-that it printed. A call with --minutes leaves everything in DIR.tar.gz, to carry home. A case that was cut off begins
+that it printed. A case that was cut off begins
 again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
 has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
@@ -19,6 +28,7 @@ has run. Without a GPU there is a small plan over the shipped pair.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -27,7 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,19 +109,35 @@ class SavedTests:
         return {"summary": ", ".join(counts), "failed": outcomes.count("failed")}
 
 
+def pytest_arguments(marks: str) -> list[str]:
+    """The arguments of pytest for what has these marks, where plugins and other tests' packages may be missing."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    marked = [str(file) for file in files if "mark.gpu" in file.read_text(encoding="utf-8")]
+    # The project's own options name plugins.
+    options = ["-o", "addopts=", "--continue-on-collection-errors", "--color=no", "--durations=10"]
+    return ["-v", "-m", marks, *options, *marked]
+
+
 def run_tests(marks: str, save: Save, done: Lines) -> None:
-    """Run what has these marks; tests that an earlier attempt ended are left out."""
+    """Run what has these marks; tests that an earlier attempt ended are left out.
+
+    Raises RuntimeError if not one test ran, so that nobody takes the case for done.
+    """
     os.chdir(ROOT)
     saved = SavedTests(save, done)
-    arguments = ["-m", marks, "-n", "0", "--color=no", "-v", "--durations=10"]
-    exit_code = pytest.main([*arguments, "tests"], plugins=[saved])
-    nothing_left = exit_code == pytest.ExitCode.NO_TESTS_COLLECTED and saved.lines
+    exit_code = pytest.main(pytest_arguments(marks), plugins=[saved])
+    if not saved.lines:
+        raise RuntimeError(f"no test ran: pytest ended with {int(exit_code)}")
+    nothing_left = exit_code == pytest.ExitCode.NO_TESTS_COLLECTED
     code = 0 if nothing_left and not saved.about()["failed"] else int(exit_code)
     save([saved.about() | {"exit_code": code}, *saved.lines])
 
 
 def run_commands(commands: Sequence[str], save: Save, done: Lines) -> None:
-    """Run the command line itself, and note each fallback that it says; what has a line is left out."""
+    """Run the command line itself, and note each fallback that it says; what has a line is left out.
+
+    Environment variables stand before a command, as in a shell.
+    """
     lines = [line for line in done if "command" in line]
     known = {line["command"] for line in lines}
     for command in commands:
@@ -123,10 +149,13 @@ def run_commands(commands: Sequence[str], save: Save, done: Lines) -> None:
 
 def _run_command(command: str) -> dict[str, Any]:
     print(f"$ harness {command}", flush=True)
+    words = command.split()
+    variables = list(itertools.takewhile(lambda word: "=" in word, words))
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "harness", *command.split()],
+        [sys.executable, "-u", "-m", "harness", *words[len(variables) :]],
         cwd=ROOT,
+        env=os.environ | dict(variable.split("=", 1) for variable in variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -141,20 +170,22 @@ def _run_command(command: str) -> dict[str, Any]:
         "exit_code": process.wait(),
         "seconds": time.perf_counter() - began,
         "fallbacks": [line for line in said if "it runs with runner=" in line],
-        "end": said[-40:],
+        "end": said[-120:],
     }
 
 
 def run_attention(save: Save, done: Lines) -> None:
+    """Two shapes of heads over a short and a long cache; shapes that an earlier attempt measured are left out."""
     on_gpu = torch.cuda.is_available()
     sizes = attention.default_sizes(on_gpu)
     if on_gpu:
-        sizes["slots"] = [256, 1024, 4096, 16_384]
+        sizes["slots"] = [256, 4096]
     device = torch.device("cuda" if on_gpu else "cpu")
-    lines: Lines = []
-    for shape in attention.shapes(*sizes.values()):
-        lines += attention.measure([shape], device)
-        save([{}, *lines])
+    lines = list(done)
+    for shape in attention.shapes(*sizes.values(), attention.HEADS[:2]):
+        if not any(asdict(shape).items() <= line.items() for line in lines):
+            lines += attention.measure([shape], device)
+            save([{}, *lines])
 
 
 def run_growth(save: Save, done: Lines) -> None:
@@ -182,34 +213,45 @@ def run_growth(save: Save, done: Lines) -> None:
             save([about, *lines])
 
 
-def peers(model: str, draft: str, minutes: float, linked: bool = True) -> list[Job]:
+def peers(model: str, draft: str, minutes: float, linked: bool = True) -> list[Case]:
     """Each of the peers as a case of its own."""
     return [Case(model, draft, minutes, peer=name, linked=linked) for name in PEERS]
 
 
-RANDOM = "weights=random decoding.synthetic_acceptance=0.8 num_prompts=4 dtype=bfloat16"
-GPU_COMMANDS = (
-    "latency draft=tiny_eagle3 num_prompts=8",
-    *(
-        f"latency model=7B draft=llama_68m {RANDOM} runner={runner}"
-        for runner in ("graphs", "graphs_only", "static")
-    ),
+RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
+MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
+# The table of its kernels shows where the time of a step goes.
+PROFILE = f"{MAIN} runner=graphs profile=true num_prompts=2"
+EAGLE = (
+    f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} profile=true"
+    " num_prompts=4"
 )
-EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM}"
+OTHER_COMMANDS = (
+    "latency draft=tiny_eagle3 num_prompts=8",
+    *(f"{MAIN} runner={runner} num_prompts=4" for runner in ("graphs_only", "static")),
+)
+PEER_CASES = {case.peer: case for case in peers("7B", "llama_68m", 1.5)}
+COMPILED_PEER = replace(PEER_CASES.pop("generate, static compiled cache"), minutes=3)
 GPU_JOBS: list[Job] = [
-    Other("tests", 8, partial(run_tests, "gpu and not slow")),
-    Other("commands", 8, partial(run_commands, GPU_COMMANDS)),
     Case("7B", "llama_68m", 5),
-    *peers("7B", "llama_68m", 2.5),
-    Case("7B_4bit", "llama_68m", 4),
-    Case("llama3.1_8B", "llama3.2_1B", 5),
-    Other("eagle3", 4, partial(run_commands, [EAGLE])),
-    Case("30B", "7B", 7),
+    PEER_CASES.pop("assisted, constant K"),
+    Other("profile", 1.5, partial(run_commands, [PROFILE])),
+    Other("no-cudnn", 1, partial(run_commands, [f"TORCH_CUDNN_SDPA_DEPRIORITIZED=1 {PROFILE}"])),
+    # Compiled and tuned once more, with the next kernel's prologue before the end of the last one.
+    Other("pdl", 2.5, partial(run_commands, [f"TORCHINDUCTOR_ENABLE_PDL=1 {PROFILE}"])),
+    COMPILED_PEER,
+    Case("7B_4bit", "llama_68m", 3),
+    Case("30B", "7B", 6),
+    Other("eagle3", 5, partial(run_commands, [EAGLE])),
     Case("7B", "llama_68m", 4, batch_size=16),
-    Other("attention", 4, run_attention),
-    Other("recovery", 6, partial(run_commands, ["recovery dtype=float32 runner=graphs_only"])),
-    Case("7B_8bit", "llama_68m", 4),
+    Case("llama3.1_8B", "llama3.2_1B", 4),
+    Other("attention", 2, run_attention),
+    Other("tests", 4, partial(run_tests, "gpu and not slow")),
+    Other("recovery", 4, partial(run_commands, ["recovery dtype=float32 runner=graphs_only"])),
+    *PEER_CASES.values(),
+    Case("7B_8bit", "llama_68m", 3),
     # Beyond an hour.
+    Other("commands", 6, partial(run_commands, OTHER_COMMANDS)),
     Other("growth", 4, run_growth),
     Case("7B", "llama_68m", 3, num_draft_tokens=8),
     Case("7B", "llama_68m", 3, num_draft_tokens=2),
@@ -278,8 +320,14 @@ def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) ->
             if job is jobs[0] or left >= 60 * job.minutes:
                 run_alone(job, left, options)
     finally:
-        shutil.make_archive(str(options.out), "gztar", options.out)
-        print(f"all results: {options.out}.tar.gz")
+        for directory in (options.out, inductor_cache(options.out)):
+            directory.mkdir(parents=True, exist_ok=True)
+            print(f"to take home: {shutil.make_archive(str(directory), 'gztar', directory)}")
+
+
+def inductor_cache(out: Path) -> Path:
+    """The directory of compiled and tuned kernels."""
+    return out.with_name(f"{out.name}.inductor")
 
 
 def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
@@ -294,7 +342,8 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             start_new_session=True,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ
+            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))}
+            | os.environ
             | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         )
         try:
@@ -323,7 +372,8 @@ def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the cases with their minutes")
     parser.add_argument("--case", choices=jobs, metavar="NAME")
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
-    parser.add_argument("--out", type=Path, help="directory of the results")
+    # Resolved, because tests run in the project's directory.
+    parser.add_argument("--out", type=lambda out: Path(out).resolve(), help="directory of results")
     parser.add_argument("--again", action="store_true", help="run cases even if they have a result")
     shown = "print the results in DIR as Markdown and end"
     parser.add_argument("--report", type=Path, metavar="DIR", help=shown)

@@ -92,6 +92,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     garbage.exempt_what_is_left()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
     """Let `time_limit` end a test that takes too long."""
     timer = threading.Timer(settings.timeout, time_limit.end, [item, settings])

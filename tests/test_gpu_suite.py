@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +82,57 @@ def test_a_case_that_was_cut_off_runs_once_more(suite: ModuleType, tmp_path: Pat
     found = suite.gpu_report.read(tmp_path, ["tests", "commands", "attention", "growth"])
     due = [name for name in (*found, "growth") if suite.is_due(name, found)]
     assert due == ["tests", "growth"]
+
+
+def test_tests_are_found_where_plugins_and_servers_are_missing(suite: ModuleType) -> None:
+    """As in the image of a GPU box: neither xdist nor pytest-timeout, uvicorn or pyte."""
+    script = """
+import sys
+import pytest
+sys.modules.update(dict.fromkeys(("xdist", "pytest_timeout", "uvicorn", "fastapi", "pyte")))
+sys.exit(pytest.main([*sys.argv[1:], "--collect-only", "-q"]))
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", script, *suite.pytest_arguments("gpu and not slow")],
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    num_collected, _ = re.search(r"(\d+)/(\d+) tests collected", shown.stdout).groups()
+    assert int(num_collected) > 30
+
+
+def test_a_case_of_tests_that_ran_none_is_no_success(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: pytest.ExitCode.INTERRUPTED)
+    with pytest.raises(RuntimeError, match="no test ran: pytest ended with 2"):
+        suite.run_tests("gpu", lambda lines: None, [])
+
+
+def test_results_are_where_they_were_asked_for(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tests change the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu_suite.py", "--out", "results"])
+    assert suite.options_from({}).out == tmp_path / "results"
+
+
+def test_a_command_has_its_environment_before_it(suite: ModuleType) -> None:
+    line = suite._run_command("PYTHONPROFILEIMPORTTIME=1 --version")
+    assert line["exit_code"] == 0
+    assert any(text.startswith("import time:") for text in line["end"])
+
+
+def test_what_one_wants_to_know_first_is_measured_first(suite: ModuleType) -> None:
+    first = [job.name for job in suite.GPU_JOBS][:3]
+    assert first == [PAIR, f"{PAIR}-assisted-constant-K", "profile"]
+    assert len({job.name for job in suite.GPU_JOBS}) == len(suite.GPU_JOBS)
+    assert len(suite.PEERS) == sum(job.name.startswith(f"{PAIR}-") for job in suite.GPU_JOBS) - 1
 
 
 def test_each_measurement_is_saved_and_a_failed_case_keeps_them(

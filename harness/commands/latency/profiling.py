@@ -20,8 +20,6 @@ from harness.tables.table import Column, Table, TableRow, number, percent
 
 # Tokens that are decoded: a few iterations say it all, and a trace of more takes long to open.
 NUM_TOKENS = 8
-# Rows of the table.
-_NUM_OPERATORS = 8
 
 
 def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Table]:
@@ -52,6 +50,7 @@ class _Watched:
     activities: Sequence[ProfilerActivity]
     heading: str
     self_time: str  # the attribute of an event, in microseconds
+    num_rows: int  # of the table
 
 
 _OPERATORS = _Watched(
@@ -60,6 +59,7 @@ _OPERATORS = _Watched(
     activities=[ProfilerActivity.CPU],
     heading="operator",
     self_time="self_cpu_time_total",
+    num_rows=8,
 )
 _KERNELS = _Watched(
     device="GPU",
@@ -67,6 +67,8 @@ _KERNELS = _Watched(
     activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
     heading="kernel",
     self_time="self_device_time_total",
+    # A layer alone has as many as a table for a CPU.
+    num_rows=25,
 )
 
 
@@ -87,7 +89,7 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
             events.append(event)
     total = sum(map(microseconds, events)) or 1.0
     rows = []
-    for event in sorted(events, key=microseconds, reverse=True)[:_NUM_OPERATORS]:
+    for event in sorted(events, key=microseconds, reverse=True)[: watched.num_rows]:
         time = microseconds(event)
         rows.append(TableRow((event.key, event.count, time / 1000, time / total)))
     columns = (
