@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config.run import RunSettings
@@ -105,6 +106,7 @@ class PairKeeper:
         say: Callable[[str], None],
         share_prefix: bool = False,
         fault: str = "none",
+        directory: Path = Path(),
     ) -> Engine:
         """Open the engine that the settings name. The arguments are those of `Opening`.
 
@@ -122,6 +124,7 @@ class PairKeeper:
             say=say,
             share_prefix=share_prefix,
             fault=fault,
+            directory=directory,
         )
         return engine_of(settings).open(opening)
 

@@ -213,6 +213,9 @@ class Engine:
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         served_model: the model that it was asked for, by its name there.
+        server_command: that started it here; of both, where the arms' differ.
+        num_blocks: how often each arm is started afresh, for one question each; 0 where they are
+            not.
         setup_seconds: what preparing took.
     """
 
@@ -228,6 +231,8 @@ class Engine:
     runner: str | None = None
     server: str | None = None
     served_model: str | None = None
+    server_command: str | None = None
+    num_blocks: int = 0
     setup_seconds: float | None = None
 
     @property
@@ -236,6 +241,9 @@ class Engine:
         machine.
         """
         return gpus_of(self.devices)
+
+    def begin_turn(self, arm: Arm) -> None:
+        """Prepare for the next question to an arm; an engine with blocks starts it afresh."""
 
     def is_loaded(self, arm: Arm) -> bool:
         """Whether the arm's weights are in memory. If not, it loads them and must warm up again."""

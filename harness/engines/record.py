@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from harness.config.engines import Abilities, EngineSettings
@@ -37,6 +38,7 @@ class Opening:
         say: shows the user a line.
         share_prefix: read the common beginning of a batch's prompts only once, if possible.
         fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
+        directory: of the run, for files of the engine's.
     """
 
     settings: RunSettings
@@ -48,6 +50,7 @@ class Opening:
     say: Callable[[str], None]
     share_prefix: bool = False
     fault: str = "none"
+    directory: Path = Path()
 
 
 class Addresses(NamedTuple):

@@ -62,6 +62,7 @@ def ask_all(
         for question, in_turn in zip(questions, _alternating(arms), strict=False):
             answers: Answers = {}
             for arm in in_turn:
+                engine.begin_turn(arm)
                 # Just before its question, because an engine may hold one arm at a time.
                 if arm.name not in warm or not engine.is_loaded(arm):
                     for warmup in warmups:

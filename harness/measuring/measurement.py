@@ -23,10 +23,10 @@ from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
+from harness.engines.server.identity import ServerReport, server_reports
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
-from harness.results.servers import ServerReport, server_reports
 from harness.results.weights import hub_commit
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)

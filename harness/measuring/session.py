@@ -261,6 +261,7 @@ class Session:
             say=say,
             share_prefix=share_prefix,
             fault=fault,
+            directory=self.directory,
         )
         return self.engine
 
@@ -381,6 +382,7 @@ class Session:
             columns["runner"] = self.engine.runner
             columns["server"] = self.engine.server
             columns["served_model"] = self.engine.served_model
+            columns["server_command"] = self.engine.server_command
             columns["setup_s"] = self.engine.setup_seconds
         if self.placed is not None:
             columns |= placed_columns(self.placed)

@@ -14,7 +14,7 @@ class Coverage(NamedTuple):
     """`15 prompts and 5 runs`, `8 laps of the same texts`, or `1 batch`.
 
     Attributes:
-        unit: `prompt`, `batch` or `lap`.
+        unit: one of `UNITS`.
         num_runs: None for one run.
         same_texts: whether units share prompts, so that the interval does not allow for others.
     """

@@ -146,6 +146,9 @@ class RunRow(Row):
     server: MaybeText = circumstance(
         "name and version of the server, as it says; of both, where the arms' differ"
     )
+    server_command: MaybeText = circumstance(
+        "command that started the server here; of both, where the arms' differ"
+    )
     served_model: MaybeText = circumstance(
         "name under which the server was asked for the model, and where its weights are if it says so;"
         " of both, where the arms' differ"

@@ -169,6 +169,8 @@ def why_no_interval(row: ComparedRow) -> str:
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
     if coverage is not None:
         unit = coverage.unit
+    if unit == "block":
+        return "no interval from one block; engine.blocks=4 has one"
     return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
 
 

@@ -125,7 +125,7 @@ def _settings(command: str, plain: dict[str, Any], sweep: Path | None) -> RunSet
         limit = settings.job_timeout_s
         if limit is not None:
             raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    elif not engine_of(settings).computes_here:
+    elif not engine_of(settings).computes_here and not getattr(settings.engine, "starts", False):
         _refuse_labels(manifest.varying, settings.engine.name)
     # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
     repeats = getattr(settings, "repeats", 1)

@@ -23,6 +23,7 @@ from harness.config.settings import (
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.records.server import ServerSettings
 from harness.engines.records.vllm import VllmSettings
+from harness.engines.server.identity import server_report
 from harness.measuring import measurement
 from harness.measuring.measurement import (
     Measurement,
@@ -31,7 +32,6 @@ from harness.measuring.measurement import (
     measurement_digest,
 )
 from harness.results.files import append_rows
-from harness.results.servers import server_report
 from harness.results.weights import weights_identity
 from some_settings import settings_of
 

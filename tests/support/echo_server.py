@@ -1,8 +1,10 @@
 """A small server with the OpenAI API, over real HTTP on this machine. It answers with tokens that count up from the
-last one of the prompt, as the servers of its `dialect` do. Also a program: `echo_server.py` prints its address."""
+last one of the prompt, as the servers of its `dialect` do. Also a program: `echo_server.py` prints its address, and
+takes the options of servers that the harness starts."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -363,7 +365,16 @@ def serving(server: EchoServer) -> Iterator[str]:
 
 
 async def _main() -> None:
-    listening = await asyncio.start_server(EchoServer().serve, "127.0.0.1", 0)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    # vLLM's, SGLang's and llama.cpp's words for K.
+    parser.add_argument("-k", "--speculative-num-steps", "--spec-draft-n-max", type=int, dest="k")
+    parser.add_argument("--speculative-config", type=json.loads, default={})
+    parser.add_argument("--delay", type=float, default=0.001)
+    asked, _ = parser.parse_known_args()
+    k = asked.k or asked.speculative_config.get("num_speculative_tokens")
+    server = EchoServer(num_draft_tokens=k, delay_s=asked.delay)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", asked.port)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
     await listening.serve_forever()
 

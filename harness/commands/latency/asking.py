@@ -103,6 +103,8 @@ class Asking:
         settings = self._settings
         if settings.laps != "auto":
             return settings.laps
+        if engine.num_blocks:
+            return engine.num_blocks
         # The last requests of a lap have fewer beside them, which one arm alone can do without.
         in_flight = settings.batch_size > 1 or engine.has_rate
         if not engine.alternates or (len(engine.arms) == 1 and in_flight):

@@ -103,11 +103,19 @@ class Latency(Experiment):
         if "regular" not in self.measured:
             rule = "is that of the speed-up, which a server alone has not"
             require(settings.precision is None, "precision", rule, settings.precision)
+        rule = "cannot end a run in blocks, whose number is engine.blocks"
+        require(
+            settings.precision is None or not engine.num_blocks,
+            "precision",
+            rule,
+            settings.precision,
+        )
         if settings.weights == "stored":
             self.figures.end_tokens = session.end_tokens()
         asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
         self.figures.units = asking.units
         self.figures.moments = asking.moments
+        self.figures.in_blocks = engine.num_blocks > 0
         self.figures.share_prompts = asking.share_prompts
         self.figures.salted = engine.salts
         self.figures.smaller_k_follow = smaller_k_follow(session.planned, settings)
@@ -267,7 +275,7 @@ class Latency(Experiment):
             asking.conversations.keep(answers)
 
         first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
-        times = paired_times(first, second, self.figures.units)
+        times = paired_times(first, second, self.figures.units, in_blocks=self.figures.in_blocks)
         self.figures.identical = times.speedup(*self.figures.resampling)
 
     def _check_batch(self) -> None:

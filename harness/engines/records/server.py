@@ -5,23 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
-from harness.config.settings import require
+from harness.config.settings import require, require_at_least
 from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.engines.record import Addresses, EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
+    from harness.config.settings import ModelSettings
     from harness.engines.protocol import Engine
 
 # The times that `engine.slo` may bound.
 SLO = ("ttft_ms", "itl_ms")
+ARMS = ("regular", "speculative")
+# Blocks where one arm after the other has the devices, and nothing else is said.
+BLOCKS = 4
+# Of the body of a request, what settings of other names decide.
+_SET_ELSEWHERE = {
+    "model": "engine.model",
+    "max_tokens": "decoding.max_new_tokens",
+    "max_completion_tokens": "decoding.max_new_tokens",
+    "temperature": "decoding.temperature",
+    "top_p": "decoding.top_p",
+    "top_k": "decoding.top_k",
+    "ignore_eos": "decoding.ignore_eos",
+    "seed": "seed",
+    **dict.fromkeys(("prompt", "messages"), "prompts"),
+}
+# And what the measurement needs as it is.
+_NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +61,23 @@ class ServerSettings(EngineSettings):
             own template and parsers; otherwise prompts are sent as token ids or text.
         slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
             first token, and on average for each token after it; None for no goodput.
-        metrics_url: the page of the server's Prometheus counters, where it is not /metrics or
-            /prometheus/metrics on the server itself (Dynamo: on the port of a worker).
+        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
+            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
+            pages, such as those of several workers, the counters are added up.
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
+        dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
+            `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
+        extra: further entries of every request's body: `{chat_template_kwargs: {enable_thinking: false}}`.
+        start: commands that start the server of each arm here, `{regular: ..., speculative: ...}`,
+            each a text or a list. `{port}`, `{model}`, `{draft}`, `{K}` and `{directory}` (the
+            run's) are filled in. They end with the run, however it ends.
+        flags: further arguments of the servers that are started here.
+        environment: variables of the servers that are started here, by name.
+        start_timeout_s: until a server that is started here must be ready.
+        blocks: how often each server is started, in turns on the same devices, where both at once
+            do not fit: a block is the unit of the interval. 0 starts both at once; `auto` is 0 where
+            memory holds both, else 4.
     """
 
     name: str = "server"
@@ -57,18 +89,69 @@ class ServerSettings(EngineSettings):
     timeout_s: float = 600.0
     chat: bool = False
     slo: Mapping[str, float] | None = None
-    metrics_url: str | None = None
+    metrics_url: tuple[str, ...] = ()
     api_key_variable: str | None = None
+    dialect: str | None = None
+    extra: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | None = None
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, Any] | None = None
+    start_timeout_s: float = 600.0
+    blocks: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        require(self.url is not None, "url", "must be set with engine=server", self.url)
+        self._check_start()
+        for name in self.extra or {}:
+            place = _SET_ELSEWHERE.get(name)
+            advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
+            is_free = place is None and name not in _NEEDED
+            require(is_free, "extra", advice, f"{{{name}: {(self.extra or {})[name]}}}")
         _check_url("url", self.url)
         _check_url("regular_url", self.regular_url)
-        _check_url("metrics_url", self.metrics_url)
+        for page in self.metrics_url:
+            _check_url("metrics_url", page)
         _check_slo(self.slo)
         require(self.timeout_s > 0, "timeout_s", "must be positive", self.timeout_s)
         rule = "must be positive, in requests per second"
         require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
+
+    def _check_start(self) -> None:
+        """Check what starts servers, or that there is an address."""
+        require(
+            (self.url is None) == bool(self.start),
+            "url",
+            "must be set with engine=server, or engine.start, and not both",
+            self.url,
+        )
+        for arm, command in (self.start or {}).items():
+            setting = f"start.{arm}"
+            require(arm in ARMS, "start", f"must have commands for {' and '.join(ARMS)}", arm)
+            is_list = isinstance(command, Sequence) and all(isinstance(one, str) for one in command)
+            require(is_list and bool(command), setting, "must be a command", command)
+            has_port = any("{port}" in part for part in command) or "{port}" in command
+            require(has_port, setting, "must say where {port} goes", command)
+        rule = "is for servers that the harness starts: engine.start, or engine=vllm_server"
+        if self.url is not None:
+            require(not self.flags, "flags", rule, self.flags)
+            require(not self.environment, "environment", rule, self.environment)
+            require(self.blocks == "auto", "blocks", rule, self.blocks)
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if self.blocks != "auto":
+            require_at_least(self, blocks=0)
+        rule = "must be positive"
+        require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
+
+    @property
+    def has_two(self) -> bool:
+        """Whether there is a server for each arm."""
+        return self.regular_url is not None or len(self.start or ()) == len(ARMS)
+
+    @property
+    def starts(self) -> bool:
+        """Whether the harness starts the servers."""
+        return self.url is None
 
 
 class Server(EngineRecord):
@@ -82,36 +165,43 @@ class Server(EngineRecord):
     takes_load = True
     # By flags that a server is started with; `advice` names them.
     has_synthetic_acceptance = True
-    default_draft = "server"
+    default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """Leave out the default draft where there is one address, and so only the regular arm.
 
         Whether that server speculates, and with what, is not known here.
         """
-        if _settings_of(run).regular_url is not None or run.draft is None:
+        if _settings_of(run).has_two or run.draft is None:
             return run
         rule = (
-            "needs engine.regular_url, a server without speculation to compare with; "
-            "engine.url alone is measured as it is"
+            "needs engine.regular_url (or engine.start.regular), a server without speculation to"
+            " compare with; one server alone is measured as it is"
         )
         require(run.draft.name == self.default_draft, "draft", rule, run.draft.name)
         return dataclasses.replace(run, draft=None)
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        has_two = _settings_of(run).regular_url is not None
+        settings = _settings_of(run)
+        has_two = settings.has_two
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
             "(draft=server)"
         )
         require(not has_two or run.draft is not None, "draft", rule, "none")
+        needs_draft = any("{draft}" in str(command) for command in (settings.start or {}).values())
+        is_named = run.draft is not None and run.draft.name != self.default_draft
+        rule = "must name what {draft} stands for in engine.start"
+        require(is_named or not needs_draft, "draft", rule, run.draft and run.draft.name)
         rule = "must be set for recovery, which compares with its texts"
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
-    def location(self, settings: Any) -> str:
-        """The address that rows show, of the server that speculates if there are two."""
-        return str(settings.url)
+    def location(self, settings: Any) -> str | None:
+        """The address that rows show, of the server that speculates if there are two; None for
+        servers that are started here.
+        """
+        return settings.url and str(settings.url)
 
     def addresses(self, settings: Any) -> Addresses:
         """Both addresses, the regular one first, and the variable with their API key."""
@@ -135,18 +225,153 @@ class Server(EngineRecord):
             f" or vLLM with {of_vllm} in --speculative-config"
         )
 
+    def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        """The command of each arm's server, with `{port}` in it; none for given addresses."""
+        from harness.engines.server.launch import filled
+
+        run = opening.settings
+        values: dict[str, object] = {"model": path_of(run.model), "directory": opening.directory}
+        if run.draft is not None:
+            values |= {"draft": path_of(run.draft), "K": run.decoding.num_draft_tokens}
+        commands = _settings_of(run).start or {}
+        return {arm: filled(commands[arm], values) for arm in ARMS if arm in commands}
+
+    def fit_together(self, opening: Opening) -> bool:
+        """Whether memory holds the servers of both arms. Of a command of the user's it is known
+        without a GPU alone, where servers take what they need.
+        """
+        from harness.config.machine import gpu_names
+
+        return not gpu_names()
+
     def open(self, opening: Opening) -> Engine:
         from harness.engines.server.engine import ServerEngine
+        from harness.engines.server.launch import Launch
 
+        run = opening.settings
+        settings = _settings_of(run)
+        num_blocks = 0
+        if settings.starts and run.draft is not None:
+            num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS
+            if settings.blocks == "auto" and self.fit_together(opening):
+                num_blocks = 0
+        environment = {name: str(value) for name, value in (settings.environment or {}).items()}
+        launches = {
+            arm: Launch(
+                [*command, *settings.flags],
+                environment,
+                opening.directory.resolve() / f"{arm}_server.log",
+                settings.start_timeout_s,
+            )
+            for arm, command in self.commands(opening, num_blocks).items()
+        }
         return ServerEngine(
-            _settings_of(opening.settings),
+            settings,
             opening.planned.tokenizer,
-            opening.settings.model,
+            run.model,
             opening.batch_size,
             opening.say,
             opening.longest_prompt,
             opening.decoding.max_new_tokens,
+            launches,
+            num_blocks,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings(ServerSettings):
+    """Settings of servers whose commands follow from those of the run.
+
+    Attributes:
+        program: that is started, where it is not found under its usual name: `/opt/bin/llama-server`,
+            or a command such as `python -m vllm.entrypoints.openai.api_server`.
+    """
+
+    program: str | None = None
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        given = ("url", "regular_url", "regular_model", "start", "metrics_url")
+        return [name for name in super().setting_names() if name not in given]
+
+    def _check_start(self) -> None:
+        for name in ("url", "regular_url", "start"):
+            rule = "is for engine=server; this engine starts its servers itself"
+            require(getattr(self, name) is None, name, rule, getattr(self, name))
+        self._check_numbers()
+
+    @property
+    def has_two(self) -> bool:
+        return True
+
+
+class StartedServer(Server):
+    """A kind of server that is started for each arm, by the settings of the run.
+
+    Attributes:
+        program: the usual command of it.
+    """
+
+    settings = PresetSettings
+    computes_here = True
+    has_synthetic_acceptance = False
+    default_draft = None
+    program: tuple[str, ...]
+
+    def adapted(self, run: RunSettings) -> RunSettings:
+        return run
+
+    def check(self, run: RunSettings) -> None:
+        EngineRecord.check(self, run)
+
+    def advice(self, run: RunSettings) -> str | None:
+        return None
+
+    def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        """The arguments of each arm's server, behind the program.
+
+        Raises:
+            SettingError: for what it cannot do.
+        """
+        raise NotImplementedError
+
+    def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        import shlex
+
+        settings = opening.settings.engine
+        assert isinstance(settings, PresetSettings)
+        program = shlex.split(settings.program) if settings.program else self.program
+        by_arm = self.arguments(opening, num_blocks)
+        return {arm: [*program, *by_arm[arm]] for arm in opening.settings.arms}
+
+    def fit_together(self, opening: Opening) -> bool:
+        """Whether memory holds weights and caches of both arms at once."""
+        from harness.models.devices import free_memory
+
+        planned = opening.planned
+        target, *others = planned.sketches
+        if planned.shared:
+            others.append(target)
+        num_slots = opening.batch_size * context_of(opening)
+        models = [target, target, *others]
+        needed = sum(model.weight_bytes + num_slots * model.cache_bytes for model in models)
+        free = free_memory(planned.gpus)
+        room = sum(free[gpu] for gpu in planned.gpus) if planned.gpus else free["cpu"]
+        reserve = 2e9 * opening.settings.placement.reserve_gb * max(1, len(planned.gpus))
+        return bool(needed + reserve <= room)
+
+
+def context_of(opening: Opening) -> int:
+    """The most tokens of a prompt with its answer and what is drafted beyond it."""
+    run = opening.settings
+    return opening.longest_prompt + opening.decoding.max_new_tokens + run.most_draft_tokens + 1
+
+
+def path_of(model: ModelSettings) -> str:
+    """The file or directory of a model here, or its name on the hub."""
+    if model.gguf_file is not None:
+        return str(Path(model.repository) / model.gguf_file)
+    return model.repository or model.name
 
 
 def _settings_of(run: RunSettings) -> ServerSettings:

@@ -13,7 +13,7 @@ from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.config.settings import DraftSettings, ModelSettings
+    from harness.config.settings import DraftSettings
     from harness.drafting.method import Method
     from harness.engines.protocol import Engine
 
@@ -65,9 +65,7 @@ class Vllm(EngineRecord):
             "engine.pipeline_parallel_size split a model"
         )
         require(run.placement == plain, "placement", rule, run.placement.strategy)
-        for role, model in (("model", run.model), ("draft", run.draft)):
-            if model is not None:
-                _check_weights(role, model)
+        check_weights(run)
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: VllmSettings) -> None:
         method.check_vllm(draft)
@@ -83,11 +81,14 @@ class Vllm(EngineRecord):
         return VllmEngine(opening)
 
 
-def _check_weights(role: str, model: ModelSettings) -> None:
+def check_weights(run: RunSettings) -> None:
     """Raise a SettingError for weights in a form that vLLM does not load."""
-    require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
-    rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
-    require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
+    for role, model in (("model", run.model), ("draft", run.draft)):
+        if model is None:
+            continue
+        require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
+        rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
+        require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
 
 
 RECORD = Vllm()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from harness.engines.requests import RequestRecord
-from harness.results.servers import page_of, start_time
+from harness.engines.server.dialects import known_counters
+from harness.engines.server.identity import page_of, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
 # `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
@@ -24,41 +25,6 @@ _ATTEMPTS = 3
 _RETRY_S = 0.1
 _POSITION = re.compile(r'position="(\d+)"')
 
-# Fields of `Counted` by the counters' names, without `_total`. Dynamo passes on those of its
-# engines.
-_NAMES = {
-    # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
-    "vllm:generation_tokens": "generated",
-    "vllm:num_preemptions": "preempted",
-    "vllm:prefix_cache_hits": "cached",
-    "vllm:time_to_first_token_seconds_count": "first_tokens",
-    "vllm:time_to_first_token_seconds_sum": "first_token_s",
-    "vllm:spec_decode_num_drafts": "drafts",
-    "vllm:spec_decode_num_draft_tokens": "proposed",
-    "vllm:spec_decode_num_accepted_tokens": "accepted",
-    "vllm:spec_decode_num_accepted_tokens_per_pos": "by_position",
-    # ggml-org/llama.cpp, pull request 26389
-    "llamacpp:tokens_predicted": "generated",
-    "llamacpp:spec_decode_num_drafts": "drafts",
-    "llamacpp:spec_decode_num_draft_tokens": "proposed",
-    "llamacpp:spec_decode_num_accepted_tokens": "accepted",
-    "llamacpp:spec_decode_num_accepted_tokens_per_pos": "by_position",
-    # SGLang: what it accepted follows from tokens and verifications.
-    "sglang:generation_tokens": "generated",
-    "sglang:spec_verify_calls": "drafts",
-    "sglang:cached_tokens": "cached",
-    "sglang:time_to_first_token_seconds_count": "first_tokens",
-    "sglang:time_to_first_token_seconds_sum": "first_token_s",
-    # TensorRT-LLM's names, which older versions of Dynamo prefix in another way.
-    "trtllm_spec_decode_num_draft_tokens": "proposed",
-    "trtllm_spec_decode_num_accepted_tokens": "accepted",
-    "trtllm:spec_decode_num_draft_tokens": "proposed",
-    "trtllm:spec_decode_num_accepted_tokens": "accepted",
-    # Our own `serve`.
-    "harness_tokens": "generated",
-    "harness_draft_tokens": "proposed",
-    "harness_accepted_draft_tokens": "accepted",
-}
 # Tokens of a request that a server may have counted when it is cancelled, and that did not arrive.
 _UNREAD = 16
 # Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
@@ -80,6 +46,7 @@ class Counted:
         first_tokens, first_token_s: requests that got their first token, and the sum of their times
             until then.
         restarts: of the server. Growth over one is not known.
+        running: requests that it answers now, or that wait.
     """
 
     generated: float | None = None
@@ -92,6 +59,7 @@ class Counted:
     first_tokens: float | None = None
     first_token_s: float | None = None
     restarts: int = 0
+    running: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -121,18 +89,22 @@ class Counted:
         return grown
 
 
-_COUNTERS = [each.name for each in fields(Counted) if each.name not in ("by_position", "restarts")]
+_NO_COUNTERS = ("by_position", "restarts", "running")
+_COUNTERS = [each.name for each in fields(Counted) if each.name not in _NO_COUNTERS]
 
 
 def read_counters(text: str) -> Counted:
     """The known counters of a page in Prometheus's format, summed over the server's engines."""
     counted = Counted()
+    names = known_counters()
     for name, labels, number in _SAMPLE.findall(text):
-        counter = _NAMES.get(name.removesuffix("_total"))
+        counter = names.get(name.removesuffix("_total"))
         value = _number(number)
         if counter is None or value is None:
             continue
-        if counter != "by_position":
+        if counter == "running":
+            counted.running = (counted.running or 0.0) + value
+        elif counter != "by_position":
             sample: dict[str, Any] = {counter: value}
             counted = counted.plus(Counted(**sample))
         elif position := _POSITION.search(labels):
@@ -149,13 +121,14 @@ class CounterPage:
     Args:
         url: of the server's API.
         key: of the API; None without one.
-        page: its address, where it is not below the server's own.
+        pages: their addresses, where they are not below the server's own. Counters of several
+            are added up.
     """
 
-    def __init__(self, url: str, key: str | None, page: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None, pages: Sequence[str] = ()) -> None:
         root = url.rstrip("/").removesuffix("/v1")
         self._key = key
-        self._candidates = [page] if page else [root + path for path in _PAGES]
+        self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counted | None = None
         self._num_missed = 0
         # A process that began after this one is a restart, and not another worker.
@@ -166,12 +139,14 @@ class CounterPage:
         again.
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
-            for url in self._candidates:
-                text = page_of(url, self._key) or ""
-                counted = read_counters(text)
-                if counted.is_known:
-                    self._candidates = [url]
-                    self._note_restart(counted, _number(start_time(text) or ""))
+            for pages in self._candidates:
+                texts = [page_of(url, self._key) for url in pages]
+                counted = read_counters("\n".join(text or "" for text in texts))
+                if counted.is_known and None not in texts:
+                    self._candidates = [pages]
+                    starts = [_number(start_time(text or "") or "") for text in texts]
+                    newest = max((start for start in starts if start is not None), default=None)
+                    self._note_restart(counted, newest)
                     self._last = counted
                     return counted
             if self._last is not None:

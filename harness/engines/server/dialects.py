@@ -1,68 +1,225 @@
-"""The parameters beyond OpenAI's API with which each kind of server is asked.
+"""Kinds of servers, one record each: how they describe themselves, what their requests look like,
+and what they count.
 
-A kind is known by `owned_by` of the first model in the server's list: `vllm`, `llamacpp`,
-`harness`.
+A kind is known by `owned_by` of the first model in the server's list. `engine.dialect` names another
+one: `./my_server.py:MINE` is a `Dialect` in a file of the user's, and installed packages may bring
+some (entry point group `harness.dialects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-# Servers whose requests have a `cache_salt`: a prefix cache answers those with an equal one alone.
-_SALTED = ("vllm", "sglang", "tensorrt_llm")
-_LLAMA_CPP = "llamacpp"
-# Servers that end an answer at any of `stop_token_ids`.
-_STOP_AT_TOKENS = (*_SALTED, "harness")
+from harness.config.registry import Record, Registry
+
 # OpenAI's API takes no more texts to stop at.
 _MOST_STOPS = 4
-# llama.cpp's own names.
-_LLAMA_CPP_NAMES = {"repetition_penalty": "repeat_penalty"}
-_LLAMA_CPP_PARAMETERS: Mapping[str, Any] = {
-    # Each event then has the id of its token.
-    "verbose": True,
-    # By default the temperature comes last, so that top-p cuts another distribution.
-    "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+_LONGEST_VERSION = 60
+
+
+@dataclass(kw_only=True)
+class Dialect(Record):
+    """One kind of server.
+
+    Attributes:
+        name: `owned_by` of its models.
+        title: its name in tables.
+        about: pages where it describes itself, with the keys of what does not change while it runs.
+        version: page and key of its version, `/version version`.
+        salt: parameters that keep a prefix cache from answering a request that was sent under
+            another salt; `{salt}` stands for it. None where no parameter is known.
+        stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
+        words: its names of parameters, by vLLM's.
+        parameters: further ones of every request.
+        penalised_tokens: its parameter for the number of last tokens that penalties count; they then
+            count those of the prompt, too. None where they count all new tokens.
+        seeded: whether requests have the random numbers of `engine=local`.
+        counters: fields of `Counted` by the names of its counters, without `_total`.
+    """
+
+    name: str
+    title: str
+    about: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    version: str = ""
+    salt: Mapping[str, Any] | None = None
+    stops_at_tokens: bool = False
+    words: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    penalised_tokens: str | None = None
+    seeded: bool = False
+    counters: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, about: Mapping[str, Any]) -> str:
+        """`vLLM 0.32.0`, or the title alone where the version is not known.
+
+        Args:
+            about: what a server reports of itself, by page and key.
+        """
+        version = about.get(self.version)
+        if not isinstance(version, str) or not version.isprintable():
+            return self.title
+        return f"{self.title} {version[:_LONGEST_VERSION]}".strip()
+
+    def salted(self, salt: str) -> dict[str, Any]:
+        """The parameters with this salt."""
+        return {
+            name: salt if value == "{salt}" else value for name, value in (self.salt or {}).items()
+        }
+
+    def stops(self, ends: Sequence[str]) -> dict[str, Any]:
+        """The parameter for texts that end an answer, if it takes no `stop_token_ids`."""
+        if not ends or self.stops_at_tokens:
+            return {}
+        return {"stop": list(ends[:_MOST_STOPS])}
+
+    def in_its_words(self, parameters: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
+        """Parameters by vLLM's names, renamed, and those by which it understands them alike.
+
+        Args:
+            num_tokens: of the prompt and the longest answer.
+        """
+        renamed = {self.words.get(name, name): value for name, value in parameters.items()}
+        penalised = {self.penalised_tokens: num_tokens} if self.penalised_tokens else {}
+        return {**self.parameters, **penalised, **renamed}
+
+
+UNKNOWN = Dialect(name="", title="")
+
+_BUILT_IN = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            name="vllm",
+            title="vLLM",
+            about={"/version": ("version",)},
+            version="/version version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
+                "vllm:num_requests_running": "running",
+                "vllm:num_requests_waiting": "running",
+                "vllm:generation_tokens": "generated",
+                "vllm:num_preemptions": "preempted",
+                "vllm:prefix_cache_hits": "cached",
+                "vllm:time_to_first_token_seconds_count": "first_tokens",
+                "vllm:time_to_first_token_seconds_sum": "first_token_s",
+                "vllm:spec_decode_num_drafts": "drafts",
+                "vllm:spec_decode_num_draft_tokens": "proposed",
+                "vllm:spec_decode_num_accepted_tokens": "accepted",
+                "vllm:spec_decode_num_accepted_tokens_per_pos": "by_position",
+            },
+        ),
+        Dialect(
+            name="llamacpp",
+            title="llama.cpp",
+            about={"/props": ("build_info", "model_path", "total_slots", "chat_template")},
+            version="/props build_info",
+            salt={"cache_prompt": False},
+            words={"repetition_penalty": "repeat_penalty"},
+            parameters={
+                # Each event then has the id of its token.
+                "verbose": True,
+                # By default the temperature comes last, so that top-p cuts another distribution.
+                "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            },
+            # By default penalties count the last 64 tokens alone.
+            penalised_tokens="repeat_last_n",
+            counters={  # ggml-org/llama.cpp, pull request 26389
+                "llamacpp:requests_processing": "running",
+                "llamacpp:requests_deferred": "running",
+                "llamacpp:tokens_predicted": "generated",
+                "llamacpp:spec_decode_num_drafts": "drafts",
+                "llamacpp:spec_decode_num_draft_tokens": "proposed",
+                "llamacpp:spec_decode_num_accepted_tokens": "accepted",
+                "llamacpp:spec_decode_num_accepted_tokens_per_pos": "by_position",
+            },
+        ),
+        Dialect(
+            name="sglang",
+            title="SGLang",
+            about={"/server_info": ("version", "model_path", "speculative_algorithm")},
+            version="/server_info version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            counters={  # what it accepted follows from tokens and verifications
+                "sglang:num_running_reqs": "running",
+                "sglang:num_queue_reqs": "running",
+                "sglang:generation_tokens": "generated",
+                "sglang:spec_verify_calls": "drafts",
+                "sglang:cached_tokens": "cached",
+                "sglang:time_to_first_token_seconds_count": "first_tokens",
+                "sglang:time_to_first_token_seconds_sum": "first_token_s",
+            },
+        ),
+        Dialect(
+            name="tensorrt_llm",
+            title="TensorRT-LLM",
+            about={"/version": ("version",)},
+            version="/version version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            counters={  # which older versions of Dynamo prefix in another way
+                "trtllm_spec_decode_num_draft_tokens": "proposed",
+                "trtllm_spec_decode_num_accepted_tokens": "accepted",
+                "trtllm:spec_decode_num_draft_tokens": "proposed",
+                "trtllm:spec_decode_num_accepted_tokens": "accepted",
+            },
+        ),
+        Dialect(
+            name="harness",
+            title="harness",
+            about={"/version": ("version", "started")},
+            version="/version version",
+            salt={},  # it caches nothing between requests
+            stops_at_tokens=True,
+            seeded=True,
+            counters={
+                "harness_tokens": "generated",
+                "harness_draft_tokens": "proposed",
+                "harness_accepted_draft_tokens": "accepted",
+            },
+        ),
+    )
 }
 
 
-def past_the_cache(owned_by: str | None, salt: str) -> dict[str, Any] | None:
-    """Parameters that keep a prefix cache from answering a request that was sent under another
-    salt.
+class Dialects(Registry[Dialect]):
+    """The kinds of servers by name."""
 
-    None for a kind of server whose parameter is not known.
-    """
-    if owned_by in _SALTED:
-        return {"cache_salt": salt}
-    if owned_by == _LLAMA_CPP:
-        return {"cache_prompt": False}
-    # Our own server caches nothing between requests.
-    return {} if owned_by == "harness" else None
+    def _built_in(self) -> tuple[str, ...]:
+        return tuple(_BUILT_IN)
+
+    def _load(self, name: str) -> Dialect:
+        return _BUILT_IN[name] if name in _BUILT_IN else super()._load(name)
 
 
-def in_words_of(
-    owned_by: str | None, parameters: Mapping[str, Any], num_tokens: int
-) -> dict[str, Any]:
-    """Parameters by vLLM's names, renamed for a server, and those by which it understands them
-    alike.
+DIALECTS = Dialects("engine.dialect", Dialect, "harness.engines.server", "harness.dialects")
+
+
+def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:
+    """The dialect of a server by `owned_by` of its models; `UNKNOWN` for another one.
 
     Args:
-        num_tokens: of the prompt and the longest answer.
+        chosen: a name that counts instead, `engine.dialect`.
     """
-    if owned_by != _LLAMA_CPP:
-        return dict(parameters)
-    renamed = {_LLAMA_CPP_NAMES.get(name, name): value for name, value in parameters.items()}
-    # By default penalties count the last 64 tokens alone.
-    return {**_LLAMA_CPP_PARAMETERS, "repeat_last_n": num_tokens, **renamed}
+    if chosen is not None:
+        return DIALECTS[chosen]
+    return DIALECTS[owned_by] if owned_by in DIALECTS.names() else UNKNOWN
 
 
-def stops(owned_by: str | None, ends: Sequence[str]) -> dict[str, Any]:
-    """The parameter for texts that end an answer, for servers that take no `stop_token_ids`."""
-    if not ends or owned_by in _STOP_AT_TOKENS:
-        return {}
-    return {"stop": list(ends[:_MOST_STOPS])}
+def known_counters() -> dict[str, str]:
+    """The counters of all kinds: Dynamo passes on those of its engines."""
+    return {
+        name: counted for one in DIALECTS.all().values() for name, counted in one.counters.items()
+    }
 
 
-def penalises_prompts(owned_by: str | None) -> bool:
-    """Whether presence and frequency penalties count the tokens of the prompt, too."""
-    return owned_by == _LLAMA_CPP
+def known_pages() -> dict[str, tuple[str, ...]]:
+    """The pages where servers of any kind describe themselves, with their keys."""
+    pages: dict[str, tuple[str, ...]] = {}
+    for one in DIALECTS.all().values():
+        for page, keys in one.about.items():
+            pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
+    return pages

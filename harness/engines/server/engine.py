@@ -14,8 +14,8 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,11 +27,16 @@ from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.server.connection import api_key, client_library, new_client
 from harness.engines.server.counters import Counted, CounterPage
-from harness.engines.server.dialects import penalises_prompts
-from harness.engines.server.identity import check_same_weights, choose_model
+from harness.engines.server.dialects import dialect_of
+from harness.engines.server.identity import (
+    ServedModel,
+    check_same_weights,
+    choose_model,
+    server_report,
+)
+from harness.engines.server.launch import Launch, StartedServer
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
-from harness.results.servers import ServedModel, ServerReport, server_report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,10 +50,13 @@ _PROBE_TOKENS = 8
 
 # Seconds without a token from any request after which a line says so.
 QUIET_S = 20.0
+# Seconds that a server may answer others before it is measured, and between two looks.
+_MOST_DRAINING_S = 10.0
+_DRAIN_LOOK_S = 0.05
 
 
 class ServerEngine(Engine):
-    """An `Engine` whose arms are two servers, or one.
+    """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
 
     Args:
         settings: of `engine=server`. `url` is the speculative arm if there is a `regular_url`, else
@@ -59,11 +67,14 @@ class ServerEngine(Engine):
             `rate`.
         say: called with a line when nothing arrives for long.
         longest_prompt, max_new_tokens: for which the servers must have room, in tokens.
+        launches: of servers that are started here, by arm.
+        num_blocks: how often each of these is started, to answer one question and be ended before
+            the other one starts; 0 for both at once.
 
     Raises:
         SettingError: the API key is not in the environment, the client is not installed, or a
             server does not serve the model or has too short a context.
-        RunError: a server does not answer.
+        RunError: a server does not answer, or does not start.
     """
 
     queues = True
@@ -77,85 +88,139 @@ class ServerEngine(Engine):
         say: Callable[[str], None] = lambda message: None,
         longest_prompt: int = 0,
         max_new_tokens: int = 0,
+        launches: Mapping[str, Launch] | None = None,
+        num_blocks: int = 0,
     ) -> None:
-        openai = client_library()
-        key = api_key("engine.api_key_variable", settings.api_key_variable)
-        # By the setting of its address, each server with the name of its model there.
-        servers = {"engine.url": (settings.url, settings.model)}
-        if settings.regular_url is not None:
-            name = settings.regular_model or settings.model
-            servers = {"engine.regular_url": (settings.regular_url, name), **servers}
-        reports = {setting: server_report(url, key) for setting, (url, _) in servers.items()}
-        models = {
-            setting: choose_model(reports[setting], model, name, setting, url)
-            for setting, (url, name) in servers.items()
-        }
-        if settings.model is None and settings.regular_model is None:
-            check_same_weights(list(models.values()))
-        for setting, served in models.items():
-            if longest_prompt + max_new_tokens > (served.context or math.inf):
-                url, _ = servers[setting]
-                context = f"{setting}={url} has a context of {served.context} tokens"
-                rule = f"leaves too little room: {context}, and a prompt has {longest_prompt}"
-                raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+        client_library()
+        self.key = api_key("engine.api_key_variable", settings.api_key_variable)
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.target = model
+        self.batch_size = batch_size
+        self.say = say
+        self.longest_prompt = longest_prompt
+        self.max_new_tokens = max_new_tokens
+        self.num_blocks = num_blocks
+        self.alternates = not num_blocks
+        self.has_rate = settings.rate is not None
         # A loop in a thread, because a notebook runs one in the caller's.
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self.arms: list[ServerArm] = []
-        for name, setting in zip(("regular", "speculative"), servers, strict=False):
-            url, _ = servers[setting]
+        if launches:
+            for name, launch in launches.items():
+                setting = f"engine.start.{name}"
+                self.arms.append(ServerArm(name, self, setting, settings.model, None, launch))
+        elif settings.regular_url is None:
+            self.arms.append(ServerArm("regular", self, "engine.url", settings.model, settings.url))
+        else:
+            name = settings.regular_model or settings.model
+            url = settings.regular_url
+            self.arms.append(ServerArm("regular", self, "engine.regular_url", name, url))
             self.arms.append(
-                ServerArm(
-                    name,
-                    setting,
-                    new_client(openai, url, key, settings.timeout_s),
-                    reports[setting],
-                    models[setting],
-                    tokenizer,
-                    settings,
-                    batch_size,
-                    self._loop,
-                    say,
-                )
+                ServerArm("speculative", self, "engine.url", settings.model, settings.url)
             )
         try:
-            for arm in self.arms:
-                arm.wait_for(asyncio.run_coroutine_threadsafe(arm.connect(), self._loop))
+            started = time.perf_counter()
+            first = self.arms[:1] if num_blocks else self.arms
+            for arm in first:
+                arm.launch()
+            for arm in first:
+                arm.identify()
+            self._check_weights()
+            for arm in first:
+                arm.connect()
+            if launches:
+                self.setup_seconds = time.perf_counter() - started
+            if num_blocks:
+                number = 2 * num_blocks
+                minutes = number * (self.setup_seconds or 0.0) / 60
+                say(
+                    f"engine.blocks={num_blocks}: each arm is started {num_blocks} times, one after"
+                    f" the other on the same devices; {number} starts take about {minutes:.1f} min"
+                )
         except BaseException:
             self.close()
             raise
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.
             self.arms[0].name = "speculative"
-        self.has_rate = settings.rate is not None
-        self.reports_token_ids = all(arm.reports_token_ids for arm in self.arms)
-        self.salts = all(arm.salts for arm in self.arms)
-        names = dict.fromkeys(arm.server for arm in self.arms if arm.server)
-        self.server = "; ".join(names) or None
-        self.served_model = "; ".join(dict.fromkeys(map(str, models.values())))
+
+    def begin_turn(self, arm: Arm) -> None:
+        """End servers that have answered, and those of other arms, so that this arm's starts afresh."""
+        if not self.num_blocks:
+            return
+        for other in self.arms:
+            if other is not arm or other.num_asked:
+                other.stop()
+
+    def is_loaded(self, arm: Arm) -> bool:
+        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.is_connected)
+
+    def make_ready(self, arm: ServerArm) -> None:
+        """Start the server of an arm if it does not run; where only one may, the others end."""
+        if arm.is_connected:
+            return
+        for other in self.arms:
+            other.stop()
+        arm.launch()
+        arm.identify()
+        self._check_weights()
+        arm.connect()
+
+    def _check_weights(self) -> None:
+        models = [arm.model for arm in self.arms if arm.model is not None]
+        if self.settings.model is None and self.settings.regular_model is None:
+            check_same_weights(models)
+
+    @property
+    def _seen(self) -> list[ServerArm]:
+        """The arms whose servers have answered, which with blocks is one at first."""
+        return [arm for arm in self.arms if arm.model is not None]
+
+    @property
+    def reports_token_ids(self) -> bool:  # type: ignore[override]
+        return all(arm.reports_token_ids for arm in self._seen)
+
+    @property
+    def salts(self) -> bool:  # type: ignore[override]
+        return all(arm.salts for arm in self._seen)
+
+    @property
+    def server(self) -> str | None:  # type: ignore[override]
+        return "; ".join(dict.fromkeys(arm.server for arm in self._seen if arm.server)) or None
+
+    @property
+    def served_model(self) -> str:  # type: ignore[override]
+        return "; ".join(dict.fromkeys(str(arm.model) for arm in self._seen))
+
+    @property
+    def server_command(self) -> str | None:  # type: ignore[override]
+        return "; ".join(str(arm.command) for arm in self.arms if arm.command) or None
 
     def close(self) -> None:
         for arm in self.arms:
-            asyncio.run_coroutine_threadsafe(arm.client.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+            arm.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
 
 class ServerArm(Arm):
     """One server.
 
     Args:
-        address_setting: the setting of its address.
-        client: OpenAI's, for the server's API.
-        report: as it describes itself; None where it does not.
-        model: that is asked for.
-        loop: runs the requests, in another thread.
-
-    The other arguments are those of `ServerEngine`.
+        engine: has what both arms share, and makes this one ready where it may not run.
+        address_setting: the setting of its address, or of its start.
+        model_name: under which it serves the model; None to look for that.
+        url: its address; None for one that is started here.
+        command: with which it is started here.
 
     Attributes:
+        is_connected: whether it is known to answer, and how it is asked.
+        num_asked: questions since then.
+        model: that it is asked for; None before it was connected for the first time.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
         server: its name and version, as it says; None where it does not.
@@ -166,40 +231,105 @@ class ServerArm(Arm):
     def __init__(
         self,
         name: str,
+        engine: ServerEngine,
         address_setting: str,
-        client: Any,
-        report: ServerReport | None,
-        model: ServedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: Any,
-        batch_size: int,
-        loop: asyncio.AbstractEventLoop,
-        say: Callable[[str], None],
+        model_name: str | None,
+        url: str | None,
+        command: Launch | None = None,
     ) -> None:
         self.name = name
-        self.client = client
-        self.say = say
+        self.command = command
+        self.model: ServedModel | None = None
+        self.server: str | None = None
+        self.is_connected = False
+        self.num_asked = 0
         self.reports_token_ids = False
-        self.server = report.name if report else None
-        self.penalises_prompts = penalises_prompts(model.owner)
-        self._model = model
-        self._tokenizer = tokenizer
-        self._settings = settings
-        self._batch_size = batch_size
-        self._loop = loop
-        self._sender = Sender(client, tokenizer, settings)
-        key = client.api_key if settings.api_key_variable else None
+        self._engine = engine
+        self._settings = engine.settings
+        self._address_setting = address_setting
+        self._model_name = model_name
+        self._url = url
+        self._started: StartedServer | None = None
+        self._num_extra = itertools.count()
+
+    def launch(self) -> None:
+        """Start the server, if it is one that is started here."""
+        if self.command is not None:
+            self._started = StartedServer(self.name, self.command)
+            self._url = self._started.url
+
+    def identify(self) -> None:
+        """Wait until the server is ready, and choose the model that it is asked for.
+
+        Raises:
+            SettingError: it does not serve the model, or has no room for the prompts.
+            RunError: it has ended.
+        """
+        engine = self._engine
+        if self._started is not None:
+            self._started.wait_until_ready(engine.say, engine.key)
+        url = str(self._url)
+        report = server_report(url, engine.key)
+        setting = self._address_setting
+        model = choose_model(report, engine.target, self._model_name, setting, url)
+        if engine.longest_prompt + engine.max_new_tokens > (model.context or math.inf):
+            context = f"{setting}={url} has a context of {model.context} tokens"
+            rule = f"leaves too little room: {context}, and a prompt has {engine.longest_prompt}"
+            raise SettingError("decoding.max_new_tokens", rule, engine.max_new_tokens)
+        self._dialect = dialect_of(model.owner, self._settings.dialect)
+        self.penalises_prompts = self._dialect.penalised_tokens is not None
+        self.server = (report and self._dialect.named(report.about)) or None
+        self.model = model
+
+    def connect(self) -> None:
+        """Find out how the server is asked. Raises RunError where it answers no request in any form."""
+        engine = self._engine
+        model = self.model
+        url = str(self._url)
+        assert model is not None
+        self.client = new_client(client_library(), url, engine.key, self._settings.timeout_s)
+        self._sender = Sender(self.client, engine.tokenizer, self._settings)
         # The setting is about `engine.url`; the regular server's page is below its own address.
-        page = settings.metrics_url if address_setting == "engine.url" else None
-        self._page = CounterPage(str(client.base_url), key, page)
+        pages = self._settings.metrics_url if self._address_setting == "engine.url" else ()
+        self._page = CounterPage(url, engine.key, pages)
         self._counted_before: Counted | None = None
         self._num_restarts = 0
-        self._num_extra = itertools.count()
-        self._address_setting = address_setting
+        self._may_be_busy = False
+        self.is_connected = True
+        self.num_asked = 0
+        finding = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
+        while not wait([finding], timeout=QUIET_S).done:
+            self._engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
+        finding.result()
+
+    def stop(self) -> None:
+        """Close connections, and end the server if it was started here."""
+        if self.is_connected:
+            self.is_connected = False
+            asyncio.run_coroutine_threadsafe(self.client.close(), self._engine.loop).result()
+        if self._started is not None:
+            self._started.stop()
+            self._started = None
+
+    def _idle_counters(self) -> Counted | None:
+        """The counters when the server has nothing else to do, or will not have for a while."""
+        self._engine.make_ready(self)
+        self.num_asked += 1
+        until = time.monotonic() + _MOST_DRAINING_S
+        while (counted := self._page.read()) and counted.running and not self._may_be_busy:
+            if time.monotonic() > until:
+                self._may_be_busy = True
+                number = round(counted.running)
+                self._engine.say(
+                    f"{self.name}: the server still answers {number} requests of others"
+                )
+            time.sleep(_DRAIN_LOOK_S)
+        return counted
 
     @property
     def given_up(self) -> str | None:
-        return self._sender.given_up
+        ended = self._started.ended if self._started else None
+        return ended or self._sender.given_up
 
     @property
     def salts(self) -> bool:
@@ -226,23 +356,23 @@ class ServerArm(Arm):
         the tokens of a row come at its end: the tokens of a piece of text depend on where it was
         cut.
         """
+        self._counted_before = self._idle_counters()
         num_rows = len(question.prompts)
         bodies = [self._form.body(question, row) for row in range(num_rows)]
         pairs = zip(question.indices, question.prompts, strict=True)
         self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
-        arrivals = _Arrivals(self._loop)
+        arrivals = _Arrivals(self._engine.loop)
         requests = []
         for row, (body, request) in enumerate(zip(bodies, self.last_requests, strict=True)):
             requests.append((body, request, functools.partial(arrivals.add, row)))
         rate = self._settings.rate
-        self._counted_before = self._page.read()
 
         async def ask() -> None:
             self.last_load = await send_all(
                 self._sender,
                 requests,
                 _refuse_empty,
-                self._batch_size,
+                self._engine.batch_size,
                 rate,
                 times=arrival_times(question, rate) if rate else (),
                 extra=self._extra(question.extra) if question.extra else None,
@@ -267,6 +397,7 @@ class ServerArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
+        self._engine.make_ready(self)
         bodies = [self._form.body(request.question, 0, request.parameters) for request in requests]
         self.last_requests = [
             RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
@@ -293,7 +424,7 @@ class ServerArm(Arm):
 
         A line says when nothing arrives for long.
         """
-        running = asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        running = asyncio.run_coroutine_threadsafe(ask(), self._engine.loop)
         running.add_done_callback(lambda _: queue.put(None))
         self._sender.last_event = time.perf_counter()
         try:
@@ -316,37 +447,32 @@ class ServerArm(Arm):
         if silent_s < QUIET_S or not self._sender.num_in_flight:
             return
         num_ended = sum(request.seconds > 0 for request in self.last_requests)
-        self.say(
+        self._engine.say(
             f"{self.name}: nothing from {self.client.base_url} for {silent_s:.0f} s;"
             f" {num_ended} of {len(self.last_requests)} requests have ended, and"
             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
         )
 
-    def wait_for(self, connecting: Future[None]) -> None:
-        """Wait until `connect` has ended, or raise its error. A line says when that takes long."""
-        while not wait([connecting], timeout=QUIET_S).done:
-            self.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
-        connecting.result()
-
-    async def connect(self) -> None:
+    async def _find_form(self, model: ServedModel) -> None:
         """Find the form in which the server takes requests.
 
         Raises:
             RunError: it answers no request in any form.
         """
         chat = self._settings.chat
-        ids = self._tokenizer("a")["input_ids"]
+        ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
         decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
         question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
         for takes_ids, takes_extensions in _FORMS:
             self._form = RequestForm(
-                self._tokenizer,
-                self._model.name,
-                self._model.owner,
+                self._engine.tokenizer,
+                model.name,
+                self._dialect,
                 chat,
                 takes_ids,
                 takes_extensions,
+                extra=self._settings.extra or {},
             )
             request = RequestRecord(0, len(ids))
             await self._sender.send(self._form.body(question, 0), request, lambda tokens: None)
@@ -372,7 +498,7 @@ class ServerArm(Arm):
         if str(self.client.base_url) not in error.message:
             place += f"={self.client.base_url}"
         advice = ""
-        if chat and self._tokenizer.chat_template is None and error.code in (400, 500):
+        if chat and self._engine.tokenizer.chat_template is None and error.code in (400, 500):
             advice = (
                 "\nthe server may have no chat template, which engine.chat=true needs there;"
                 " the model's tokenizer has none"

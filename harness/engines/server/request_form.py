@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
 from harness.engines.protocol import Question
-from harness.engines.server.dialects import in_words_of, past_the_cache, stops
+from harness.engines.server.dialects import Dialect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,19 +21,21 @@ class RequestForm:
 
     Args:
         model: the name by which the server knows it.
-        owner: `owned_by` of the first model in the server's list, which tells the kind of server.
+        dialect: of the server.
         chat: whether the chat endpoint is asked.
         takes_ids: whether prompts are sent as token ids, not as text.
         takes_extensions: whether parameters are sent that OpenAI does not have.
+        extra: entries of every body that the user sets.
         salt: random text before the salts of questions, so that no earlier run had the same.
     """
 
     tokenizer: PreTrainedTokenizerBase
     model: str
-    owner: str | None
+    dialect: Dialect
     chat: bool
     takes_ids: bool
     takes_extensions: bool
+    extra: Mapping[str, Any] = field(default_factory=dict)
     salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def body(
@@ -58,13 +60,13 @@ class RequestForm:
             "top_p": decoding.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **stops(self.owner, question.ends),
+            **self.dialect.stops(question.ends),
         }
-        extra = dict(parameters or {})
+        extra = {**self.extra, **(parameters or {})}
         if self.takes_extensions:
             extra = self._extensions(question, row) | extra
             longest = len(question.prompts[row]) + decoding.max_new_tokens
-            extra = in_words_of(self.owner, extra, longest)
+            extra = self.dialect.in_its_words(extra, longest)
         elif decoding.top_k:
             rule = "must be 0: the server has no such parameter"
             raise SettingError("decoding.top_k", rule, decoding.top_k)
@@ -82,18 +84,16 @@ class RequestForm:
             "return_token_ids": True,
             "return_spec_tokens_details": True,
         }
-        if self.owner == "harness":
-            # The random numbers of `engine=local`.
+        if self.dialect.seeded:
             extensions |= {"seed": question.seed, "index": question.indices[row]}
         if question.salts:
-            salt = f"{self.salt} {question.salts[row]}"
-            extensions |= past_the_cache(self.owner, salt) or {}
+            extensions |= self.dialect.salted(f"{self.salt} {question.salts[row]}")
         return extensions
 
     @property
     def salts(self) -> bool:
         """Whether the server's prefix cache heeds salts."""
-        return self.takes_extensions and past_the_cache(self.owner, self.salt) is not None
+        return self.takes_extensions and self.dialect.salt is not None
 
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""

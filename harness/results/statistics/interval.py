@@ -10,11 +10,14 @@ NAN = float("nan")
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
 # more than their range.
 FEWEST_FOR_INTERVAL = 8
+# Student's t over blocks, which are several starts of each arm, needs no more than their variance.
+FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
-# Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests.
+# Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests, and
+# a block: what the arms answer between one start of each and the next.
 # `coverage` finds them in `Interval.covers`.
-UNITS = ("prompt", "batch", "lap")
+UNITS = ("prompt", "batch", "lap", "block")
 
 
 @dataclass(frozen=True)

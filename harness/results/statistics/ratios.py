@@ -17,6 +17,7 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import normal_tail, t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
+    FEWEST_BLOCKS,
     FEWEST_FOR_INTERVAL,
     NAN,
     Interval,
@@ -90,6 +91,34 @@ def ratio_of_totals(
         confidence=confidence,
     )
     return Interval(float(ratio(tops, bottoms, axis=0)), *bounds, covers)
+
+
+def ratio_over_blocks(
+    numerators: ArrayLike, denominators: ArrayLike, confidence: float = CONFIDENCE
+) -> Interval:
+    """sum(numerators) / sum(denominators) with Student's t over blocks.
+
+    Each block has a start of each arm, whose effect is random, and prompts of its own: the log of the
+    ratio is linearised, and its variance over blocks includes both.
+
+    Args:
+        numerators, denominators: [num_blocks], such as ms of the regular and the speculative arm.
+
+    Returns:
+        As `ratio_of_totals`; bounds are nan below `FEWEST_BLOCKS`.
+    """
+    tops, bottoms = _paired(numerators, denominators)
+    covers = counted(tops.size, "block")
+    if not tops.size:
+        return Interval(covers=covers)
+    ratio = float(tops.sum() / bottoms.sum())
+    if tops.size < FEWEST_BLOCKS:
+        return Interval(ratio, covers=covers)
+    influences = tops / tops.mean() - bottoms / bottoms.mean()
+    standard_error = float(influences.std(ddof=1)) / math.sqrt(tops.size)
+    half_width = t_quantile((1 - confidence) / 2, tops.size - 1) * standard_error
+    low = ratio * math.exp(-half_width)
+    return Interval(ratio, low, ratio * math.exp(half_width), covers)
 
 
 def _bootstrapped(

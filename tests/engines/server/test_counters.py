@@ -81,7 +81,7 @@ def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
     """Other workers behind an address, which tell earlier starts, are none."""
     file = tmp_path / "metrics"
-    page = CounterPage("http://localhost/v1", None, file.as_uri())
+    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
     restarts = []
     earlier = time.time() - 1000
     later = earlier + 2000
@@ -93,7 +93,7 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         assert counted is not None
         restarts.append(counted.restarts)
     assert restarts == [0, 0, 0, 1, 1]
-    page = CounterPage("http://localhost/v1", None, file.as_uri())
+    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
     restarts = []
     for tokens in (9, 12, 2, 3):
         file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_questions import TINY, TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
+from echo_questions import TINY, TOKENIZER, Open, ask, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
 from harness.engines.records.server import ServerSettings
@@ -188,7 +188,7 @@ def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> 
     engine = open_engine(server, timeout_s=300)
     server.stall = True
     said: list[str] = []
-    arm_of(engine).say = said.append
+    engine.say = said.append
     time_is_up_when(lambda: bool(said), monkeypatch)
     (request,) = answered(engine, 1).requests
     assert request.error is not None

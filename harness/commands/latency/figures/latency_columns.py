@@ -35,6 +35,7 @@ class LatencyFigures:
         units: of each question, the same number for those whose answers are not independent, such
             as turns of a conversation; intervals are over units.
         moments: of each question, the number of its batch or lap in time.
+        in_blocks: whether each question is a block, with a start of each arm.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; none with random weights, whose texts mean
@@ -53,6 +54,7 @@ class LatencyFigures:
     arms: dict[str, MeasuredArm]
     units: Sequence[int] = ()
     moments: Sequence[int] = ()
+    in_blocks: bool = False
     share_prompts: bool = False
     salted: bool | None = None
     end_tokens: frozenset[int] = frozenset()
@@ -73,7 +75,8 @@ class LatencyFigures:
     def speedup_so_far(self) -> Interval:
         """The speed-up of what both arms have answered, with the interval that a run is stopped by."""
         regular, speculative = self.arms.values()
-        times = paired_times(regular.generations, speculative.generations, self.units)
+        of_both = regular.generations, speculative.generations
+        times = paired_times(*of_both, self.units, in_blocks=self.in_blocks)
         return times.speedup(*self.resampling, CONFIDENCE_OF_LOOKS)
 
     def acceptance_by_prompt(self) -> MeasuredAcceptance:
@@ -189,10 +192,12 @@ class LatencyFigures:
         self, regular: Sequence[Generation], speculative: Sequence[Generation]
     ) -> dict[str, Any]:
         """Return the columns of the measured speed-up."""
-        times = paired_times(regular, speculative, self.units)
+        times = paired_times(regular, speculative, self.units, in_blocks=self.in_blocks)
         in_time = paired_times(regular, speculative, self.moments)
         # Without the time until the first tokens.
-        decode_times = paired_times(regular, speculative, self.units, decode_only=True)
+        decode_times = paired_times(
+            regular, speculative, self.units, decode_only=True, in_blocks=self.in_blocks
+        )
         # With equal token counts this is the ratio of total times.
         confidence = CONFIDENCE if self.settings.precision is None else CONFIDENCE_OF_LOOKS
         speedup = times.speedup(*self.resampling, confidence)

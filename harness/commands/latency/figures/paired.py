@@ -9,7 +9,12 @@ from harness.engines.timing import Generation
 from harness.results.statistics import power
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import CONFIDENCE, Interval
-from harness.results.statistics.ratios import drift, ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import (
+    drift,
+    ratio_of_totals,
+    ratio_over_blocks,
+    totals_by_unit,
+)
 from harness.results.statistics.runs import ratio_over_runs
 
 
@@ -17,7 +22,7 @@ class PairedTimes(NamedTuple):
     """Milliseconds per token of both arms, [num_units] each, in the order measured.
 
     Attributes:
-        unit: what a unit is called: `prompt`, `batch` or `lap`.
+        unit: what a unit is called: `prompt`, `batch`, `lap` or `block`.
     """
 
     regular: Floats
@@ -25,7 +30,11 @@ class PairedTimes(NamedTuple):
     unit: str
 
     def speedup(self, num_resamples: int, seed: int, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of both arms' total times, with a bootstrap interval over units."""
+        """The ratio of both arms' total times, with a bootstrap interval over units, or
+        Student's t over blocks.
+        """
+        if self.unit == "block":
+            return ratio_over_blocks(self.regular, self.speculative, confidence)
         return ratio_of_totals(
             self.regular, self.speculative, num_resamples, seed, confidence, self.unit
         )
@@ -37,6 +46,7 @@ def paired_times(
     units: Sequence[int] | None = None,
     *,
     decode_only: bool = False,
+    in_blocks: bool = False,
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
@@ -51,6 +61,7 @@ def paired_times(
             stopped, one arm may have an answer less.
         units: the unit of each question, where several are one: turns of the same conversations,
             or questions that are asked again. By default each is a unit.
+        in_blocks: whether each question is a block, with a start of each arm.
         decode_only: leave out the time until the first tokens, and these.
     """
 
@@ -74,7 +85,7 @@ def paired_times(
     return PairedTimes(
         totals_by_unit(regular_times, units_of_pairs),
         totals_by_unit(speculative_times, units_of_pairs),
-        _unit(regular),
+        "block" if in_blocks else _unit(regular),
     )
 
 

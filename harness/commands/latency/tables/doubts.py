@@ -57,7 +57,9 @@ def limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     visible = row.visible_difference
     if visible:
         yield f"{speedup.covers} can show a difference of {_percent(visible)} between the arms (80 % power)."
-    if coverage.num_runs is None:
+    if coverage.unit == "block":
+        yield f"It covers what differs from start to start, over {coverage.num_units} of each server."
+    elif coverage.num_runs is None:
         yield "This is one run: what changes from run to run is not covered. repeats=5 covers it."
 
 
@@ -248,7 +250,9 @@ def _other_texts(row: LatencyRow) -> str | None:
 
 def _too_few_laps(row: LatencyRow) -> str | None:
     batch_size = row.batch_size or 1
-    if not row.was_served or batch_size == 1 or row.has_interval:
+    coverage = Coverage.of(row.speedup)
+    in_blocks = coverage is not None and coverage.unit == "block"
+    if not row.was_served or batch_size == 1 or row.has_interval or in_blocks:
         return None
     return (
         "Requests in flight together are not independent: they are one lap. An interval takes"

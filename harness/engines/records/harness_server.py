@@ -1,0 +1,66 @@
+"""Our own `serve`, started for each arm."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from harness.config.settings import DraftSettings, ModelSettings
+from harness.engines.record import Opening
+from harness.engines.records.server import PresetSettings, StartedServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What a name stands for, and not what is set beside it.
+_NAMED = ("name", "repository", "gguf_file", "method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessServerSettings(PresetSettings):
+    """Settings of `engine=harness_server`."""
+
+    name: str = "harness_server"
+
+
+class HarnessServer(StartedServer):
+    """Runs what `engine=local` runs, behind HTTP."""
+
+    name = "harness_server"
+    summary = "starts this project's own server, with and without the draft"
+    settings = HarnessServerSettings
+    program = (sys.executable, "-m", "harness", "serve")
+
+    def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        run = opening.settings
+        shared = [
+            "port={port}",
+            *_of_model("model", run.model),
+            f"dtype={run.dtype}",
+            f"batch_size={opening.batch_size}",
+            f"max_waiting={8 * opening.batch_size}",
+            f"max_prompt_tokens={opening.longest_prompt}",
+            f"max_new_tokens={opening.decoding.max_new_tokens}",
+            f"decoding.max_new_tokens={opening.decoding.max_new_tokens}",
+        ]
+        if run.placement.gpus is not None:
+            shared.append(f"placement.gpus={run.placement.gpus}")
+        arms = {"regular": [*shared, "draft=none"]}
+        if run.draft is not None:
+            number = f"decoding.num_draft_tokens={run.decoding.num_draft_tokens}"
+            arms["speculative"] = [*shared, *_of_model("draft", run.draft), number]
+        return arms
+
+
+def _of_model(role: str, model: ModelSettings | DraftSettings) -> Iterator[str]:
+    """The settings of a model or a draft as they are typed."""
+    yield f"{role}={model.name}"
+    for field in fields(model):
+        value = getattr(model, field.name)
+        is_typed = field.name not in _NAMED and isinstance(value, str | int | float)
+        if is_typed and value != field.default:
+            yield f"{role}.{field.name}={value}"
+
+
+RECORD = HarnessServer()

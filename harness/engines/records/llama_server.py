@@ -1,0 +1,60 @@
+"""llama.cpp's server, started for each arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.config.settings import require
+from harness.engines.record import Opening
+from harness.engines.records.server import PresetSettings, StartedServer, context_of, path_of
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaServerSettings(PresetSettings):
+    """Settings of `engine=llama_server`."""
+
+    name: str = "llama_server"
+
+
+class LlamaServer(StartedServer):
+    """GGUF files, of the model and of the draft."""
+
+    name = "llama_server"
+    summary = "starts llama.cpp's llama-server, with and without the draft"
+    settings = LlamaServerSettings
+    program = ("llama-server",)
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        for role, model in (("model", run.model), ("draft", run.draft)):
+            rule = "must be a GGUF file with engine=llama_server"
+            is_file = model is None or model.gguf_file is not None
+            require(is_file, role, rule, model and model.name)
+            quantization = "none" if model is None else model.quantization
+            rule = "must be none with engine=llama_server: the file is what it is"
+            require(quantization == "none", f"{role}.quantization", rule, quantization)
+
+    def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        run = opening.settings
+        shared = ["--model", path_of(run.model), "--host", "127.0.0.1", "--port", "{port}"]
+        # Slots share the context.
+        size = opening.batch_size * context_of(opening)
+        shared += ["--parallel", str(opening.batch_size), "--ctx-size", str(size), "--metrics"]
+        on_gpu = bool(opening.planned.gpus)
+        if on_gpu:
+            shared += ["--n-gpu-layers", "999"]
+        arms = {"regular": shared}
+        if run.draft is not None:
+            most = str(run.decoding.num_draft_tokens)
+            drafting = ["--model-draft", path_of(run.draft), "--spec-draft-n-max", most]
+            if on_gpu:
+                drafting += ["--n-gpu-layers-draft", "999"]
+            arms["speculative"] = [*shared, *drafting]
+        return arms
+
+
+RECORD = LlamaServer()

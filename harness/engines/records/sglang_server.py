@@ -1,0 +1,77 @@
+"""SGLang's server, started for each arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.errors import SettingError
+from harness.config.settings import require
+from harness.engines.record import Opening
+from harness.engines.records.server import PresetSettings, StartedServer, context_of
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
+    from harness.drafting.method import Method
+
+# `--speculative-algorithm` by the kind of a head, or the method.
+_ALGORITHMS = {"eagle3": "EAGLE3", "model": "STANDALONE", "lookup": "NGRAM", "mtp": "NEXTN"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangServerSettings(PresetSettings):
+    """Settings of `engine=sglang_server`."""
+
+    name: str = "sglang_server"
+
+
+class SglangServer(StartedServer):
+    """One arm after the other on a GPU, of which SGLang takes all memory."""
+
+    name = "sglang_server"
+    summary = "starts SGLang's server, with and without the draft"
+    settings = SglangServerSettings
+    program = ("python", "-m", "sglang.launch_server")
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        rule = "must be none with engine=sglang_server: engine.flags has SGLang's own"
+        quantization = run.model.quantization
+        require(quantization == "none", "model.quantization", rule, quantization)
+
+    def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
+        rule = (
+            f"must be a model, a head, or one of {', '.join(_ALGORITHMS)} with engine={self.name}"
+        )
+        require(method.name in _ALGORITHMS, "draft", rule, draft.name)
+
+    def fit_together(self, opening: Opening) -> bool:
+        return False
+
+    def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        run = opening.settings
+        planned = opening.planned
+        dtype = str(planned.sketches[0].dtype).removeprefix("torch.")
+        shared = ["--model-path", run.model.repository, "--host", "127.0.0.1", "--port", "{port}"]
+        shared += ["--dtype", dtype, "--context-length", str(context_of(opening))]
+        shared += ["--max-running-requests", str(opening.batch_size), "--enable-metrics"]
+        shared += ["--tp-size", str(run.placement.gpus or 1)]
+        arms = {"regular": shared}
+        draft = run.draft
+        if draft is not None:
+            kind = draft.method if planned.head is None else planned.head.kind.name
+            if kind not in _ALGORITHMS:
+                raise SettingError(
+                    "draft", f"is a {kind} head, which {self.name} has not", draft.name
+                )
+            k = run.decoding.most_draft_tokens
+            drafting = ["--speculative-algorithm", _ALGORITHMS[kind]]
+            if draft.repository:
+                drafting += ["--speculative-draft-model-path", draft.repository]
+            drafting += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
+            arms["speculative"] = [*shared, *drafting, "--speculative-num-draft-tokens", str(k + 1)]
+        return arms
+
+
+RECORD = SglangServer()

@@ -1,0 +1,108 @@
+"""vLLM's server, started for each arm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.settings import PlacementSettings, require, require_at_least
+from harness.engines.record import Opening
+from harness.engines.records.server import PresetSettings, StartedServer
+from harness.engines.records.vllm import Backend, check_weights
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
+    from harness.drafting.method import Method
+
+# Arguments of `engine=vllm` that a server does without, as its users run it.
+_ONLY_IN_PROCESS = (
+    "skip_tokenizer_init",
+    "enable_prefix_caching",
+    "disable_log_stats",
+    "use_tqdm_on_load",
+)
+# By default vLLM takes nearly all memory of a GPU.
+_SIZES = ("kv_cache_memory_bytes", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmServerSettings(PresetSettings):
+    """Settings of `engine=vllm_server`.
+
+    Attributes:
+        tensor_parallel_size: GPUs that each layer is split over; `gpus=` sets it too.
+        pipeline_parallel_size: groups of such GPUs that the layers are divided among.
+        distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines;
+            None lets vLLM choose.
+    """
+
+    name: str = "vllm_server"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: Backend | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
+
+
+class VllmServer(StartedServer):
+    """Drafts as `engine=vllm` does."""
+
+    name = "vllm_server"
+    summary = "starts vLLM's server, with and without the draft"
+    settings = VllmServerSettings
+    program = ("vllm", "serve")
+    has_synthetic_acceptance = True
+
+    def adapted(self, run: RunSettings) -> RunSettings:
+        """Split each layer over `placement.gpus`."""
+        gpus = run.placement.gpus
+        if gpus is None:
+            return run
+        placement = dataclasses.replace(run.placement, gpus=None)
+        engine = dataclasses.replace(run.engine, tensor_parallel_size=gpus)  # type: ignore[call-arg]
+        return dataclasses.replace(run, placement=placement, engine=engine)
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
+        rule = "must be auto with engine=vllm_server: gpus= splits a model"
+        require(run.placement == plain, "placement", rule, run.placement.strategy)
+        check_weights(run)
+
+    def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
+        method.check_vllm(draft)
+
+    def fit_together(self, opening: Opening) -> bool:
+        from harness.engines.vllm.arguments import arm_arguments, fit_together
+
+        return fit_together(list(arm_arguments(opening).values()), opening)
+
+    def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        from harness.engines.vllm.arguments import arm_arguments, check
+
+        check(opening)
+        left_out = set(_ONLY_IN_PROCESS)
+        if num_blocks and opening.planned.gpus:
+            # Each arm has the GPUs for itself, as where it serves.
+            left_out |= set(_SIZES)
+        arms = {}
+        for arm, started in arm_arguments(opening).items():
+            model = str(started.arguments["model"])
+            flags = [model, "--host", "127.0.0.1", "--port", "{port}"]
+            flags.append("--enable-prompt-tokens-details")
+            for name, value in started.arguments.items():
+                flag = f"--{name.replace('_', '-')}"
+                if name in left_out or name == "model" or value in (None, False):
+                    continue
+                text = json.dumps(value) if isinstance(value, dict) else str(value)
+                flags += [flag] if value is True else [flag, text]
+            arms[arm] = flags
+        return arms
+
+
+RECORD = VllmServer()

@@ -1,0 +1,79 @@
+"""Runs a server and ends it with all of its processes, however the harness ends. A program:
+
+    python guard.py LOG COMMAND...
+
+Its standard input is a pipe that the harness holds and never writes to. When that closes, because the
+harness closed it or has ended in any way, the server and whatever it started get SIGTERM, and
+SIGKILL a while later. It exits when none of them is left, with the server's exit code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+
+# Seconds between two looks, and those in which processes may end by themselves.
+_LOOK_S = 0.1
+_GRACE_S = 5.0
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(log: str, command: list[str]) -> int:
+    """Run the command until it ends or the harness does; its exit code."""
+    harness = os.getppid()
+    # The server ends through the pipe: a closed terminal or Ctrl-C must not end its guard before it.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # What the server leaves behind becomes a child of this process, and so can be found.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with open(log, "ab") as output:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_prepare_server,
+        )
+    while server.poll() is None:
+        closed, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
+        # A process that the harness forked may hold the pipe open.
+        if closed or os.getppid() != harness:
+            break
+    grace_s = 0.0
+    if server.poll() is None:
+        server.terminate()
+        grace_s = _GRACE_S
+    while left := psutil.Process().children(recursive=True):
+        _, alive = psutil.wait_procs(left, timeout=grace_s)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        grace_s = _LOOK_S
+    code = server.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _prepare_server() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    # Should somebody kill the guard.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,163 @@
+"""The life of a server that the harness starts: a free port, its output in a file, ready or failed
+with the reason, and ended however this process ends (`guard`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config.errors import RunError, SettingError, from_outside
+from harness.engines.server.identity import is_ready
+
+_GUARD = Path(__file__).with_name("guard.py")
+# Seconds between two questions whether it is ready, and between two lines about that.
+_LOOK_S = 0.1
+_SAY_S = 20.0
+# More than the guard takes to kill what does not end by itself.
+_MOST_STOPPING_S = 30.0
+# The end of a log that is read, in bytes.
+_READ = 100_000
+_LONGEST_LINE = 300
+# Lines that say why a server ended; vLLM's last one says only that the reason is above it.
+_TELLING = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
+_POINTS_ELSEWHERE = re.compile("see root cause above|traceback|failed core proc", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the server of an arm is started.
+
+    Attributes:
+        command: program and arguments; `{port}` stands for a free port.
+        environment: variables beyond those of this process.
+        log: the file that its output is appended to.
+        timeout_s: until it must be ready.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    timeout_s: float
+
+    def __str__(self) -> str:
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*variables, *self.command]).replace("'{port}'", "{port}")
+
+
+class StartedServer:
+    """A server that was started here.
+
+    Args:
+        name: of its arm, for messages.
+
+    Raises:
+        SettingError: its program does not exist.
+    """
+
+    def __init__(self, name: str, launch: Launch) -> None:
+        self.name = name
+        self._launch = launch
+        environment = os.environ | launch.environment
+        program = launch.command[0]
+        if shutil.which(program, path=environment.get("PATH")) is None:
+            raise SettingError(
+                "engine", f"cannot start the {name} server: no such program", program
+            )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [part.replace("{port}", str(port)) for part in launch.command]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self._started = time.monotonic()
+        with launch.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ {shlex.join(command)}\n")
+            log.flush()
+            self._guard = subprocess.Popen(
+                [sys.executable, "-P", str(_GUARD), str(launch.log), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> str | None:
+        """Why it has ended, from its own output; None while it runs."""
+        code = self._guard.poll()
+        if code is None:
+            return None
+        how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+        return f"the {self.name} server {how}: {_telling_line(self._log)} (all of it: {self._launch.log})"
+
+    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> float:
+        """Wait until it answers; the seconds since its start.
+
+        Args:
+            say: gets a line where that takes long, with the last one of the server's own.
+            key: of its API.
+
+        Raises:
+            RunError: it has ended, or is not ready in time.
+        """
+        next_line_s = _SAY_S
+        while not is_ready(self.url, key):
+            reason = self.ended
+            if reason is not None:
+                raise RunError(reason)
+            seconds = time.monotonic() - self._started
+            last = (self._log or [""])[-1]
+            if seconds > self._launch.timeout_s:
+                limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
+                raise RunError(f"the {self.name} server was not ready within {limit}: {last}")
+            if seconds > next_line_s:
+                say(f"{self.name}: starting since {seconds:.0f} s: {last}")
+                next_line_s += _SAY_S
+            time.sleep(_LOOK_S)
+        return time.monotonic() - self._started
+
+    def stop(self) -> None:
+        """End it, and wait until no process of it is left."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        try:
+            self._guard.wait(_MOST_STOPPING_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+
+    @property
+    def _log(self) -> list[str]:
+        """The last lines of its output since its start."""
+        with self._launch.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
+            text = _COLOUR.sub("", file.read().decode(errors="replace"))
+        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
+        first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
+        return [line for line in lines[first + 1 :] if line]
+
+
+def filled(template: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """A command with values in place of `{model}` and others; `{port}` stays."""
+    parts = shlex.split(template) if isinstance(template, str) else list(template)
+    for name, value in values.items():
+        parts = [part.replace(f"{{{name}}}", str(value)) for part in parts]
+    return parts
+
+
+def _telling_line(lines: Sequence[str]) -> str:
+    """The last line that says what went wrong, else the last one."""
+    telling = [
+        line for line in lines if _TELLING.search(line) and not _POINTS_ELSEWHERE.search(line)
+    ]
+    return ([*lines[-1:], *telling[-1:]] or ["it wrote nothing"])[-1]

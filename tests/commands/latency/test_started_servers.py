@@ -1,0 +1,182 @@
+"""Servers that the harness starts: from nothing running to a verdict, and no process left, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forked import begin
+from in_process import Harness, results
+from processes import wait_for
+from wording import mentions
+
+SUPPORT = Path(__file__).parents[2] / "support"
+ECHO = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}}"
+STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
+QUICK = ["num_prompts=9", "decoding.max_new_tokens=8", "decoding=greedy"]
+
+
+def started(regular: str = ECHO, speculative: str = f"{ECHO} -k {{K}}") -> list[str]:
+    """The settings that start these commands."""
+    commands = {"regular": regular, "speculative": speculative}
+    named = [f"engine.start.{arm}='{command}'" for arm, command in commands.items()]
+    return ["engine=server", *named]
+
+
+def processes_of(mark: str) -> list[psutil.Process]:
+    """The processes that have this text in their command."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(mark in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def test_both_servers_are_started_compared_and_ended(harness: Harness, tmp_path: Path) -> None:
+    mark = str(tmp_path)
+    commands = [f"{ECHO} --mark {{directory}}", f"{ECHO} --mark {mark} -k {{K}}"]
+    outcome = harness("latency", *started(*commands), *QUICK, "K=3")
+    regular, speculative = results().to_dict("records")
+    assert (regular["num_failed"], speculative["num_failed"], speculative["drafted"]) == (
+        0,
+        0,
+        True,
+    )
+    assert speculative["mean_proposed"] == 3
+    assert "-k 3" in speculative["server_command"]
+    assert "over 9 prompts" in outcome.stdout
+    directory = Path(regular["directory"])
+    logs = [directory / f"{arm}_server.log" for arm in ("regular", "speculative")]
+    assert all("http://127.0.0.1:" in log.read_text() for log in logs)
+    assert str(directory) in logs[0].read_text()
+    assert not processes_of(mark)
+
+
+def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_path: Path) -> None:
+    """Each has a row with the line of its log that says why; flags are swept over."""
+    fails = tmp_path / "fails.py"
+    fails.write_text(
+        "import sys, runpy\n"
+        "if '--broken' in sys.argv:\n"
+        "    print('loading', flush=True)\n"
+        "    print('RuntimeError: 3 GB are needed, and 2 are free', file=sys.stderr)\n"
+        "    print('Engine core initialization failed. See root cause above.')\n"
+        "    sys.exit(7)\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    echo = f"{sys.executable} {fails} --port {{port}}"
+    flags = "engine.flags=[],[--broken],[--delay,0.002]"
+    outcome = harness("latency", "-m", *started(echo, f"{echo} -k {{K}}"), *QUICK, flags, code=1)
+    rows = results()
+    assert list(rows["status"]) == ["ok", "ok", "failed", "failed", "ok", "ok"]
+    reason = rows["error"].dropna().unique()
+    assert len(reason) == 1
+    assert "exit code 7: RuntimeError: 3 GB are needed, and 2 are free" in reason[0]
+    assert rows["measurement"].nunique() == 3
+    assert "3 GB are needed" in outcome.stdout
+
+
+def test_a_server_that_is_never_ready_is_given_up(harness: Harness, tmp_path: Path) -> None:
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text(
+        "import time\nprint('waiting for its weights', flush=True)\ntime.sleep(600)\n"
+    )
+    command = f"{sys.executable} {sleeper} {{port}}"
+    timeout = "engine.start_timeout_s=2"
+    outcome = harness("latency", *started(command), *QUICK, timeout, code=1)
+    assert mentions(outcome.complaint, "engine.start_timeout_s=2", "waiting for its weights")
+    assert not processes_of(str(sleeper))
+
+
+def test_a_program_that_does_not_exist_is_refused(harness: Harness) -> None:
+    refused = harness.refused("latency", *started("no-such-server {port}"), *QUICK)
+    assert mentions(refused, "no-such-server", "no such program")
+
+
+def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:
+    """An interval takes two blocks, and is over them."""
+    outcome = harness("latency", *started(), *QUICK, "engine.blocks=3")
+    assert mentions(outcome.stderr, "engine.blocks=3", "6 starts")
+    regular, speculative = results().to_dict("records")
+    assert speculative["speedup_covers"] == "3 blocks"
+    assert speculative["speedup_low"] < speculative["speedup"] < speculative["speedup_high"]
+    directory = Path(regular["directory"])
+    for arm in ("regular", "speculative"):
+        assert (directory / f"{arm}_server.log").read_text().count("$ ") == 3
+    # Regular, speculative, speculative, regular, ...: the sixth start is the speculative one's third.
+    assert mentions(outcome.stdout, "over 3 blocks", "start to start")
+
+
+def test_one_block_has_no_interval(harness: Harness) -> None:
+    outcome = harness("latency", *started(), *QUICK, "engine.blocks=1")
+    assert "engine.blocks=4" in outcome.stdout
+    assert results()["speedup_low"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("vllm_server", '"num_speculative_tokens": 3'),
+        ("sglang_server", "--speculative-algorithm STANDALONE"),
+    ],
+)
+def test_presets_make_commands_from_the_settings_of_the_run(
+    harness: Harness, engine: str, expected: str
+) -> None:
+    """The program is one that takes any option."""
+    program = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
+    flags = [f"engine.program='{program}'", "engine.flags=[--one]", "engine.blocks=0"]
+    harness("latency", f"engine={engine}", *QUICK, "K=3", *flags)
+    command = results()["server_command"][0]
+    assert expected in command
+    assert "--one" in command
+
+
+def test_our_own_server_is_started(harness: Harness) -> None:
+    harness("latency", "engine=harness_server", *QUICK, "K=3", "engine.blocks=0")
+    regular, speculative = results().to_dict("records")
+    command = speculative["server_command"]
+    assert "draft=none" in command
+    assert "draft=tiny_draft" in command
+    assert (regular["drafted"], speculative["drafted"]) == (False, True)
+    assert speculative["identical_prompts"] == 9
+
+
+def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
+    dies = tmp_path / "dies.py"
+    dies.write_text(
+        f"import os, sys, threading, runpy\n"
+        "threading.Timer(1.5, lambda: (os.write(2, b'Fatal error: out of pages\\n'), os._exit(9))).start()\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    slow = ["num_prompts=200", "engine.timeout_s=20"]
+    command = f"{sys.executable} {dies} --port {{port}} --delay 0.02 -k {{K}}"
+    outcome = harness("latency", *started(speculative=command), *QUICK, *slow, code=1)
+    assert mentions(
+        outcome.complaint, "the speculative server ended with exit code 9", "out of pages"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int) -> None:
+    """Not of a server that ignores SIGTERM, nor what it has put into a session of its own."""
+    mark = f"{tmp_path}-{number}"
+    commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.05" for _ in range(2)]
+    process = begin("latency", *started(*commands), *QUICK, cwd=tmp_path)
+    wait_for(process, tmp_path, "outputs/**/profile_export_regular.jsonl")
+    # Anywhere in what follows: a request, between two, with both servers or one of them.
+    time.sleep(random.random())
+    assert len(processes_of(mark)) >= 4
+    process.send_signal(number)
+    process.wait()
+    until = time.monotonic() + 60
+    while left := processes_of(mark):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
