@@ -102,6 +102,14 @@ if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
         "$python" -m venv --clear "$venv" || { say "could not make $venv"; exit 1; }
     fi
     rm -f "$stamp"
+    # pip takes the torch for the newest CUDA, with which an older driver uses no GPU.
+    driver_cuda=$({ nvidia-smi || true; } 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]* Version: *\([0-9.]*\).*/\1/p')
+    torch_cuda=$(sed -n 's/^default_torch_cuda=//p' machine-install.sh)
+    if [ -n "$driver_cuda" ] && [ "${driver_cuda%%.*}" -lt "${torch_cuda%%.*}" ] && [ -z "${PIP_EXTRA_INDEX_URL-}" ]; then
+        say "the NVIDIA driver supports CUDA $driver_cuda, and pip's torch needs $torch_cuda: update it, or remove .venv and" \
+            "run PIP_EXTRA_INDEX_URL=$(sed -n 's/^torch_index=//p' machine-install.sh)/cu${driver_cuda%%.*}N . ./setup.sh" \
+            "(./machine-install.sh says more)"
+    fi
     say "installing the package and its dependencies into .venv; the first time takes minutes"
     if ! "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
         --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then

@@ -150,6 +150,18 @@ def test_the_shell_is_left_as_it_was(prepared: Path, source: Source) -> None:
     assert {name for name in after - before if not name.startswith("_OLD_VIRTUAL")} <= activation
 
 
+@pytest.mark.parametrize(("cuda", "warns"), [("12.8", True), ("13.0", False)])
+def test_a_driver_that_is_older_than_the_torch_is_noticed_before_it_is_fetched(
+    prepared: Path, tmp_path: Path, cuda: str, warns: bool
+) -> None:
+    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\necho '| CUDA Version: {cuda}     |'\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    shown = run("bash", prepared / "setup.sh", env={"PATH": path, "PIP_EXTRA_INDEX_URL": ""})
+    assert shown.returncode == 0, shown.stderr
+    assert ("supports CUDA 12.8, and pip's torch needs 13.0" in shown.stderr) == warns
+    assert ("PIP_EXTRA_INDEX_URL=" in shown.stderr) == warns
+
+
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
 def test_a_change_of_the_dependencies_installs_again(prepared: Path, changed: str) -> None:
     run("bash", prepared / "setup.sh")

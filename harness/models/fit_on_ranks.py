@@ -82,6 +82,10 @@ def _why_not_split(sketch: Sketch, num_ranks: int) -> str:
         return f": transformers has no tp_plan for {sketch.class_name}"
     for kind, number in sketch.heads.items():
         if number % num_ranks:
-            heads = f"{number} {kind} heads"
-            return f" over {num_ranks} ranks, which cannot share its {heads} evenly"
+            reason = f" over {num_ranks} ranks, which cannot share its {number} {kind} heads evenly"
+            fewer = range(num_ranks - 1, 1, -1)
+            for count in fewer:
+                if all(number % count == 0 for number in sketch.heads.values()):
+                    return f"{reason}; placement.gpus={count} is a number of ranks that can"
+            return reason
     return ""

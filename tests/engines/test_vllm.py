@@ -18,6 +18,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.drafting.registry import HEADS, METHODS
 from harness.engines.protocol import LoadRequest, Question
 from harness.engines.records.vllm import Vllm
+from harness.engines.vllm import arguments as vllm_arguments
 from harness.engines.vllm import engine as vllm_engine
 from harness.engines.vllm.arguments import speculative_config
 from in_process import Harness, results
@@ -217,6 +218,40 @@ def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.M
     needed = "engine=vllm: needs the vllm package"
     assert harness.refused("latency", *QUICK).startswith(needed)
     assert harness("plan", "engine=vllm", "draft=lookup").exit_code == 0
+
+
+@pytest.mark.parametrize(("version", "is_new"), [("0.20.0", False), ("0.29.0", True)])
+def test_an_old_vllm_is_refused_by_its_version(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_new: bool
+) -> None:
+    """It would end with an argument that it does not know."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    if is_new:
+        assert vllm_engine._import_vllm() == version
+        return
+    with pytest.raises(SettingError, match=r"needs vLLM 0.29 or newer, and 0.20.0 is installed"):
+        vllm_engine._import_vllm()
+
+
+def test_arms_of_mixtures_start_one_after_the_other_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's workspace is the process's: the second engine would replace that of the first."""
+    monkeypatch.setattr(vllm_arguments, "free_memory", lambda gpus: dict.fromkeys(gpus, 10**12))
+    shared = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    arms = [vllm_arguments.ArmArguments(shared, 10**9)] * 2
+
+    def together(has_experts: bool) -> bool:
+        sketch = SimpleNamespace(has_experts=has_experts)
+        planned = SimpleNamespace(gpus=[0], sketches=[sketch])
+        placement = SimpleNamespace(reserve_gb=2)
+        opening: Any = SimpleNamespace(
+            planned=planned, settings=SimpleNamespace(placement=placement)
+        )
+        return vllm_arguments.run_together(arms, opening)
+
+    assert together(has_experts=False)
+    assert not together(has_experts=True)
 
 
 def test_its_process_silences_warnings_from_c_before_torch_loads(

@@ -538,6 +538,13 @@ def test_what_cannot_be_split_is_refused_by_name(changed: dict[str, Any], says: 
         fit(ranks(dataclasses.replace(splittable(), **changed)))
 
 
+def test_a_number_of_ranks_that_can_share_the_heads_is_named() -> None:
+    """LLaMA 30B has 52 heads, which 8 GPUs cannot share."""
+    model = dataclasses.replace(splittable(), heads={"attention": 52, "key and value": 52})
+    with pytest.raises(SettingError, match=r"52 attention heads evenly; placement.gpus=4 is"):
+        fit(ranks(model, free=machine(*[80] * 8)))
+
+
 def test_a_copy_is_on_one_gpu() -> None:
     with pytest.raises(
         SettingError, match=r"draft\.gpus=2: must be 1 where 2 ranks hold a copy each"

@@ -78,9 +78,15 @@ def arm_arguments(opening: Opening) -> dict[str, ArmArguments]:
     return arms
 
 
-def fit_together(arms: Sequence[ArmArguments], opening: Opening) -> bool:
-    """Whether memory holds all arms at once."""
+def run_together(arms: Sequence[ArmArguments], opening: Opening) -> bool:
+    """Whether all arms can run at once: memory holds them, and no other's workspace is replaced.
+
+    On GPUs each engine of a process replaces vLLM's one workspace, to which captured graphs of
+    layers with experts still write.
+    """
     gpus = opening.planned.gpus
+    if gpus and any(sketch.has_experts for sketch in opening.planned.sketches):
+        return False
     num_parts = _num_parts(arms[0].arguments)
     free = free_memory(gpus)
     room = min(free[gpu] for gpu in gpus) * num_parts if gpus else free["cpu"]

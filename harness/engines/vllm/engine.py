@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import Version
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import require
@@ -24,9 +25,11 @@ from harness.engines.energy import gpus_of
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord, as_records
-from harness.engines.vllm.arguments import arm_arguments, check, fit_together
+from harness.engines.vllm.arguments import arm_arguments, check, run_together
 from harness.models.failures import as_run_error, first_line
 
+# The first with all arguments that `arguments` makes.
+_OLDEST = Version("0.29")
 # Unless the user says otherwise: it computes in this process, so that its failures have a reason;
 # it prints errors alone, and reports to nobody.
 _ENVIRONMENT = {
@@ -57,9 +60,9 @@ class VllmEngine(Engine):
         self.arms: list[VllmArm] = [
             VllmArm(name, self, one.arguments) for name, one in by_arm.items()
         ]
-        # Where memory does not hold both, each arm is asked everything at once, and is loaded only
+        # Where both cannot run at once, each arm is asked everything at once, and is loaded only
         # once, unless `laps` says otherwise.
-        self.queues = len(by_arm) > 1 and not fit_together(list(by_arm.values()), opening)
+        self.queues = len(by_arm) > 1 and not run_together(list(by_arm.values()), opening)
         self.alternates = not self.queues
         self.runner = f"vLLM {version}"
         if opening.settings.runner == "eager":
@@ -262,7 +265,12 @@ def _import_vllm() -> str:
     except ImportError as error:
         rule = f"needs the vllm package, which cannot be imported: {first_line(error)}"
         raise SettingError("engine", rule, "vllm") from error
-    return vllm.__version__
+    version = Version(vllm.__version__)
+    # A build from a checkout without tags is 0.1.dev1.
+    is_old = version < _OLDEST and not version.is_devrelease
+    rule = f"needs vLLM {_OLDEST} or newer, and {version} is installed: pip install -U vllm"
+    require(not is_old, "engine", rule, "vllm")
+    return str(version)
 
 
 def _sampling_parameters(question: Question, index: int, **further: Any) -> Any:
