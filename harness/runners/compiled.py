@@ -24,7 +24,7 @@ from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, current_warp
 from harness.runners import prompt_passes, tree_passes
 from harness.runners.agreement import of_every_rank
-from harness.runners.attention import without_cudnn
+from harness.runners.attention import is_faster_without_cudnn, without_cudnn
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain
 from harness.runners.graphs import GraphRecorder, TensorCall
@@ -85,10 +85,13 @@ class PreparedRunner(StaticRunner):
         compare_with_plain(self, self._model, self._options, num_rows=num_rows)
 
     def _made_with_kernels_for_all(self, shapes: RunnerShapes) -> PreparedCalls:
-        """Make the calls of all shapes, without cuDNN if it has no plan for one of them.
+        """Make the calls of all shapes, without cuDNN if it is slower or has no plan for one of them.
 
         Prepared calls keep the kernels that they find here.
         """
+        if self._is_faster_without_cudnn(shapes):
+            with without_cudnn():
+                return self._made(shapes)
         try:
             return self._made(shapes)
         except UnsupportedModelError:
@@ -100,10 +103,26 @@ class PreparedRunner(StaticRunner):
         with without_cudnn():
             return self._made(shapes)
 
+    def _is_faster_without_cudnn(self, shapes: RunnerShapes) -> bool:
+        """Measure it on slots such as all prepared passes over texts will read."""
+        if self._device.type != "cuda" or not self._captured or not cudnn_sdp_enabled():
+            return False
+        buffers = self._new_slots(shapes).buffers
+        caches = list(zip(buffers[::2], buffers[1::2], strict=True))
+        counts = [self._forward.heads_per_key * width for width in shapes.widths]
+        try:
+            return is_faster_without_cudnn(caches, counts)
+        except RuntimeError:
+            # A shape without a plan, or caches that are not keys and values of equal sizes.
+            return False
+
+    def _new_slots(self, shapes: RunnerShapes) -> Slots:
+        return Slots.like(self._slots.buffers, shapes.batch_size, round_up(shapes.num_slots))
+
     def _made(self, shapes: RunnerShapes) -> PreparedCalls:
         return prepare_calls(
             self._forward,
-            Slots.like(self._slots.buffers, shapes.batch_size, round_up(shapes.num_slots)),
+            self._new_slots(shapes),
             shapes,
             CallMaker(self._model, self._device, compiled=self._compiled, captured=self._captured),
         )

@@ -49,13 +49,13 @@ def compile_call(call: Call, model: nn.Module) -> Call:
         traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
-    options = _options(next(model.parameters()).device)
+    device = next(model.parameters()).device
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
         signature = _signature(part.graph)
         if signature not in _compiled:
-            _compiled[signature] = _compile(part, options)
+            _compiled[signature] = _compile(part, _options(part, device))
         node.op = "call_function"
         node.target = _compiled[signature]
     whole.recompile()
@@ -65,11 +65,14 @@ def compile_call(call: Call, model: nn.Module) -> Call:
     return functools.partial(whole.forward, *tensors)
 
 
-def _options(device: torch.device) -> dict[str, Any]:
-    """Return the options of inductor, torch's compiler."""
+def _options(part: fx.GraphModule, device: torch.device) -> dict[str, Any]:
+    """Return the options of inductor, torch's compiler, for a part."""
+    rows = [_rows_of(node) for node in part.graph.nodes if node.target in _PRODUCTS]
     return {
         # Untuned, Triton's products of a matrix and a vector stay below the memory's bandwidth.
-        "coordinate_descent_tuning": device.type == "cuda",
+        # Tuning takes seconds for each kernel: what has no such products does without.
+        "coordinate_descent_tuning": device.type == "cuda"
+        and any(row.meta["val"].shape[0] == 1 for row in rows),
         # The tensors are the same in every pass: their sizes need no check.
         "size_asserts": False,
         # A multiplication and an addition become one instruction.
@@ -114,9 +117,9 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
 
     # Inductor traces a Python function that is the target of a node. Products with factors (alpha
     # and beta of addmm, as keywords) stay as they are.
-    for node in part.graph.nodes:
-        if not node.kwargs:
-            node.target = _PRODUCTS.get(node.target, node.target)
+    products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
+    for node in products:
+        node.target = _PRODUCTS[node.target][_are_activated(_rows_of(node))]
     output = part.graph.output_node()
     is_single = not isinstance(output.args[0], tuple)
     if is_single:
@@ -213,7 +216,62 @@ def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
     return product(rows, matrix) + bias
 
 
-_PRODUCTS = {torch.ops.aten.mm.default: product, torch.ops.aten.addmm.default: _biased_product}
+def _product_of_activated(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows that an activation was computed for: once, and not for each output again.
+
+    On a GPU a product of one row is a kernel into which inductor would fuse what comes before.
+    """
+    if rows.device.type == "cuda" and len(rows) == 1:
+        # As in `product`.
+        rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
+    return product(rows, matrix)
+
+
+def _biased_product_of_activated(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
+    return _product_of_activated(rows, matrix) + bias
+
+
+_aten = torch.ops.aten
+# By operation: for any rows, and for those of an activation.
+_PRODUCTS = {
+    _aten.mm.default: (product, _product_of_activated),
+    _aten.addmm.default: (_biased_product, _biased_product_of_activated),
+}
+_ACTIVATIONS = {
+    _aten.silu.default,
+    _aten.gelu.default,
+    _aten.relu.default,
+    _aten.tanh.default,
+    _aten.sigmoid.default,
+}
+# What may be between an activation and a product.
+_POINTWISE = {
+    _aten.mul.Tensor,
+    _aten.add.Tensor,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._to_copy.default,
+    _aten.clone.default,
+}
+
+
+def _rows_of(product: fx.Node) -> fx.Node:
+    """Return the node of a product's rows, which a bias may stand before."""
+    rows = product.args[1 if product.target is _aten.addmm.default else 0]
+    assert isinstance(rows, fx.Node)
+    return rows
+
+
+def _are_activated(rows: fx.Node) -> bool:
+    """Return whether rows are those of an activation, as far as point-wise operations reach."""
+    pending = [rows]
+    while pending:
+        node = pending.pop()
+        if node.target in _ACTIVATIONS:
+            return True
+        if node.target in _POINTWISE:
+            pending += node.all_input_nodes
+    return False
 
 
 def _signature(graph: fx.Graph) -> str:

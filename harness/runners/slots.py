@@ -206,7 +206,7 @@ class SlotForward:
         self._options = options
         self._windows = attention_windows(model)
         self.takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._heads_per_key = pack_heads(model)
+        self.heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
 
@@ -265,9 +265,9 @@ class SlotForward:
         """
         dtype = slots.buffers[0].dtype
         if tree is not None:
-            return tree_masks(tree, written, slots.width, self._windows, dtype, self._heads_per_key)
+            return tree_masks(tree, written, slots.width, self._windows, dtype, self.heads_per_key)
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, self._heads_per_key).unsqueeze(2)
+        queries = written.repeat(1, self.heads_per_key).unsqueeze(2)
         keys = torch.arange(slots.width, device=written.device)
         return _additive_masks(keys <= queries, keys, queries, self._windows, dtype)
 

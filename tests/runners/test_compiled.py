@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensor
+from torch.backends.cuda import cudnn_sdp_enabled
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from architectures import PROMPTS, SERVED, VOCABULARY, random_model
@@ -20,6 +23,7 @@ from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
+from harness.runners import compiled, regions
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import GraphRecorder
@@ -197,6 +201,39 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         )
 
 
+def traced_mlp(num_rows: int) -> GraphModule:
+    """A gated layer: three products, the last of what an activation was computed for."""
+    shapes = [(num_rows, 8), (8, 12), (8, 12), (12, 8)]
+
+    def mlp(states: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return torch.nn.functional.silu(states @ gate) * (states @ up) @ down
+
+    return make_fx(mlp, tracing_mode="fake")(*map(torch.randn, shapes))
+
+
+def test_an_activation_is_not_computed_again_for_each_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, where a product of one row is fused with what comes before it."""
+    part = traced_mlp(1)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part)
+    regions._compile(part, {})
+    names = [getattr(node.target, "__name__", "") for node in part.graph.nodes]
+    products = [name for name in names if "product" in name]
+    assert products == ["product", "product", "_product_of_activated"]
+
+
+def test_only_parts_with_products_of_one_row_are_tuned() -> None:
+    gpu = torch.device("cuda")
+    without = make_fx(torch.sin, tracing_mode="fake")(torch.randn(1, 8))
+    asked = [(traced_mlp(1), gpu), (traced_mlp(5), gpu), (without, gpu), (traced_mlp(1), "cpu")]
+    tuned = [
+        regions._options(part, torch.device(device))["coordinate_descent_tuning"]
+        for part, device in asked
+    ]
+    assert tuned == [True, False, False, False]
+
+
 @pytest.mark.parametrize(("num_rows", "cached"), [(1, 0), (5, 0), (5, 24), (60, 24)])
 def test_products_of_few_rows_are_sums(
     num_rows: int, cached: int, monkeypatch: pytest.MonkeyPatch
@@ -309,3 +346,26 @@ def test_a_shape_without_a_plan_of_cudnn_is_captured_with_another_kernel(gpus: A
     runner.start(PROMPTS)
     assert runner.extend(torch.full((3, 1), 7, device="cuda:0")).logits.shape[1] == 1
     assert not gpus.plans
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_slower", [False, True])
+def test_the_faster_attention_kernel_is_captured(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, is_slower: bool
+) -> None:
+    """By replays over the run's own slots, with cuDNN's kernel and without it in turns."""
+    if gpus is None:
+        pytest.skip("real GPUs have times of their own")
+    seconds = itertools.cycle([2.0, 1.0] if is_slower else [1.0, 2.0])
+    monkeypatch.setattr("harness.runners.attention.replay_seconds", lambda *_: next(seconds))
+    allowed: list[bool] = []
+
+    def prepare_calls(*arguments: Any) -> Any:
+        allowed.append(cudnn_sdp_enabled())
+        return original(*arguments)
+
+    original = compiled.prepare_calls
+    monkeypatch.setattr(compiled, "prepare_calls", prepare_calls)
+    prepared(random_model("llama").cuda())
+    assert allowed == [not is_slower]
+    assert cudnn_sdp_enabled()
