@@ -79,14 +79,19 @@ def arm_arguments(opening: Opening) -> dict[str, ArmArguments]:
 
 
 def run_together(arms: Sequence[ArmArguments], opening: Opening) -> bool:
-    """Whether all arms can run at once: memory holds them, and no other's workspace is replaced.
+    """Whether all arms can run in one process at once.
 
     On GPUs each engine of a process replaces vLLM's one workspace, to which captured graphs of
     layers with experts still write.
     """
+    planned = opening.planned
+    shares_workspace = planned.gpus and any(sketch.has_experts for sketch in planned.sketches)
+    return not shares_workspace and fit_together(arms, opening)
+
+
+def fit_together(arms: Sequence[ArmArguments], opening: Opening) -> bool:
+    """Whether memory holds all arms at once."""
     gpus = opening.planned.gpus
-    if gpus and any(sketch.has_experts for sketch in opening.planned.sketches):
-        return False
     num_parts = _num_parts(arms[0].arguments)
     free = free_memory(gpus)
     room = min(free[gpu] for gpu in gpus) * num_parts if gpus else free["cpu"]
