@@ -22,7 +22,8 @@ from harness.config.errors import SettingError
 from harness.records.command import Command
 from harness.records.kinds import row_kinds
 from harness.records.registry import commands as menu_commands
-from harness.results.files import read_file, read_kind
+from harness.results.files import Contents, read_file, read_kind
+from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
 from harness.results.schema import RunRow
 from harness.results.verdict import judged
@@ -233,6 +234,9 @@ class _Reader:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
         if self._file_name.fullmatch(file.name) or looks_like_other(file):
             return True
+        if file.name == NAME:
+            # Beside the rows that it repeats it says nothing new.
+            return not any(self._file_name.fullmatch(one.name) for one in file.parent.iterdir())
         # `results.file` may have given a file in the directory itself another name.
         if file.parent != directory or file.suffix != ".csv":
             return False
@@ -250,6 +254,8 @@ class _Reader:
         """
         findings = self.findings
         try:
+            if file.suffix == ".json" and (contents := read_result(file, self._kinds)):
+                return self._keep(file, contents)
             if file.suffix in (".json", ".jsonl"):
                 others = read_other(file)
                 if others is None:
@@ -266,6 +272,11 @@ class _Reader:
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
+        return self._keep(file, contents)
+
+    def _keep(self, file: Path, contents: Contents) -> bool:
+        """Add the rows of a file; False where they are of no command."""
+        findings = self.findings
         findings.notes += contents.torn
         if contents.kind not in self._kinds:
             findings.notes.append(f"{file} has the columns of no command and was left out")

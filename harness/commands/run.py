@@ -17,6 +17,7 @@ from harness.measuring.session import Session
 from harness.records.experiment import Experiment
 from harness.records.registry import COMMANDS
 from harness.results.files import check_appendable
+from harness.results.result_file import write_result
 from harness.results.schema import REFUSED, RunRow
 from harness.tables.terminal import print_document
 
@@ -67,6 +68,7 @@ def run_command(
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
             written = session.write_rows(rows)
+            write_result(directory, session.written, session.devices)
         session.close()
         document = rows and experiment.document(rows)
         if document:
@@ -93,6 +95,7 @@ def record_failure(
     session.error = str(error)
     rows = experiment.rows(session)
     session.write_rows(rows)
+    write_result(directory, rows, session.devices)
     return rows
 
 

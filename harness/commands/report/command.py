@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.commands.latency.rows import LatencyRow
 from harness.commands.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.commands.overview import environment_table, failures_table, files_table
 from harness.commands.read_runs import Run, measuring, read
 from harness.commands.report.others import others_table
 from harness.commands.report.pages import html_page, markdown
+from harness.commands.report.pull_request import last_runs, pull_request
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.records.command import Command
@@ -24,7 +26,7 @@ TITLE = "Speculative decoding: what was measured"
 _DEFAULT = Path("results")
 
 _HELP = """\
-usage: harness report [PATH ...] [output=DIR]
+usage: harness report [PATH ...] [output=DIR] [format=pr]
 
 From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -33,12 +35,15 @@ From CSV files to tables in the terminal, report.md, and report.html: one page w
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/
               ./file.py:Name, a command in a file, whose runs are then shown too
+  format=pr   instead prints ten lines of Markdown for a pull request: of the newest run of latency,
+              or of each run of a file
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   harness report
   harness report multirun/latency/2026-11-20 output=paper
   harness report results outputs            prompts by category need the runs' own directories
   harness report a100.csv h100.csv
+  harness report outputs/latency/2026-11-20/19-31-55 format=pr
 
 A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
@@ -116,13 +121,20 @@ def main(arguments: Sequence[str]) -> None:
         rule = f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)"
         raise SettingError("report", rule)
     words: list[str] = []
+    for_pull_request = False
     output: Path | None = None
     for argument in arguments:
         word = argument.removeprefix("output=")
         mistake = rule_of_paths(word)
         if mistake is not None:
             raise SettingError(argument, mistake)
-        if argument.startswith("output="):
+        if argument.startswith("format="):
+            if argument != "format=pr":
+                raise SettingError(
+                    "format", "must be pr; without it tables are printed", argument[7:]
+                )
+            for_pull_request = True
+        elif argument.startswith("output="):
             output = Path(word)
         else:
             words.append(word)
@@ -132,6 +144,12 @@ def main(arguments: Sequence[str]) -> None:
     if paths == [_DEFAULT] and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
+    if for_pull_request:
+        runs = read(paths, measuring(commands())).of(LatencyRow)
+        if not runs:
+            raise SettingError(str(paths[0]), "holds no run of latency, which format=pr needs")
+        print("\n".join(pull_request(last_runs(runs, paths))))
+        return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()
     report = build(paths, further)

@@ -121,7 +121,7 @@ class StartedServer:
                 limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
                 raise RunError(f"the {self.name} server was not ready within {limit}: {last}")
             if seconds > next_line_s:
-                say(f"{self.name}: starting since {seconds:.0f} s: {last}")
+                say(f"{self.name}: starting for {seconds:.0f} s: {last}")
                 next_line_s += _SAY_S
             time.sleep(_LOOK_S)
         return time.monotonic() - self._started

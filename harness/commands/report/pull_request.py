@@ -1,0 +1,91 @@
+"""`report format=pr`: ten lines of Markdown about a run of `latency`, for a pull request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.run import figure_in_words, in_words
+from harness.commands.read_runs import Run
+from harness.commands.words import device_of, pair_name, settings_line
+from harness.results.verdict import judge, verdict_of
+
+
+def pull_request(runs: Sequence[Run]) -> Iterator[str]:
+    """The lines of each run, the newest first."""
+    for run in reversed(runs):
+        yield from (f"- {line}" for line in _lines(run) if line)
+        yield ""
+
+
+def _lines(run: Run) -> Iterator[str | None]:
+    rows: list[LatencyRow] = run.rows
+    last = rows[-1]
+    regular = rows[0] if len(rows) > 1 else None
+    yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
+    method = last.draft_method or "none"
+    served = f", served as {last.served_model}" if last.served_model else ""
+    yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
+    yield f"**{in_words(verdict_of(last))}**"
+    if last.decode_speedup is not None:
+        speedup = judge(last.decode_speedup)
+        yield f"without the time to the first token: {figure_in_words(speedup)}"
+    yield " · ".join(
+        filter(
+            None,
+            [
+                _times("TTFT p50", regular, last, "time_to_first_token_p50_ms"),
+                _times("TPOT p50", regular, last, "time_per_output_token_p50_ms"),
+                _times("per token", regular, last, "ms_per_token"),
+            ],
+        )
+    )
+    yield _acceptance(last)
+    if last.identical_prompts is not None:
+        yield f"greedy texts of both arms: {last.identical_prompts} of {last.num_prompts} are equal"
+    failed = " and ".join(f"{row.num_failed or 0} {row.arm}" for row in rows)
+    caches = {None: "none between prompts", True: "cold", False: "perhaps warm, without a salt"}
+    covers = last.speedup.covers if last.speedup is not None else f"{last.num_prompts} prompts"
+    yield f"over {covers}; {failed} requests failed; prefix cache: {caches[last.salted]}"
+    yield f"`{_command(run) or 'command unknown'}`"
+    yield f"run {last.run}, harness {last.harness_version}, commit {last.commit or 'unknown'}"
+
+
+def _times(name: str, regular: LatencyRow | None, last: LatencyRow, column: str) -> str | None:
+    """`TTFT p50 47 → 35 ms`."""
+    after = getattr(last, column)
+    before = None if regular is None else getattr(regular, column)
+    if after is None:
+        return None
+    return f"{name} {after:.3g} ms" if before is None else f"{name} {before:.3g} → {after:.3g} ms"
+
+
+def _acceptance(row: LatencyRow) -> str | None:
+    if row.acceptance_rate is None:
+        return None
+    rates = row.marginal_acceptance_by_position or []
+    by_position = " ".join(f"{100 * rate:.0f}" for rate in rates if rate is not None)
+    length = row.tokens_per_iteration or row.mean_acceptance_length
+    per_iteration = "" if length is None else f", {length:.2f} tokens per iteration"
+    positions = f"; by position {by_position} % of all iterations" if by_position else ""
+    return f"accepted {row.acceptance_rate:.1%} of the draft tokens{per_iteration}{positions}"
+
+
+def _command(run: Run) -> str | None:
+    """As it was typed, from the run's `environment.json`."""
+    if run.directory is None:
+        return None
+    try:
+        text = (run.directory / "environment.json").read_text(encoding="utf-8")
+        command = json.loads(text).get("command_line")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return " ".join(command) if isinstance(command, list) else command
+
+
+def last_runs(runs: Sequence[Run], paths: Sequence[Path]) -> Sequence[Run]:
+    """The runs that are shown: of directories of results the newest one, of files and runs all."""
+    is_whole = all(path.is_file() or (path / "environment.json").exists() for path in paths)
+    return runs if is_whole else runs[-1:]

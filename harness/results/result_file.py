@@ -1,0 +1,122 @@
+"""`result.json` in the directory of every run: its rows with nested intervals, verdict, environment and
+command, for programs. `result.schema.json` beside this file describes it.
+
+A change that a reader of version 1 could not read gets another version. Columns may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from harness.results.environment import environment
+from harness.results.files import Contents
+from harness.results.locked_files import replace_file
+from harness.results.row import Row
+from harness.results.schema import ComparedRow, RunRow
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import verdict_of
+
+NAME = "result.json"
+SCHEMA = Path(__file__).with_name("result.schema.json")
+VERSION = 1
+
+
+def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]) -> None:
+    """Write the file of a run, whole or not at all; a run without rows leaves none.
+
+    Args:
+        devices: product names of what computed.
+    """
+    if not rows:
+        return
+    last = rows[-1]
+    verdict: dict[str, Any] | None = None
+    if isinstance(last, ComparedRow) and getattr(last, "arm", "speculative") == "speculative":
+        found = verdict_of(last)
+        verdict = {
+            "conclusion": found.conclusion,
+            "reason": found.reason or None,
+            "speedup": _as_json(found.speedup),
+        }
+    content = {
+        "version": VERSION,
+        "command": last.kind,
+        "run": last.run,
+        "status": last.status,
+        "error": last.error,
+        "verdict": verdict,
+        "environment": environment(devices),
+        "rows": [
+            {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}
+            for row in rows
+        ],
+    }
+    replace_file(directory / NAME, f"{json.dumps(content, indent=1)}\n".encode())
+
+
+def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
+    """The rows of such a file, of any of these kinds; None for another file.
+
+    What cannot be read in a row is None there, as in a damaged CSV file.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, Mapping) or not isinstance(content.get("rows"), list):
+        return None
+    kind = next((kind for kind in kinds if kind.kind == content.get("command")), None)
+    if kind is None:
+        return None
+    if content.get("version") != VERSION:
+        torn = [f"{file} has version {content.get('version')}, and {VERSION} can be read; left out"]
+        return Contents(kind, [], torn)
+    rows = [kind.parse(_cells(row)) for row in content["rows"] if isinstance(row, Mapping)]
+    torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
+    return Contents(kind, list(rows), torn)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Interval):
+        parts = {"estimate": value.estimate, "low": value.low, "high": value.high}
+        return {name: _as_json(part) for name, part in parts.items()} | {"covers": value.covers}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    return value
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """The row as the cells of a CSV file, of which an interval has four."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        several = value if isinstance(value, list) else [value]
+        if not several or not all(_is_interval(part) for part in several):
+            cells[name] = value
+            continue
+        for part in ("estimate", "low", "high", "covers"):
+            column = name if part == "estimate" else f"{name}_{part}"
+            parts = [interval.get(part) for interval in several]
+            # A list lacks its ends where one of them is not known.
+            whole = None if part == "covers" or None in parts else parts
+            cells[column] = whole if isinstance(value, list) else parts[0]
+    texts = {name: value for name, value in cells.items() if value is not None}
+    return {
+        name: json.dumps(value) if isinstance(value, list | dict) else str(value)
+        for name, value in texts.items()
+    }
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"estimate", "low", "high", "covers"}
