@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,13 +33,13 @@ class Name:
 
     Attributes:
         pair: see `pair_name`.
-        settings: those in which rows differ, in words; K left out.
+        settings: those in which rows differ, in words, by column; K left out.
         circumstances: those that distinguish the row from others with the same settings, in words.
     """
 
     pair: str
     num_draft_tokens: int | str | None
-    settings: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
     circumstances: list[str] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class Name:
 
         Devices and runners count as settings here (`FIRST_SETTINGS`).
         """
-        return self.pair, *self.settings
+        return self.pair, *self.settings.values()
 
     @property
     def k_order(self) -> float:
@@ -57,7 +57,7 @@ class Name:
 
     @property
     def details(self) -> list[str]:
-        return [*self.settings, *self.circumstances]
+        return [*self.settings.values(), *self.circumstances]
 
     @property
     def cell(self) -> str:
@@ -96,15 +96,37 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
     default, needs no word.
     """
     names = [name_of(row) for row in rows]
-    settings, circumstances = _columns_in_names(rows)
+    if len(rows) < 2:
+        return names
+    # By name, the path of a setting. Readers look at the first ones first, among all rows.
+    settings = dict.fromkeys(FIRST_SETTINGS, "")
+    circumstances = []
+    for column, described in type(rows[0]).columns().items():
+        if column in settings or column in _NEVER_IN_NAMES:
+            continue
+        if described.kind == "setting":
+            settings[column] = described.path
+        elif described.kind == "circumstance":
+            circumstances.append(column)
+    # Changed settings without a column of their own.
+    for entry in sorted({entry for row in rows for entry in row.settings or ()}):
+        settings[f"settings.{entry}"] = entry
+    pairs = [name.pair for name in names]
+    for column in ("model", "draft"):
+        # Typed otherwise, and called the same: `30B` and `./30B`.
+        for place, text in _differing(rows, column, pairs):
+            names[place].settings[column] = text
+    peers: dict[tuple[str, ...], list[Hashable]] = {}
     for column, path in settings.items():
-        peers = [_peers(row, path) for row in rows]
-        for name, text in zip(names, _differing(rows, column, peers), strict=True):
-            name.settings += text
+        shared = _COMPARED_WITHIN.get(path.partition(".")[0], ())
+        if shared not in peers:
+            peers[shared] = [tuple(getattr(row, name, None) for name in shared) for row in rows]
+        for place, text in _differing(rows, column, peers[shared]):
+            names[place].settings[column] = text
     labels = [name.label() for name in names]
     for column in circumstances:
-        for name, text in zip(names, _differing(rows, column, labels), strict=True):
-            name.circumstances += text
+        for place, text in _differing(rows, column, labels):
+            names[place].circumstances.append(text)
     return names
 
 
@@ -115,50 +137,21 @@ def named_runs(runs: Sequence[Run]) -> list[Named]:
     return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
 
 
-def _columns_in_names(rows: Sequence[RunRow]) -> tuple[dict[str, str], list[str]]:
-    """Settings that may be in names, each with its path, and circumstances.
-
-    The path is empty for those that readers look at first. The column `settings` has changed
-    settings that have no column, by their paths; each of these counts as a column.
-    """
-    settings = dict.fromkeys(FIRST_SETTINGS, "")
-    circumstances = []
-    columns = type(rows[0]).columns() if rows else {}
-    for name, column in columns.items():
-        if name in settings or name in _NEVER_IN_NAMES:
-            continue
-        if column.kind == "setting":
-            settings[name] = column.path
-        elif column.kind == "circumstance":
-            circumstances.append(name)
-    entries: set[str] = set()
-    for row in rows:
-        entries.update(row.settings or ())
-    for entry in sorted(entries):
-        settings[f"settings.{entry}"] = entry
-    return settings, circumstances
-
-
-def _peers(row: RunRow, path: str) -> Hashable:
-    """The same value for rows that are compared in the setting with this path."""
-    columns = _COMPARED_WITHIN.get(path.partition(".")[0], ())
-    return tuple(getattr(row, column, None) for column in columns)
-
-
-def _differing(rows: Sequence[RunRow], column: str, peers: Sequence[Hashable]) -> list[list[str]]:
-    """For each row [its value of a column in words] if a peer has another value, else [].
+def _differing(
+    rows: Sequence[RunRow], column: str, peers: Sequence[Hashable]
+) -> Iterator[tuple[int, str]]:
+    """The place and the words of each row that a peer differs from in a column.
 
     Args:
         peers: a value for each row; rows with the same one are compared with each other.
     """
+    import pandas as pd
+
     # None where a row does not know its value. Empty for one that goes without saying, which is a
     # value all the same.
-    texts = [in_words(row, column) for row in rows]
-    values: dict[Hashable, set[str]] = {}
-    for group, text in zip(peers, texts, strict=True):
-        if text is not None:
-            values.setdefault(group, set()).add(text)
-    return [
-        [text] if text and len(values[group]) > 1 else []
-        for group, text in zip(peers, texts, strict=True)
-    ]
+    words = [in_words(row, column) for row in rows]
+    if all(text == words[0] for text in words):
+        return
+    texts = pd.Series(words, dtype=object)
+    differs = texts.groupby(pd.Series(peers, dtype=object)).transform("nunique") > 1
+    yield from texts[differs & texts.astype(bool)].items()

@@ -1,4 +1,4 @@
-"""The module `plots`, for callers that do without it where matplotlib is not installed."""
+"""The module `drawing`, for callers that do without it where matplotlib is not installed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ INSTALL_PLOTS = "pip install 'specharness[report]'"
 
 
 def optional_plots() -> ModuleType | None:
-    """The module `plots`; None without matplotlib, which a line on stderr says."""
+    """The module `drawing`; None without matplotlib, which a line on stderr says."""
     try:
-        from harness.commands.latency import plots
+        from harness.tables import drawing
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         print(f"no plots without matplotlib: {INSTALL_PLOTS} brings it", file=sys.stderr)
         return None
-    return plots
+    return drawing

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
@@ -28,6 +28,9 @@ from harness.results.row import Row
 from harness.results.schema import RunRow
 from harness.results.verdict import judged
 from harness.tables.table import grouped
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
@@ -44,7 +47,7 @@ def measuring(commands: Iterable[Command]) -> list[Command]:
     return sorted(known, key=lambda command: not command.sweeps)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One run of a command: the rows that it wrote.
 
@@ -158,7 +161,7 @@ def every_run(path: Path) -> Findings:
     reader = _Reader([path], menu_commands())
     findings = reader.findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
-    findings.runs = _each_once(single)
+    findings.runs = [*_each_once(single).run]
     reader.finish()
     return findings
 
@@ -300,16 +303,20 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     alone. `merge` counts them once.
     """
     of_runs = [row for row in rows if isinstance(row, RunRow)]
+    # Where the directories that rows name may be: where we are, at the file, or above it.
+    places = ["", *map(str, file.resolve().parents[:_NUM_PARENTS])] if file else [""]
+    beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(of_runs, attrgetter("run", "job")).values():
-        runs.append(Run(_judged(same), file, _directory(same[0], file)))
+        timed = [row for row in same if type(row) is LatencyRow]
+        # Without a speed-up where the arms of `latency` cannot be compared.
+        kept: list[Any] = judged(timed) if len(timed) == len(same) else same
+        named = same[0].directory
+        possible = [os.path.join(place, named) for place in places] if named else []
+        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+        found = next(filter(os.path.isdir, possible), None)
+        runs.append(Run(kept, file, Path(found) if found else beside))
     return runs
-
-
-def _judged(rows: list[RunRow]) -> list[RunRow]:
-    """The rows of a run, without a speed-up where the arms of `latency` cannot be compared."""
-    timed = [row for row in rows if type(row) is LatencyRow]
-    return [*judged(timed)] if len(timed) == len(rows) else rows
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -320,42 +327,47 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
     both.
     """
-    pooled: set[str] = set()
-    for run in runs:
-        pooled.update(getattr(run.last, "pooled_runs", None) or ())
-    counted = [run for run in _each_once(runs) if run.id not in pooled]
-    kept = []
-    failures = []
-    for same in grouped(counted, _measurement).values():
-        succeeded = [run for run in same if run.status == "ok"]
-        failed = same
-        shown = same[-1]
-        if succeeded:
-            shown = succeeded[-1]
-            shown.times = len(succeeded)
-            failed = same[same.index(shown) + 1 :]
-        if shown.has_figures:
-            kept.append(shown)
-        if failed:
-            failed[-1].times = len(failed)
-            failures.append(failed[-1])
-    return sorted(kept, key=attrgetter("id")), failures
+    import pandas as pd
+
+    frame = _each_once(runs)
+    pooled = {run for one in frame.run for run in getattr(one.last, "pooled_runs", None) or ()}
+    frame = frame[~frame.id.isin(pooled)]
+    # Runs of `compare` never measure the same: equal settings do not mean equal prompts, which are typed.
+    measurement = pd.Series(
+        [None if isinstance(run.last, CompareRow) else run.last.measurement for run in frame.run],
+        index=frame.index,
+        dtype=object,
+    )
+    measurement = measurement.where(measurement.astype(bool), frame.id)
+    succeeded = frame.run.map(lambda run: run.status == "ok").astype(bool)
+    place = frame.index.to_series()
+    newest = place.where(succeeded).groupby(measurement).transform("max")
+    newest = newest.fillna(place.groupby(measurement).transform("max"))
+    shown = frame.run[place == newest]
+    times = succeeded.groupby(measurement).transform("sum").clip(lower=1)
+    for run, number in zip(shown, times[shown.index], strict=True):
+        run.times = int(number)
+    is_failure = ~succeeded & (
+        place >= newest.where(succeeded.groupby(measurement).transform("any"), -1)
+    )
+    failed = frame.run[is_failure].groupby(measurement[is_failure])
+    failures = [*failed.last()]
+    for run, number in zip(failures, failed.size(), strict=True):
+        run.times = int(number)
+    return [run for run in shown if run.has_figures], failures
 
 
-def _each_once(runs: Sequence[Run]) -> list[Run]:
+def _each_once(runs: Sequence[Run]) -> pd.DataFrame:
     """Each run once, in its most complete copy, the newest last: ids sort by time."""
+    import pandas as pd
+
+    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
+    frame["id"] = [run.id for run in runs]
     # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
-    by_completeness = sorted(runs, key=lambda run: (len(run.rows), run.directory is not None))
-    # Of copies, the last one stays.
-    by_id = {run.id: run for run in by_completeness}
-    return sorted(by_id.values(), key=attrgetter("id"))
-
-
-def _measurement(run: Run) -> str:
-    """The same value for runs that measure the same."""
-    # Runs of `compare` never do: equal settings do not mean equal prompts, which are typed.
-    measurement = None if isinstance(run.last, CompareRow) else run.last.measurement
-    return measurement or run.id
+    frame["num_rows"] = [len(run.rows) for run in runs]
+    frame["has_directory"] = [run.directory is not None for run in runs]
+    frame = frame.sort_values(["id", "num_rows", "has_directory"], kind="stable")
+    return frame.drop_duplicates("id", keep="last").reset_index(drop=True)
 
 
 def _implausible(rows: Sequence[Row]) -> list[str]:
@@ -372,25 +384,6 @@ def _implausible(rows: Sequence[Row]) -> list[str]:
             f" {speedup.low:g} to {speedup.high:g}"
         )
     return notes
-
-
-def _directory(row: RunRow, file: Path | None) -> Path | None:
-    """The run's directory, as its row says: relative to where we are, or to the file or what is
-    above it.
-    """
-    candidates = []
-    if row.directory:
-        candidates.append(Path(row.directory))
-    if row.directory and file:
-        parents = file.resolve().parents[:_NUM_PARENTS]
-        candidates += [parent / row.directory for parent in parents]
-    if file and (file.parent / "environment.json").exists():
-        candidates.append(file.parent)
-    for directory in candidates:
-        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
-        if os.path.isdir(directory):
-            return directory
-    return None
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from harness.config.synthetic import is_length, rates_of_row
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
+from harness.tables.table import UNKNOWN
 
 
 def title(row: RunRow) -> str:
@@ -69,7 +70,7 @@ def synthetic_value(row: Any) -> str:
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
     """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
-    target = row.model or "unknown model"
+    target = called(row.model) if row.model else "unknown model"
     if row.server:
         target += f" ({row.server})"
     return ", ".join([f"{target}{_draft_name(row, joint)}", *labels(row)])
@@ -79,9 +80,21 @@ def _draft_name(row: RunRow, joint: str) -> str:
     if not row.draft:
         return ""
     if not is_elsewhere(row.engine):
-        return f"{joint}{row.draft}"
+        return f"{joint}{called(row.draft)}"
     # A server does not tell its draft. The user may have named it.
-    return " with its own draft" if row.draft == "server" else f"{joint}{row.draft} (as labelled)"
+    if row.draft == "server":
+        return " with its own draft"
+    return f"{joint}{called(row.draft)} (as labelled)"
+
+
+def called(typed: str) -> str:
+    """A model or method as people call it: `llama` of `./models/llama`, `MyMethod` of `./my.py:MyMethod`."""
+    names = []
+    for part in typed.split("+"):
+        is_path = part.startswith((".", "/", "~")) or part.count("/") > 1
+        last = part.rstrip("/").rpartition("/")[2]
+        names.append(last.rpartition(".py:")[2] if is_path and last else part)
+    return "+".join(names)
 
 
 def arm_name(row: Any) -> str:
@@ -152,6 +165,9 @@ def in_words(row: RunRow, column: str) -> str | None:
     value = getattr(row, column, None)
     if entry:
         value = (value or {}).get(entry)
+    if column in _PLACES:
+        # Of a path its last part: checkouts of one model are at different places.
+        return None if value is None else _PHRASES[column].format(called(f"./{value}"))
     if value is None:
         return ""
     text = _as_text(value)
@@ -162,6 +178,15 @@ def in_words(row: RunRow, column: str) -> str | None:
         return ""
     phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
     return _PHRASES_OF_VALUES.get(named, phrase)
+
+
+def cell_of(row: RunRow, column: str) -> str:
+    """A setting below its own name: `0.5`, `greedy`, `15 prompts (tiny)`; the default where it goes without saying."""
+    value = getattr(row, column, None)
+    if column in (*_COMPOSED, *_PLACES) or column.startswith("settings."):
+        return in_words(row, column) or ("1" if column == "batch_size" else UNKNOWN)
+    text = UNKNOWN if value is None else _as_text(value)
+    return _PHRASES_OF_VALUES.get(f"{column}={text}", text)
 
 
 def _as_text(value: Any) -> str:
@@ -218,8 +243,14 @@ _LINE = (
 FIRST_SETTINGS = [
     name for name in [*_LINE, "devices", "test", "fault"] if name != "num_draft_tokens"
 ]
+# Columns with a directory or a hub repository.
+_PLACES = ("repository", "draft_repository")
 # How a column's value reads; that of any other column reads `name value`.
 _PHRASES = {
+    "repository": "weights of {}",
+    "draft_repository": "draft weights of {}",
+    "draft_quantization": "{} draft",
+    "draft_method": "drafts by {}",
     "max_new_tokens": "{} new tokens",
     "lenience": "lenience {} (lossy)",
     "devices": "on {}",
@@ -243,7 +274,7 @@ _UNSAID = (
     "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
     " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
     " draft_sampling=target draft_tree=chain draft_budget=16 shared=false engine=local runner=static"
-    " runner=generate fault=none"
+    " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
 ).split()
 # What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {

@@ -30,6 +30,7 @@ class Command(Record):
         example: its arguments in the list of commands.
         examples: what `--help` shows: arguments, and what they are for.
         notes: further sentences for `--help`.
+        question: what its runs answer, in `report`.
         help_order: where it stands in the list of commands, the smallest first.
         settings: the dataclass of its settings; None for a command that takes paths, whose module has
             `main(arguments)`.
@@ -49,6 +50,7 @@ class Command(Record):
     example: ClassVar[str] = ""
     examples: ClassVar[Sequence[tuple[str, str]]] = ()
     notes: ClassVar[str] = ""
+    question: ClassVar[str] = ""
     help_order: ClassVar[int] = 100
     settings: ClassVar[type[RunSettings] | None] = None
     experiment: ClassVar[str | type]

@@ -130,8 +130,9 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
 
 def _lost(row: Row, cells: Mapping[str, str]) -> list[str]:
     """The columns whose cells are not empty, but have no value in the row that was parsed from them."""
-    unknown = [name for name, value in row.values().items() if value is None]
-    return [name for name in unknown if cells.get(name) not in (None, "", "nan")]
+    columns = row.columns()
+    filled = [name for name, cell in cells.items() if cell not in ("", "nan") and name in columns]
+    return [name for name in filled if columns[name].of(row) is None]
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:

@@ -34,7 +34,7 @@ _LARGEST = 2**63
 Pooling = Literal["mean", "sum", "largest", "smallest", "all", "any", "same", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ColumnDescription:
     """A column, as the field of a row describes it.
 
@@ -172,8 +172,11 @@ class Row:
 
         An empty cell is None too, except in a column that always has text.
         """
-        columns = cls.columns().items()
-        return cls.from_values({name: _parsed(cells.get(name), column) for name, column in columns})
+        columns = cls.columns()
+        # Most cells of a row are empty, and have the default.
+        filled = {name for name, cell in cells.items() if cell} & columns.keys()
+        filled |= {name for name, column in columns.items() if not column.optional}
+        return cls.from_values({name: _parsed(cells.get(name), columns[name]) for name in filled})
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
@@ -266,8 +269,15 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
     """The value in a cell; None where it cannot be read."""
     if not cell:
         return cell if column.type is str and not column.optional else None
-    if cell in column.words:
+    if cell in column.words or column.type is str:
         return cell
+    return _parsed_value(cell, column)
+
+
+# Of thousands of rows most have the same value, or one of a few.
+@functools.lru_cache(maxsize=20_000)
+def _parsed_value(cell: str, column: ColumnDescription) -> Any:
+    """The value of a cell that is no text; None where it cannot be read."""
     try:
         value = _converted(cell, column.type)
     except (KeyError, ValueError, RecursionError):

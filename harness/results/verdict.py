@@ -9,7 +9,7 @@ asserts what is refused here, and without an interval there is no conclusion.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeVar
 
@@ -53,6 +53,8 @@ _FEWEST_ALIKE = 20
 _FEWEST_DIFFERENT = 3
 # Of a run whose times are not known yet.
 _UNKNOWN = Interval()
+# Regular arms of one target under the same conditions take the same time, within this factor.
+_MOST_APART = 1.5
 # A damaged file may hold any number.
 _MOST_SPEEDUP = 1e6
 
@@ -159,6 +161,21 @@ def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
         # Chance over a few prompts. The figure alone would be taken for a finding.
         return judge(Interval(), why_no_interval(row))
     return judge(speedup, why_no_interval(row))
+
+
+def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
+    """Why drafts of one target cannot be ranked by their speed-ups; None where nothing is known against it.
+
+    Args:
+        regular_ms: time per token of the regular arm of each run, all with the same settings.
+    """
+    known = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
+    if not known or max(known) <= _MOST_APART * min(known):
+        return None
+    return (
+        f"regular decoding took {min(known):.3g} to {max(known):.3g} ms/token in runs with the same settings,"
+        " so that something else differed between them"
+    )
 
 
 def why_no_interval(row: ComparedRow) -> str:

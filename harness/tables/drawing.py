@@ -1,206 +1,154 @@
-"""The two kinds of plots, dots in rows and curves, as SVG that suits light and dark pages.
+"""Plots as SVG that suits light and dark pages: curves here, maps in `commands/map/plots.py`.
 
-`plots.py` and `map_plots.py` say what is plotted. By `plots.mplstyle` backgrounds are transparent
-and axes grey, text stays text, and the same figures give the same bytes.
+By `drawing.mplstyle` backgrounds are transparent and axes grey, text stays text, and the same
+figures give the same bytes. Whiskers in tables are drawn by the report's page.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 MEASURED = "measured, 95 % interval"
+PREDICTED = "predicted"
 AUTO = "K=auto"
-# Curves that a reader can distinguish in one plot.
+# Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.
 MOST_CURVES = 6
+MOST_PLOTS = 12
 
-# Styles of the series that are in several plots; dots have these series alone.
+# Styles of the series that are in several plots.
 _STYLES: dict[str, dict[str, Any]] = {
     MEASURED: {"color": "C0", "marker": "o"},
-    "predicted": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
-    "predicted curve": {"color": "C1", "linestyle": "--"},
+    PREDICTED: {"color": "C1", "linestyle": "--"},
     AUTO: {"color": "C2", "linestyle": "-."},
-    "regular": {"color": "C5", "marker": "s"},
-    "speculative": {"color": "C0", "marker": "o"},
-    "published": {"color": "C1", "marker": "D", "markerfacecolor": "none"},
 }
 # Curves of other names take these in their order, which differ in black and white too.
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _OTHER_STYLES = [
     {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
 ]
-# The line of no difference.
-_REFERENCE: dict[str, Any] = {"color": "C5", "linewidth": 1, "linestyle": (0, (3, 2))}
-# Vertical offsets of series within a row of dots.
-_SHIFTS = {"regular": -0.09, "speculative": 0.09, "published": 0.2}
-# In inches. A figure fits the width of a telephone, and a screen has room for two.
-_WIDTH = 5.2
-_ROW_HEIGHT = 0.46
-_MOST_ROWS = 40
-# A label has two lines of this many characters.
-_LONGEST_LINE = 62
-_MOST_LINES = 2
-# Words of a label that have a slash and are no path.
-_UNITS = ("requests/s", "requests/s,")
+# In inches: as wide as a telephone, where letters keep their size.
+_WIDTH = 4.4
+_LONGEST_LINE = 56
 
 
 class Point(NamedTuple):
-    """A value with its bounds; at `x` on a curve."""
+    """A value with its bounds, at `x` on a curve; nan where there are none."""
 
     value: float
-    low: float | None = None
-    high: float | None = None
-    x: float = 0
+    low: float
+    high: float
+    x: float
 
 
-class DotRow(NamedTuple):
-    """One row of dots below its label, a point for each series."""
+class Plot(NamedTuple):
+    """A figure, and what stands above it."""
 
-    label: str
-    points: Mapping[str, Point]
+    title: str
+    figure: Figure
 
 
 # Points by the name of their curve.
 Curves = Mapping[str, Sequence[Point]]
 
 
-def dot_plot(rows: Iterable[DotRow], label: str, reference: float | None = None) -> list[Figure]:
-    """Draw a row of dots below each label, for the first 40 rows that have any -> one figure, or none without dots.
+def as_svgs(
+    make: Callable[[], Mapping[str, Sequence[Plot]]], with_title: bool = False
+) -> dict[str, list[tuple[str, str]]]:
+    """The title and the SVG of each plot that a function makes, by the name of their kind.
 
     Args:
-        reference: where a line marks no difference.
+        with_title: for files of their own: the title is part of the picture, on white.
     """
-    rows = [row for row in rows if row.points][:_MOST_ROWS]
-    if not rows:
-        return []
-    axes = new_axes(_ROW_HEIGHT * len(rows) + 0.95, xlabel=label)
-    axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.75))
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x")
-    for y, row in enumerate(rows):
-        axes.text(
-            0, y - 0.42, wrapped(row.label), transform=axes.get_yaxis_transform(), va="center"
-        )
-    for series in _STYLES:
-        _draw_dots(axes, rows, series)
-    if reference is not None:
-        axes.axvline(reference, **_REFERENCE)
-    add_legend(axes)
-    return [axes.figure]
+    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    drawn = {}
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser has the letters that are missing in matplotlib's font.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        # A user's own matplotlibrc is for other pictures.
+        matplotlib.rcdefaults()
+        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+        for name, plots in make().items():
+            for title, figure in plots if with_title else ():
+                figure.axes[0].set_title(wrapped(title))
+                figure.set_facecolor("white")
+            svgs = [_svg(f"{name}-{place}", plot.figure) for place, plot in enumerate(plots, 1)]
+            drawn[name] = [(plot.title, svg) for plot, svg in zip(plots, svgs, strict=True)]
+    return {name: plots for name, plots in drawn.items() if plots}
 
 
-def curve_plot(curves: Curves, top: float, x_label: str, title: str = "") -> Any:
-    """Draw speed-ups with their bounds, at most MOST_CURVES -> the axes of a figure, from 0 to `top`."""
-    curves = {name: points for name, points in curves.items() if points}
-    has_long_names = not set(curves) <= set(_STYLES)
-    num_lines = sum(len(wrapped(name).split("\n")) for name in curves)
-    legend_height = 0.2 * num_lines if has_long_names else 0
-    axes = new_axes(2.8 + legend_height, xlabel=x_label, ylabel="speed-up", title=wrapped(title))
-    last = max((point.x for points in curves.values() for point in points), default=1)
-    axes.set(ylim=(0, top), xlim=(0.5, last + 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y")
-    axes.axhline(1, **_REFERENCE)
-    for (name, points), other_style in zip(curves.items(), _OTHER_STYLES, strict=False):
-        axes.errorbar(
-            [point.x for point in points],
-            [point.value for point in points],
-            yerr=_bounds(points),
-            label=wrapped(name),
-            elinewidth=2,
-            clip_on=False,
-            **_STYLES.get(name, other_style),
-        )
-    add_legend(axes, columns=1 if has_long_names else 3)
-    return axes
+def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str, str]:
+    """Plots as SVG files on white, by name: `map.svg`, or `map-1.svg` and so on."""
+    files = {}
+    for name, plots in as_svgs(make, with_title=True).items():
+        for number, (_, svg) in enumerate(plots, 1):
+            files[f"{name}.svg" if len(plots) == 1 else f"{name}-{number}.svg"] = svg
+    return files
 
 
-def top_of(plots: Iterable[Curves]) -> float:
-    """A value a little above all points and their bounds, for plots to one scale."""
-    highest = 1.0
-    for curves in plots:
-        for points in curves.values():
-            highest = max([highest, *(point.high or point.value for point in points)])
-    return 1.08 * highest
+def curve_plots(
+    panels: Sequence[tuple[str, Curves]],
+    x_label: str,
+    y_label: str = "speed-up",
+    *,
+    doubling: bool = False,
+) -> list[Plot]:
+    """Speed-ups with their bounds, a plot for each title, all to one scale.
+
+    Args:
+        doubling: whether equal steps to the right are equal factors.
+    """
+    every = [point for _, curves in panels for points in curves.values() for point in points]
+    top = 1.08 * max((np.nanmax([1.0, point.value, point.high]) for point in every), default=1.0)
+    plots = []
+    for title, curves in panels:
+        shown = {name: points for name, points in curves.items() if points}
+        has_names = not set(shown) <= set(_STYLES)
+        num_lines = sum(wrapped(name).count("\n") + 1 for name in shown) if has_names else 0
+        axes = new_axes(2.7 + 0.2 * num_lines, xlabel=x_label, ylabel=y_label)
+        xs = sorted({point.x for points in shown.values() for point in points})
+        axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if doubling:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(xs, [f"{x:g}" for x in xs])
+            axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
+        axes.grid(axis="y")
+        axes.axhline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
+        for (name, points), other_style in zip(shown.items(), _OTHER_STYLES, strict=False):
+            value, low, high, x = np.array(points, dtype=float).T
+            # NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a
+            # damaged file.
+            bounds = np.maximum([value - low, high - value], 0)
+            style = _STYLES.get(name, other_style)
+            axes.errorbar(
+                x, value, yerr=bounds, label=wrapped(name), elinewidth=2, clip_on=False, **style
+            )
+        add_legend(axes, columns=1 if has_names else 3)
+        plots.append(Plot(title, axes.figure))
+    return plots
 
 
 def wrapped(label: str) -> str:
-    """A label in lines that fit a figure. The tables have it in full."""
+    """A label in lines that fit a figure, which end between its parts where they can."""
     label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
-    lines = _lines(label, max_lines=None)
-    if len(lines) > _MOST_LINES:
-        label = " ".join(map(_last_of_path, label.split(" ")))
-        lines = _lines(label, max_lines=_MOST_LINES)
-    return "\n".join(lines)
-
-
-def _lines(label: str, max_lines: int | None) -> list[str]:
-    """Lines that end between parts of the label, as long as a part fits a line."""
     parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in label.split(" · ")]
-    lines = textwrap.wrap(
-        " · ".join(parts),
-        _LONGEST_LINE,
-        max_lines=max_lines,
-        placeholder="…",
-        break_on_hyphens=False,
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def _last_of_path(word: str) -> str:
-    """The last part of a path, which says most: `llama` of `./models/llama/`."""
-    if word in _UNITS:
-        return word
-    return word.rstrip("/").rpartition("/")[2] or word
-
-
-def svg(name: str, figure: Figure) -> str:
-    """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
-    buffer = io.StringIO()
-    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
-    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
-    without_prologue = text[text.index("<svg") :]
-    ids = re.compile(r'\bid="|href="#|url\(#')
-    # Only tags have ids. Text between them, such as the name of a model, stays as it is.
-    return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), without_prologue)
-
-
-def _draw_dots(axes: Any, rows: Sequence[DotRow], series: str) -> None:
-    """Draw the points of one series, in the rows that have one."""
-    points = []
-    heights = []
-    for y, row in enumerate(rows):
-        if series in row.points:
-            points.append(row.points[series])
-            heights.append(y + _SHIFTS.get(series, 0))
-    if not points:
-        return
-    axes.errorbar(
-        [point.value for point in points],
-        heights,
-        xerr=_bounds(points),
-        label=series,
-        elinewidth=2,
-        **{**_STYLES[series], "linestyle": "none"},
-    )
-
-
-def _bounds(points: Sequence[Point]) -> Any:
-    """Distances of the bounds from their values, [2, num_points].
-
-    NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a damaged file.
-    """
-    value, low, high, _ = np.array(points, dtype=float).T
-    return np.maximum([value - low, high - value], 0)
+    lines = textwrap.wrap(" · ".join(parts), _LONGEST_LINE, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def new_axes(height: float, **labels: str) -> Any:
@@ -213,10 +161,19 @@ def new_axes(height: float, **labels: str) -> Any:
 
 def add_legend(axes: Any, columns: int = 3) -> None:
     """A legend below the axes, of everything there that has a label."""
+    handles, names = axes.get_legend_handles_labels()
     axes.figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower left",
-        ncols=columns,
-        handlelength=2.4,
-        columnspacing=1.4,
+        handles, names, loc="outside lower left", ncols=columns, handlelength=2.4, columnspacing=1.4
     )
+
+
+def _svg(name: str, figure: Figure) -> str:
+    """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
+    buffer = io.StringIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
+    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    without_prologue = text[text.index("<svg") :]
+    ids = re.compile(r'\bid="|href="#|url\(#')
+    # Only tags have ids. Text between them, such as the name of a model, stays as it is.
+    return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), without_prologue)

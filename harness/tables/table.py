@@ -40,6 +40,7 @@ class Column:
         once: whether a cell that is equal to the one above is left empty.
         identifies_row: whether it says, as the text columns at the left do, what the row is about.
             A table that is too wide is printed in parts, and each part begins with these columns.
+        reference: of a column of `Interval`s, which are also drawn on a page: where a line is. None for others.
     """
 
     heading: str
@@ -49,6 +50,7 @@ class Column:
     optional: bool = False
     once: bool = False
     identifies_row: bool = False
+    reference: float | None = None
 
     def at(self, path: Of) -> Column:
         """The same column, reading at a path of the item.

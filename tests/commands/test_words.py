@@ -61,6 +61,9 @@ def changed(settings: Any, name: str) -> Any:
     """The same with another value of one setting, be it one that goes with nothing else."""
     first, _, rest = name.partition(".")
     value = getattr(settings, first)
+    if name == "rule":
+        # It must be the name of one.
+        return dataclasses.replace(settings, rule="block")
     new = (
         changed(value, rest)
         if rest
@@ -124,7 +127,7 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
-    assert [name.settings for name in told_apart(rows)] == [
+    assert [[*name.settings.values()] for name in told_apart(rows)] == [
         [],
         ["layers 5, 6", "placement.reserve_gb 2.25"],
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.ranking.methods import methods_tables
+from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.plan.rows import PlanRow
@@ -177,31 +177,36 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "is too slow (" not in said.partition("early_exit")[2]
 
 
+def answers(*runs: list[LatencyRow]) -> list[str]:
+    """Sentences about the fastest pair of each target, without those about its rivals."""
+    lines = latency_answers(latency_pairs([Run(rows) for rows in runs]))
+    return [line.text for line in lines if line.style == "strong"]
+
+
 def test_methods_of_different_engines_are_not_ranked() -> None:
-    runs = [latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")]
-    assert methods_tables(latency_pairs([Run(rows) for rows in runs])) == []
-    runs[1] = latency_run(draft="lookup")
-    assert len(methods_tables(latency_pairs([Run(rows) for rows in runs]))) == 1
+    here, elsewhere = latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")
+    assert len(answers(here, elsewhere)) == 2
+    (answer,) = answers(here, latency_run(draft="lookup", speedup=1.5))
+    assert answer.startswith("Fastest: 13B with 7B")
+
+
+def test_answers_tell_conditions_apart() -> None:
+    runs = []
+    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
+        for draft, speedup in (("7B", 1.5), ("lookup", 1.2)):
+            conditions = {"temperature": temperature, "batch_size": size}
+            runs.append(latency_run(draft=draft, speedup=speedup, **conditions))
+    assert {answer.partition(": 1.50×")[0] for answer in answers(*runs)} == {
+        "Fastest: 13B with 7B, K=4, greedy",
+        "Fastest: 13B with 7B, K=4, temperature 0.5",
+        "Fastest: 13B with 7B, K=4, batches of 8, temperature 0.5",
+    }
 
 
 def test_a_method_with_synthetic_acceptance_is_labelled() -> None:
     runs = [latency_run(draft="7B", synthetic_acceptance=0.8), latency_run(draft="lookup")]
-    (table,) = methods_tables(latency_pairs([Run(rows) for rows in runs]))
-    _, cells = table.shown()
-    assert {method for method, *_ in cells} == {"7B · synthetic 0.8", "lookup"}
-
-
-def test_titles_tell_tables_of_methods_apart() -> None:
-    runs = []
-    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
-        for draft in ("7B", "lookup"):
-            conditions = {"temperature": temperature, "batch_size": size}
-            runs.append(Run(latency_run(draft=draft, **conditions)))
-    assert {table.title for table in methods_tables(latency_pairs(runs))} == {
-        "What drafts best for 13B, greedy",
-        "What drafts best for 13B, temperature 0.5",
-        "What drafts best for 13B, temperature 0.5, batches of 8",
-    }
+    pairs = latency_pairs([Run(rows) for rows in runs])
+    assert {*pairs.method} == {"7B · synthetic 0.8", "lookup"}
 
 
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -213,5 +218,5 @@ def test_one_method_is_not_ranked_against_itself(capsys: pytest.CaptureFixture[s
     rows = [row for seed in (0, 1) for row in of_job(seed, latency_run(seed=seed))]
     print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
     out = capsys.readouterr().out
-    assert "seed 1" in out
+    assert " seed " in out
     assert "What drafts best" not in out

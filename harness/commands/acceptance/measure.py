@@ -261,7 +261,9 @@ class Acceptance(Experiment):
             rows.append(session.row(AcceptanceRow, **figures))
         plots = optional_plots()
         if plots is not None:
-            for name, content in plots.picture_files(RECORD, Run(list(rows))).items():
+            for name, content in plots.picture_files(
+                lambda: RECORD.plots([Run(list(rows))])
+            ).items():
                 replace_file(session.directory / name, content.encode())
         return rows
 

@@ -90,6 +90,7 @@ class Acceptance(Command):
         ("-m draft=./step_100,./step_200", "checkpoints of a draft"),
     )
     notes = "Of texts that the target did not write at this temperature a line says how unlikely they are."
+    question = "How often is a draft right?"
     help_order = 2
     settings = AcceptanceSettings
     experiment = "harness.commands.acceptance.measure"

@@ -68,6 +68,7 @@ class Compare(Command):
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("json=true < prompts.txt", "one prompt per line, one JSON record each"),
     )
+    question = "What did single races show?"
     help_order = 2
     settings = CompareSettings
     experiment = "harness.commands.compare.measure"

@@ -128,6 +128,7 @@ class Distill(Command):
         "After Ctrl-C or a kill the same command goes on. "
         "The result is a directory that draft= takes."
     )
+    question = "Did training help?"
     help_order = 5
     settings = DistillSettings
     experiment = "harness.commands.distill.measure"

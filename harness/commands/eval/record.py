@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,6 +99,7 @@ class Eval(Command):
         "Answers are kept in eval_answers/ next to results.file: after Ctrl-C or a crash the same "
         "command resumes."
     )
+    question = "Is it as accurate?"
     help_order = 3
     settings = EvalSettings
     experiment = "harness.commands.eval.measure"
@@ -123,17 +124,6 @@ class Eval(Command):
         from harness.commands.eval.tables import accuracy_losses
 
         return accuracy_losses(runs)
-
-    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        from harness.commands.latency.plots import accuracy_plots
-
-        return accuracy_plots(runs)
-
-    def changes(self, sides: Any) -> Sequence[Any]:
-        """Accuracy, question by question."""
-        from harness.commands.regress.comparisons import change_of_accuracy
-
-        return [change_of_accuracy(sides)]
 
 
 RECORD = Eval()

@@ -153,6 +153,7 @@ class Latency(Command):
             "a sweep over comma-separated values",
         ),
     )
+    question = "Is it faster?"
     help_order = 1
     settings = LatencySettings
     experiment = "harness.commands.latency.measure"
@@ -168,13 +169,17 @@ class Latency(Command):
         return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.latency.ranking.methods import methods_tables
-        from harness.commands.latency.ranking.pair_tables import pairs_table
         from harness.commands.latency.ranking.pairs import latency_pairs
-        from harness.commands.latency.ranking.tree_tables import trees_tables
+        from harness.commands.latency.ranking.tables import pairs_table, reasons_table
+        from harness.commands.latency.ranking.trees import trees_tables
 
         pairs = latency_pairs(runs)
-        return [pairs_table(pairs), *methods_tables(pairs), *trees_tables(pairs)]
+        if pairs.empty:
+            return []
+        # One draft's costs are in its own summary.
+        drafts = pairs.groupby("target").draft.nunique()
+        reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
+        return [pairs_table(pairs), *reasons, *trees_tables(pairs)]
 
     def pooled(self, rows: Sequence[Any]) -> Document:
         from harness.commands.latency.tables.run import latency_document
@@ -182,23 +187,34 @@ class Latency(Command):
         return latency_document(rows)
 
     def report(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.latency.ranking.pair_tables import latency_tables
         from harness.commands.latency.ranking.pairs import latency_pairs
         from harness.commands.latency.ranking.published_table import published_tables
+        from harness.commands.latency.ranking.tables import (
+            arms_table,
+            categories_table,
+            pairs_table,
+            reasons_table,
+        )
+        from harness.commands.latency.ranking.trees import trees_tables
 
         pairs = latency_pairs(runs)
-        if not pairs:
+        if pairs.empty:
             return []
-        return [*latency_tables(pairs), *published_tables(pairs)]
+        return [
+            pairs_table(pairs),
+            categories_table(pairs),
+            reasons_table(pairs),
+            *trees_tables(pairs),
+            arms_table(pairs),
+            *published_tables(pairs),
+        ]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """The fastest pair, its rivals, and what would change it."""
-        from harness.commands.latency.ranking.pairs import fastest, latency_pairs
-        from harness.commands.latency.ranking.rivals import rivals_of_the_fastest
-        from harness.commands.latency.ranking.scope import scope_of_the_fastest
+        """The fastest pair of each target, and its rivals."""
+        from harness.commands.latency.ranking.answers import latency_answers
+        from harness.commands.latency.ranking.pairs import latency_pairs
 
-        pairs = latency_pairs(runs)
-        return [*fastest(pairs), *rivals_of_the_fastest(pairs), *scope_of_the_fastest(pairs)]
+        return latency_answers(latency_pairs(runs))
 
     def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
         from harness.commands.latency.plots import latency_plots

@@ -302,7 +302,7 @@ class Map(Experiment):
             files |= schedule_files(schedule, _draft_for_vllm(session))
         plots = optional_plots()
         if plots is not None:
-            files |= plots.picture_files(RECORD, Run(list(rows)))
+            files |= plots.picture_files(lambda: RECORD.plots([Run(list(rows))]))
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
 

@@ -27,11 +27,9 @@ from harness.commands.map.tables import (
 )
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
-from harness.tables.drawing import add_legend, new_axes, wrapped
+from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 from harness.tables.table import grouped
 
-# Figures that still fit a page.
-_MOST_PANELS = 12
 _ROW_HEIGHT = 0.42
 # A speed-up by this factor, up or down, has the full colour.
 _FULL_COLOUR = 3.0
@@ -77,21 +75,21 @@ class Grid(NamedTuple):
         return values
 
 
-def map_plots(runs: Sequence[Run]) -> dict[str, list[Figure]]:
-    """A figure for each context of each map."""
-    figures = []
+def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
+    """A plot for each context of each map."""
+    plots = []
     for named in named_runs(runs):
         for of_context in grouped(cells_of(named.run.rows), lambda row: row.context or 0).values():
             title = heading_of(of_context)
             if len(runs) > 1:
                 title = f"{named.name.label()} · {title}"
-            figures.append(_figure(Grid.of(of_context), load_of(of_context), wrapped(title)))
-    return {"map": figures[:_MOST_PANELS]}
+            plots.append(Plot(title, _figure(Grid.of(of_context), load_of(of_context))))
+    return {"map": plots[:MOST_PLOTS]}
 
 
-def _figure(grid: Grid, load: str, title: str) -> Figure:
+def _figure(grid: Grid, load: str) -> Figure:
     height = _ROW_HEIGHT * len(grid.draft_tokens) + 1.35
-    axes = new_axes(height, xlabel=load, ylabel="K, draft tokens", title=title)
+    axes = new_axes(height, xlabel=load, ylabel="K, draft tokens")
     axes.set(
         xlim=(-0.5, len(grid.batch_sizes) - 0.5),
         ylim=(-0.5, len(grid.draft_tokens) - 0.5),

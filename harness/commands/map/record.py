@@ -100,6 +100,7 @@ class Map(Command):
         "Writes the map's drawing (map.svg) into the run's directory, and from the cells that can tell"
         " schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp."
     )
+    question = "Up to which load?"
     help_order = 2
     settings = MapSettings
     experiment = "harness.commands.map.measure"

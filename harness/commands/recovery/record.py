@@ -160,6 +160,7 @@ class Recovery(Command):
     notes = (
         "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."
     )
+    question = "Is it lossless?"
     help_order = 4
     settings = RecoverySettings
     experiment = "harness.commands.recovery.measure"

@@ -1,7 +1,8 @@
-"""`report`: from CSV files to tables in the terminal, Markdown, and one HTML page with plots."""
+"""`report`: from CSV files to answers in the terminal, Markdown, and one HTML page with plots."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,20 +16,21 @@ from harness.commands.read_runs import Run, measuring, read
 from harness.commands.report.others import others_table
 from harness.commands.report.pages import html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
+from harness.commands.words import common_settings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.records.command import Command
 from harness.records.registry import COMMANDS, commands
+from harness.results.statistics.interval import counted
 from harness.tables.table import Document, Line, Table, sentences, without_empty
 from harness.tables.terminal import WIDE, plain_console, print_document
 
-TITLE = "Speculative decoding: what was measured"
 _DEFAULT = Path("results")
 
 _HELP = """\
 usage: harness report [PATH ...] [output=DIR] [format=pr]
 
-From CSV files to tables in the terminal, report.md, and report.html: one page with plots that needs nothing else.
+From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
   PATH        a CSV file of latency, eval, recovery, compare or distill, with any name, AIPerf's
               profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
@@ -49,27 +51,38 @@ A run that is in several files counts once; of repeated measurements the newest 
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
+# More rows are in the CSV files alone, and a page of more takes minutes to make and to open.
+_ROWS_ON_A_TERMINAL = 20
+_ROWS_OF_A_PAGE = 2_000
+_MOST_NOTES = 20
+# So many take longer than a reader waits without a word.
+_MANY_RUNS = 2_000
+
 
 @dataclass(frozen=True)
 class Report:
     """Everything a report shows.
 
     Attributes:
-        headlines: sentences to begin with.
+        title: what was measured.
+        about: how many runs when and where, and the settings that all of them share.
+        answers: questions with their answers, the most important first.
         parts: tables and sentences, in reading order.
+        first: of them what a terminal shows.
         shown: commands with their runs, from which the plots are drawn.
     """
 
-    headlines: Document
+    title: str
+    about: Sequence[str]
+    answers: Sequence[tuple[str, Sequence[Line]]]
     parts: Document
+    first: Document
     shown: Sequence[tuple[Command, Sequence[Run]]]
 
-
-# More rows are in the files alone, and a page of more takes minutes to make and to open.
-_ROWS_ON_A_TERMINAL = 200
-_ROWS_OF_A_PAGE = 2_000
-# So many take longer than a reader waits without a word.
-_MANY_RUNS = 2_000
+    @property
+    def headlines(self) -> list[Line]:
+        """All answers."""
+        return [line for _, lines in self.answers for line in lines]
 
 
 def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
@@ -83,28 +96,48 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
     """
     known = measuring([*commands(), *further])
     findings = read([Path(path) for path in paths], known)
-    num_runs = len(findings.runs)
-    if num_runs > _MANY_RUNS:
-        print(f"making tables of {num_runs:,} runs", file=sys.stderr)
     shown = [(command, findings.of(command.row)) for command in known]
-    headlines: list[Table | Line] = []
+    answers: list[tuple[str, Sequence[Line]]] = []
     parts: list[Table | Line] = []
+    first: list[Table | Line] = []
     for command, runs in shown:
-        headlines += command.headlines(runs)
-        parts += command.report(runs)
+        if len(runs) > _MANY_RUNS:
+            print(f"making tables of {len(runs):,} runs of {command.name}", file=sys.stderr)
+        if lines := command.headlines(runs):
+            answers.append((command.question or command.name, lines))
+        of_command = command.report(runs)
+        parts += of_command
+        # The first table has the answer's figures; a page has room for the others.
+        first += [part for part in of_command if isinstance(part, Table)][:1]
+    further_tables = [others_table(findings.others), failures_table(findings.failures)]
+    notes = sentences("warning", *findings.notes[:_MOST_NOTES])
+    if len(findings.notes) > _MOST_NOTES:
+        notes.append(
+            Line(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.", "warning")
+        )
+    first += [*further_tables, *notes]
     parts += [
-        others_table(findings.others),
-        failures_table(findings.failures),
+        *further_tables,
         environment_table(findings.runs),
         files_table(findings.files),
+        *notes,
     ]
-    parts = [part.first(_ROWS_OF_A_PAGE) if isinstance(part, Table) else part for part in parts]
-    parts += sentences("warning", *findings.notes)
     if counts := Counter(failure.status for failure in findings.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"Without a full result: {unfinished}; the reasons are listed below."
-        headlines.append(Line(text, "strong"))
-    return Report(headlines, without_empty(parts), shown)
+        answers.append(("What failed?", [Line(text, "strong")]))
+    rows = [run.last for run in findings.runs]
+    models = list(dict.fromkeys(row.model for row in rows if row.model))
+    title = "Speculative decoding"
+    if models:
+        title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
+    days = sorted(row.timestamp[:10] for row in rows if row.timestamp)
+    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
+    about = [counted(len(rows), "measurement"), when, *common_settings(rows).split(" · ")]
+    parts = [part.first(_ROWS_OF_A_PAGE) if isinstance(part, Table) else part for part in parts]
+    return Report(
+        title, [*filter(None, about)], answers, without_empty(parts), without_empty(first), shown
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -155,11 +188,11 @@ def main(arguments: Sequence[str]) -> None:
     report = build(paths, further)
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
-    parts = [
+    first = [
         part.first(_ROWS_ON_A_TERMINAL) if isinstance(part, Table) else part
-        for part in report.parts
+        for part in report.first
     ]
-    print_document([*report.headlines, *parts], plain_console(WIDE))
+    print_document([*report.headlines, *first], plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 
@@ -170,16 +203,16 @@ def write(report: Report, output: Path) -> list[Path]:
         SettingError: a place where no file can be written.
         RunError: a disk that fails or is full.
     """
-    drawn: dict[str, list[str]] = {}
-    note = Line("The plots are in report.html.", "dim")
-    plots = optional_plots()
-    if plots is None:
-        note = Line(f"Plots need matplotlib: {INSTALL_PLOTS}", "dim")
-    else:
-        drawn = plots.plots(report.shown)
+    drawn: dict[str, list[tuple[str, str]]] = {}
+    drawing = optional_plots()
+    note = f"Plots need matplotlib: {INSTALL_PLOTS}"
+    if drawing is not None:
+        note = "The plots are in report.html."
+        for command, runs in report.shown:
+            drawn |= drawing.as_svgs(functools.partial(command.plots, runs))
     contents = {
-        output / "report.md": markdown(TITLE, report.headlines, [*report.parts, note]),
-        output / "report.html": html_page(TITLE, report.headlines, report.parts, drawn),
+        output / "report.md": markdown(report, note),
+        output / "report.html": html_page(report, drawn),
     }
     try:
         output.mkdir(parents=True, exist_ok=True)

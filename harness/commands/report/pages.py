@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,33 +11,35 @@ from typing import Any
 
 import jinja2
 
-from harness.tables.table import Document
+from harness.results.statistics.interval import Interval
 
 # Control characters but for tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # What Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. Names are
 # full of those within a word, `tiny_draft`, which are no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+# Of a drawn interval, in pixels.
+_WIDTH = 130
 
 
-def html_page(
-    title: str, headlines: Document, parts: Document, plots: Mapping[str, Sequence[str]]
-) -> str:
-    """The page: no script, no font, no picture from anywhere. Tables in full open on a click.
+def html_page(report: Any, plots: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+    """The page: no font, no picture, no script from anywhere. Tables in full open on a click.
 
     Args:
-        plots: SVGs by the name of their plot; `page.html.j2` says below which table each is, and a
+        report: see `Report` in `command.py`.
+        plots: titles and SVGs by the name of their plot; `page.html.j2` says above which table each is, and a
             name that is missing leaves no gap.
     """
-    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    return _render(
-        "page.html.j2", title=title, headlines=headlines, parts=parts, plots=plots, css=css
+    css, script = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js")
     )
+    return _render("page.html.j2", report=report, plots=plots, css=css, script=script)
 
 
-def markdown(title: str, headlines: Document, parts: Document) -> str:
-    """A page without plots: headlines as a list, then tables and sentences."""
-    text = _render("page.md.j2", title=title, headlines=headlines, parts=parts)
+def markdown(report: Any, note: str) -> str:
+    """A page without plots: answers as a list, then tables and sentences."""
+    text = _render("page.md.j2", report=report, note=note)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -55,6 +58,37 @@ def _render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {"plain": lambda text: _CONTROL.sub(" ", text), "escaped": escape}
+    environment.filters |= {
+        "plain": lambda text: _CONTROL.sub(" ", text),
+        "escaped": escape,
+        "number": _number,
+        "scale": _scale,
+    }
     return environment.get_template(template).render(content, zip=zip)
+
+
+def _number(value: object) -> float | None:
+    """What a cell is sorted by; None for text."""
+    if isinstance(value, Interval):
+        value = value.estimate
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _scale(figures: Sequence[Interval | None], reference: float) -> Any:
+    """Where figures of a column are drawn: a function of a value -> pixels from the left."""
+    known = [figure for figure in figures if figure is not None]
+    ends = [end for figure in known for end in (figure.estimate, figure.low, figure.high)]
+    # One wide interval must not press all others together.
+    estimates = [reference, *(figure.estimate for figure in known)]
+    room = 2 * (max(estimates) - min(estimates)) or 1.0
+    low = max(min(estimates) - room / 2, min([reference, *(end for end in ends if end == end)]))
+    high = min(max(estimates) + room / 2, max([reference, *(end for end in ends if end == end)]))
+
+    def place(value: float) -> float:
+        share = (value - low) / ((high - low) or 1.0)
+        return round(4 + (_WIDTH - 8) * min(1.0, max(0.0, share)), 1)
+
+    return place

@@ -324,7 +324,7 @@ def test_the_drawing_says_what_the_text_says(weights: str) -> None:
     words = [word_of(cell) for cell in cells if cell.measured]
     of_stored = [PAYS, CANNOT_TELL, PAYS, DOES_NOT_PAY]
     assert words == (of_stored if weights == "stored" else [CANNOT_TELL] * 4)
-    (figure,) = map_plots([Run(cells)])["map"]
+    ((_, figure),) = map_plots([Run(cells)])["map"]
     legend = figure.axes[0].get_legend_handles_labels()[1]
     assert {word for word in legend if word in of_stored} == set(words)
     assert ("pays at batch size 1 to" in lines(cells)) == (weights == "stored")

@@ -15,7 +15,7 @@ import pytest
 from browser import CHROMIUM, browser
 from harness.commands.map.rows import MapRow
 from harness.commands.read_runs import group
-from harness.commands.report.command import TITLE, Report, build
+from harness.commands.report.command import Report, build
 from harness.commands.report.pages import escape, html_page, markdown
 from harness.records.registry import COMMANDS
 from harness.results.statistics.interval import Interval
@@ -23,11 +23,17 @@ from harness.tables.table import Table
 from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
-from harness.commands.latency.plots import plots
-from harness.tables.drawing import wrapped  # after the skip
+from harness.tables.drawing import as_svgs, wrapped  # after the skip
 
-Plots = Mapping[str, Sequence[str]]
+Plots = Mapping[str, Sequence[tuple[str, str]]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
+
+
+def plots(shown: Any) -> dict[str, list[tuple[str, str]]]:
+    drawn: dict[str, list[tuple[str, str]]] = {}
+    for command, runs in shown:
+        drawn |= as_svgs(lambda command=command, runs=runs: command.plots(runs))  # type: ignore[misc]
+    return drawn
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def drawn(report: Report) -> Plots:
 
 @pytest.fixture(scope="module")
 def html(report: Report, drawn: Plots) -> str:
-    return html_page(TITLE, report.headlines, report.parts, drawn)
+    return html_page(report, drawn)
 
 
 def contrast(colour: str, other: str) -> float:
@@ -91,6 +97,7 @@ class Page(HTMLParser):
         self.opened: list[str] = []
         self.closed: list[str] = []
         self.ids: list[str] = []
+        self.classes: list[str] = []
         self.addresses: list[str] = []
         self.text = ""
         self.feed(page)
@@ -98,6 +105,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.opened.append(tag)
         self.ids += [value or "" for name, value in attributes if name == "id"]
+        self.classes += [value or "" for name, value in attributes if name == "class"]
         self.addresses += [
             value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
         ]
@@ -111,7 +119,8 @@ class Page(HTMLParser):
 
 def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     page = Page(html)
-    assert not {"script", "link", "img", "iframe"} & set(page.opened)
+    assert not {"link", "img", "iframe"} & set(page.opened)
+    assert page.opened.count("script") == 1, "its own"
     assert [address for address in page.addresses if not address.startswith("#")] == []
     # The name of a namespace is no address.
     assert (
@@ -133,22 +142,42 @@ def test_what_users_name_is_text(html: str) -> None:
 
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
-    assert {name: len(svgs) for name, svgs in drawn.items()} == {
-        "speedup": 1, "num_draft_tokens": 3, "accuracy": 1,
-    }  # fmt: skip
+    assert {name: len(svgs) for name, svgs in drawn.items()} == {"num_draft_tokens": 3}
     page = Page(html)
-    assert page.opened.count("svg") == 5
+    # And an interval for each of four pairs.
+    assert page.opened.count("svg") == 3 + 4
+    assert page.classes.count("whisker") == 4
     assert len(page.ids) == len(set(page.ids))
-    for svg in (svg for svgs in drawn.values() for svg in svgs):
+    for _, svg in (plot for plots_of_kind in drawn.values() for plot in plots_of_kind):
         assert_visible(svg)
+
+
+def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
+    """On one scale, with the line of no difference at the same place in each row."""
+    rows = re.findall(
+        r"<tr role=row[^>]*>(?:(?!</tr>).)*class=whisker(?:(?!</tr>).)*</tr>", html, re.DOTALL
+    )
+    drawn = {}
+    for row in rows:
+        speedup = float(re.findall(r">(\d\.\d\d)×<", row)[0])
+        places = r'M([\d.]+) 0v14.*M([\d.]+) 7H([\d.]+).*cx="([\d.]+)"'
+        reference, low, high, middle = map(float, re.findall(places, row)[0])
+        drawn[speedup] = (reference, low, middle, high)
+    assert sorted(drawn) == [1.2, 1.5, 2.0, 2.5]
+    assert len({reference for reference, *_ in drawn.values()}) == 1
+    for reference, low, middle, high in drawn.values():
+        assert reference < low < middle < high
+    middles = [drawn[speedup][2] for speedup in sorted(drawn)]
+    assert middles == sorted(middles)
 
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
     drawn = plots(report.shown)
-    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
-    assert page.opened.count("svg") == len(drawn) == 2
-    assert "Speculative decoding is 2.00× faster" in page.text
+    page = Page(html_page(report, drawn))
+    assert [*drawn] == ["num_draft_tokens"]
+    assert page.opened.count("svg") == 2
+    assert "2.00× faster" in page.text
 
 
 def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
@@ -158,7 +187,7 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
         for engine in ("local", "server")
     ]
     drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)
-    (load,) = drawn["load"]
+    ((_, load),) = drawn["load"]
     # A curve for each engine over all loads.
     assert {"1", "4", "16", "speed-up"} <= words_of(load)
 
@@ -181,12 +210,12 @@ def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
     rows = [*map_rows(100), *(replace(row, run="map100") for row in map_rows(400))]
     report = build([write(tmp_path / "map.csv", rows)])
     drawn = plots(report.shown)
-    first, second = drawn["map"]
+    (_, first), (title, _) = drawn["map"]
     assert_visible(first)
     expected = {"2.50×", "(1.25×)", "0.50×", "pays", "cannot tell", "does not pay"}
     assert expected | {"1×"} <= words_of(first)
-    assert "Speed-up at a context of 400 tokens" in words_of(second)
-    page = Page(html_page(TITLE, report.headlines, report.parts, drawn))
+    assert title == "Speed-up at a context of 400 tokens"
+    page = Page(html_page(report, drawn))
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
     answer, covers, changes = (line.text for line in report.headlines)
@@ -209,7 +238,7 @@ def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
 def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
     first, *others = map_rows()
     runs = group([MapRow.from_values(first.values() | changes), *others])
-    (svg,) = plots([(COMMANDS["map"], runs)])["map"]
+    ((_, svg),) = plots([(COMMANDS["map"], runs)])["map"]
     assert "2.50×" in words_of(svg)
 
 
@@ -218,19 +247,19 @@ def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> Non
     runs.append(
         latency_run(num_draft_tokens="auto", draft="68M")
     )  # there is no curve to compare it with
-    (svg,) = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)["num_draft_tokens"]
+    ((_, svg),) = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)["num_draft_tokens"]
     assert "K=auto" in svg
     assert "nan" not in svg.lower()
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
     assert plots(report.shown) == drawn
-    assert html_page(TITLE, report.headlines, report.parts, drawn) == html
+    assert html_page(report, drawn) == html
 
 
 def test_without_plots_the_tables_remain(report: Report) -> None:
-    page = Page(html_page(TITLE, report.headlines, report.parts, {}))
-    assert "svg" not in page.opened
+    page = Page(html_page(report, {}))
+    assert page.opened.count("svg") == page.classes.count("whisker")
     assert page.opened.count("table") == num_tables(report)
 
 
@@ -239,14 +268,14 @@ def test_plots_of_nothing_are_none() -> None:
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
-    text = markdown(TITLE, report.headlines, report.parts)
+    text = markdown(report, "")
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == num_tables(report)
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "**2.50×**" not in text, "it was measured at one K"
     assert "**2.00×**" in text
-    assert text.count("<details>") == 3, "all arms, all published figures, files"
+    assert text.count("<details>") == 4, "all arms, all published figures, environment, files"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +293,7 @@ def test_markdown_interprets_nothing(text: str, expected: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(html_page(TITLE, report.headlines, report.parts, {}), encoding="utf-8")
+    page.write_text(html_page(report, {}), encoding="utf-8")
     with browser(tmp_path) as chromium:
         chromium.open(page.as_uri(), width=400)
         chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
@@ -280,5 +309,5 @@ def test_labels_that_differ_at_their_end_look_different() -> None:
     shared = "13B (llama.cpp b1) with 7B (as labelled) · K=4 · temperature 0.5 · engine server · "
     labels = [wrapped(f"{shared}{load} in flight") for load in (1, 8)]
     assert labels[0] != labels[1]
-    assert max(len(line) for label in labels for line in label.split("\n")) <= 62
+    assert max(len(line) for label in labels for line in label.split("\n")) <= 56
     assert "8 in flight" in labels[1]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import pandas as pd
 
-from harness.commands.latency.ranking.pairs import MeasuredPair
 from harness.commands.latency.tables.costs import costs_in_steps
 
 # The curve reaches this K at least.
 _LEAST_END = 8
 
 
-def predicted_curve(series: Sequence[MeasuredPair]) -> list[tuple[int, float]]:
+def predicted_curve(series: pd.DataFrame) -> list[tuple[int, float]]:
     """Predicted speed-up for each K from 1 to two past the largest measured, and at least to 8.
 
     (1 − α^{K+1}) / ((1 − α)(K c + v)) of Leviathan et al. 2023 with what the runs measured: α and
@@ -27,8 +25,8 @@ def predicted_curve(series: Sequence[MeasuredPair]) -> list[tuple[int, float]]:
     acceptances = []
     draft_costs = []
     verify_costs = {0: [1.0]}
-    for pair in series:
-        num_draft_tokens = pair.name.num_draft_tokens
+    for pair in series.itertuples():
+        num_draft_tokens = pair.k
         acceptance = pair.row.conditional_acceptance_rate
         costs = costs_in_steps(pair.regular, pair.row)
         if isinstance(num_draft_tokens, int) and acceptance is not None and costs is not None:

@@ -1,0 +1,164 @@
+"""What many runs of `latency` answer, a sentence for each target: which draft is the fastest, and which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.commands.latency.tables.run import figure_in_words
+from harness.commands.regress.comparisons import ms_of_both_arms
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.multiplicity import best_of_several, ranking
+from harness.results.verdict import verdict_of
+from harness.tables.table import Line, interval
+
+# Targets that get a sentence, and rivals that are named in one.
+_MOST_TARGETS = 6
+_MOST_NAMED = 3
+
+
+def latency_answers(pairs: pd.DataFrame) -> list[Line]:
+    """A sentence for each target, in bold where it can tell, and one about the rivals of its fastest pair.
+
+    Next to a real pair one that is made up is no finding.
+    """
+    if pairs.empty:
+        return []
+    targets = [group for _, group in _real_or_all(pairs).groupby("target", sort=False)]
+    drafting = [group for group in targets if group.best.any()]
+    shown = drafting or targets
+    lines = []
+    for group in shown[:_MOST_TARGETS]:
+        lines += _answer(group)
+    num_more = len(shown) - _MOST_TARGETS
+    if num_more > 0:
+        lines.append(Line(f"{num_more} more targets or conditions are in the table.", "dim"))
+    return lines
+
+
+def _real_or_all(pairs: pd.DataFrame) -> pd.DataFrame:
+    return pairs[pairs.real] if pairs.real.any() else pairs
+
+
+def _answer(group: pd.DataFrame) -> list[Line]:
+    """About the pairs of one target under one set of conditions."""
+    first = group.iloc[0]
+    bests = group[group.best]
+    if bests.empty:
+        alone = group[group.regular_ms.notna() & ~group.partial & (group.draft == "none")]
+        return [
+            Line(
+                f"{pair.name.label(', ')}: {pair.regular_ms:.2f} ms/token without a draft.",
+                "strong",
+            )
+            for pair in alone.itertuples()
+        ]
+    if first.why_not:
+        return [Line(f"{first.model}: nothing is ranked: {first.why_not}.", "warning")]
+    bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
+    best = bests.iloc[0]
+    is_fastest = best.speedup >= group.speedup.max()
+    restriction = "" if is_fastest else " with an interval on a quiet machine"
+    verdict = verdict_of(best.row, int(best.num_compared))
+    figure = figure_in_words(verdict, int(best.num_compared))
+    name = best["name"].label(", ")
+    sentence = f"Cannot tell whether {name} pays: {figure}"
+    if verdict.pays:
+        beginning = f"Fastest{restriction}: " if len(bests) > 1 or restriction else ""
+        sentence = f"{beginning}{name}: {figure.replace('×', '× faster', 1)}"
+    elif verdict.conclusion == "no difference":
+        sentence = f"{name} makes no significant difference: {figure}"
+    elif verdict.conclusion == "slower" and len(bests) > 1:
+        sentence = f"No draft{restriction} pays for {best.model}; the best, {name}, is at {figure}"
+    elif verdict.conclusion == "slower":
+        sentence = f"{name} does not pay: {figure}"
+    if not best.quiet:
+        sentence += "; the machine was not quiet"
+    lines = [Line(f"{sentence}.", "strong" if verdict.can_tell else "plain")]
+    rivals = bests[bests.can_tell & (bests.index != best.name)]
+    if verdict.pays and not rivals.empty:
+        lines.append(_rivals(pd.concat([best.to_frame().T, rivals])))
+    return lines
+
+
+def _rivals(bests: pd.DataFrame) -> Line:
+    """Which drafts may gain as much as the first pair, each at its best K.
+
+    Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all.
+    """
+    times = _common_times(bests)
+    if times is not None:
+        # On the prompts that all have, another pair may be the fastest.
+        alike = {ranked.index for ranked in ranking(*times) if not ranked.worse} - {0}
+    else:
+        numbers = bests.num_compared.astype(int)
+        at_once = [verdict_of(*pair).speedup for pair in zip(bests.row, numbers, strict=True)]
+        alike = {place for place, one in enumerate(at_once) if one.high >= at_once[0].low} - {0}
+    if not alike:
+        return Line("All other drafts of this target gain significantly less.")
+    names = [bests.iloc[place]["name"].label(", ") for place in sorted(alike)]
+    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return Line(f"Cannot be told apart from the fastest: {'; '.join(names[:_MOST_NAMED])}{more}.")
+
+
+def ranking_notes(pairs: pd.DataFrame) -> list[str]:
+    """By what share the drafts of each target gain less than its fastest, and what its best K is worth."""
+    notes = []
+    for _, group in pairs[pairs.best & pairs.why_not.isna()].groupby("target", sort=False):
+        times = _common_times(group)
+        if times is None:
+            continue
+        best, *others = ranking(*times)
+        words: dict[bool, list[str]] = {False: [], True: []}
+        for ranked in others:
+            share = ranked.relative_to_best
+            method = group.iloc[ranked.index].method
+            bounds = interval(share)
+            words[ranked.worse].append(f"{method} ({share.estimate:.2f}; {bounds})")
+        fastest = group.iloc[best.index].method
+        if words[False]:
+            notes.append(f"Cannot be told apart from {fastest}: {', '.join(words[False])}.")
+        if words[True]:
+            notes.append(f"Significantly slower than {fastest}: {', '.join(words[True])}.")
+        covers = best.relative_to_best.covers
+        notes.append(f"Shares of its speed-up, with simultaneous 95 % intervals over {covers}.")
+    known = pairs[pairs.series.isin(pairs.series[pairs.best_k]) & pairs.speedup.notna()]
+    for _, series in known.groupby("series", sort=False):
+        times = _common_times(series)
+        if times is None:
+            continue
+        # The best of several is partly the luckiest. Where K is chosen on other prompts than those
+        # that it is timed on, luck has no part in it.
+        worth = best_of_several(*times, seed=0)
+        honest = worth.honest
+        bounds = f"{interval(honest)} over {honest.covers}"
+        beginning = (
+            f"{series.iloc[0]['name'].pair}: the best of {len(series)} K is {worth.naive:.2f}×"
+        )
+        on_others = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
+        notes.append(f"{beginning}, and {on_others}.")
+    return notes
+
+
+def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
+    """Milliseconds per token of the regular and the speculative arms, over the units that all pairs
+    have.
+
+    Returns:
+        Two arrays [num_pairs, num_units]; None for a single pair, for pairs with different prompts,
+        and where there are too few units.
+    """
+    rows: Sequence[Any] = [*pairs.row]
+    if len(rows) < 2 or len({row.prompts_digest for row in rows}) > 1:
+        return None
+    times = [ms_of_both_arms(run.prompts) for run in pairs.run]
+    units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
+    if len(units) < FEWEST_FOR_INTERVAL:
+        return None
+    # The last dimension has both arms.
+    both = np.array([[of_pair[unit] for unit in units] for of_pair in times])
+    return both[..., 0], both[..., 1]

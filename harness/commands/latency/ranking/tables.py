@@ -1,0 +1,275 @@
+"""Tables that compare many runs of `latency`, one row per pair and K, or per arm.
+
+Their items are rows of the frame `latency_pairs`: `row.draft_ms` reads the row of the speculative
+arm, `regular.target_step_ms` that of the regular one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from harness.commands.latency.ranking.answers import ranking_notes
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.categories import by_category
+from harness.commands.latency.tables.caveats import caveats
+from harness.commands.latency.tables.costs import (
+    AUTO_GAVE_UP,
+    auto_gave_up,
+    costs_in_steps,
+    held_back,
+    rest_ms,
+    share_of_predicted,
+    tokens_per_iteration,
+)
+from harness.commands.latency.tables.run import (
+    ACCEPTED,
+    ARM,
+    BOUNDS,
+    identical_texts,
+    speedup_bounds,
+)
+from harness.commands.words import FIRST_SETTINGS, cell_of, common_settings
+from harness.config.amounts import amount
+from harness.drafting.registry import METHODS
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import Interval
+from harness.tables.table import UNKNOWN, Column, Table, interval, number, percent, times
+
+# Settings that get a column where pairs differ in them; further ones are in the last column.
+_MOST_SETTINGS = 5
+_MOST_NOTES = 20
+# A page of more takes minutes to make and to open.
+_MOST_ROWS = 2_000
+PAIR = Column("pair", text=True, of="name.cell", once=True)
+K = Column("K", of="k", identifies_row=True, optional=True)
+
+
+def _stated(pair: Any) -> Interval | None:
+    speedup: Interval = pair.verdict.speedup
+    return speedup if speedup.is_known else None
+
+
+SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), _stated, reference=1)
+
+
+def pairs_table(pairs: pd.DataFrame) -> Table:
+    """Speed-up of each pair and K, with a column for each setting in which they differ."""
+    rows = [*pairs.row]
+    different = dict.fromkeys(column for name in pairs.name for column in name.settings)
+    ordered = [column for column in FIRST_SETTINGS if column in different]
+    ordered = list(dict.fromkeys([*ordered, *different]))
+    repeated = any(run.times > 1 for run in pairs.run)
+    together = pairs.num_compared.max() > 1
+
+    def setting_of(column: str, pair: Any) -> str:
+        return cell_of(pair.row, column)
+
+    def further(pair: Any) -> str:
+        words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
+        return " · ".join(filter(None, [*words, *pair.name.circumstances]))
+
+    def at_once(pair: Any) -> str | None:
+        return speedup_bounds(pair.row, pair.num_compared) if together else None
+
+    def remark(pair: Any) -> str | None:
+        if pair.partial:
+            return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+        if pair.row.status == NO_VERDICT:
+            return "no verdict"
+        if not pair.quiet:
+            return "not quiet"
+        return "best K" if pair.best_k else None
+
+    settings = [
+        Column(column.replace("_", " "), of=functools.partial(setting_of, column), text=True)
+        for column in ordered[:_MOST_SETTINGS]
+    ]
+    columns = (
+        Column("pair", text=True, of="name.pair", once=True),
+        *settings,
+        Column("further", text=True, of=further, optional=True),
+        K,
+        Column("regular\nms/token", number(), "regular.ms_per_token"),
+        # A run without a draft has the row of the regular arm alone.
+        Column(
+            "spec.\nms/token",
+            number(),
+            lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
+        ),
+        SPEEDUP,
+        BOUNDS.at("row"),
+        Column(
+            "all at\nonce",
+            of=lambda pair: speedup_bounds(pair.row, pair.num_compared) if together else None,
+            optional=True,
+        ),
+        Column("predicted", times, "row.predicted_speedup", optional=True),
+        ACCEPTED.at("row"),
+        Column("goodput", times, "row.goodput_ratio.estimate", optional=True),
+        Column("", of=remark, optional=True),
+        Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
+    )
+    notes: list[str] = []
+    if together:
+        notes.append("All at once: 95 % intervals that hold together for all pairs of a target.")
+    if any(row.goodput_ratio for row in rows):
+        notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
+    if repeated:
+        notes.append("runs: how often this was measured; the newest is shown.")
+    for why_not, group in pairs.groupby("why_not"):
+        notes.append(f"{group.model.iloc[0]}: nothing is ranked: {why_not}.")
+    for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
+        if row.status == NO_VERDICT:
+            notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
+        elif verdict.speedup.is_known and not verdict.speedup.has_bounds:
+            notes.append(f"{verdict.reason[:1].upper()}{verdict.reason[1:]}.")
+    if len(pairs) > _MOST_ROWS:
+        notes.insert(
+            0, f"The first {_MOST_ROWS:,} of {len(pairs):,} pairs; the CSV files have all."
+        )
+    notes = list(dict.fromkeys([*notes, *ranking_notes(pairs), *caveats(rows)]))
+    if len(notes) > _MOST_NOTES:
+        notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
+    return Table.of(
+        "pairs",
+        "How much faster?",
+        pairs.head(_MOST_ROWS).itertuples(),
+        columns,
+        strong="best_k",
+        faint="partial",
+        about=common_settings(rows),
+        notes=tuple(notes),
+    )
+
+
+def reasons_table(pairs: pd.DataFrame) -> Table:
+    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
+    pairs = pairs.head(_MOST_ROWS)
+    drafting = pairs[[row.mean_acceptance_length is not None for row in pairs.row]]
+
+    def cost(name: str, pair: Any) -> float | None:
+        costs = None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+        return None if costs is None else getattr(costs, name)
+
+    def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
+        # Where a server's counters report no more than acceptance over all iterations.
+        return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
+
+    def limit(pair: Any) -> str | None:
+        held = held_back(pair.regular, pair.row)
+        if held is None or not pair.best:
+            return None
+        return AUTO_GAVE_UP if auto_gave_up(pair.row) else held.in_short
+
+    words = {name: method.memory for name, method in METHODS.all().items() if method.memory}
+    columns = (
+        PAIR,
+        K,
+        ACCEPTED.at("row"),
+        Column("of those\ntested", percent, "row.conditional_acceptance_rate", optional=True),
+        Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),
+        Column("c", number(3), functools.partial(cost, "draft"), optional=True),
+        Column("v", number(), functools.partial(cost, "verify"), optional=True),
+        Column("drafting\nms", number(), "row.draft_ms", optional=True),
+        Column("verifying\nms", number(), "row.verify_ms", optional=True),
+        Column("rest\nms", number(), rest_ms, optional=True).at("row"),
+        Column("target\nstep ms", number(), "regular.target_step_ms", optional=True),
+        Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
+        Column("memory", of=functools.partial(_memory, words), optional=True),
+        Column("held back most", text=True, of=limit, optional=True),
+        Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
+        Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
+    )
+    return Table.of(
+        "reasons",
+        "Why?",
+        drafting.itertuples(),
+        columns,
+        strong="best_k",
+        faint="partial",
+        about=(
+            "c is the cost of a draft token and v that of a verification, in steps of the target; memory is the draft's"
+            " own weights. In brackets: the speed-up without what holds a pair back most."
+        ),
+    )
+
+
+def _positions(rates: Sequence[float | None]) -> str:
+    """`92 87 –`, in percent."""
+    return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
+
+
+def _memory(words: Mapping[str, str], pair: Any) -> str | None:
+    """Bytes of the draft's own weights, or the method's word for them: `none`, `shared`."""
+    # A hybrid, `suffix+model`, takes what the head or model in it takes.
+    in_hybrid = (pair.row.draft_method or "").rpartition("+")[2]
+    if in_hybrid in words:
+        return words[in_hybrid]
+    sizes = pair.row.draft_weight_bytes
+    return amount(sum(sizes.values())) if sizes else None
+
+
+def categories_table(pairs: pd.DataFrame) -> Table:
+    """Pairs at their best K by category of prompts: speed-up with interval, and tokens per iteration."""
+    divided = {
+        pair.name.label(): {one.name: one for one in by_category(pair.run.prompts, pair.row)}
+        for pair in pairs[pairs.best].head(_MOST_ROWS).itertuples()
+    }
+    divided = {label: parts for label, parts in divided.items() if len(parts) > 1}
+    columns = [Column("pair", text=True, of=lambda item: item[0])]
+    for name in dict.fromkeys(name for parts in divided.values() for name in parts):
+        numbers = {parts[name].num_prompts for parts in divided.values() if name in parts}
+        # In the heading, where the pairs had the same prompts.
+        heading = f"{name} ({min(numbers)})" if len(numbers) == 1 else name
+        columns.append(Column(heading, of=_category_cell(name, differ=len(numbers) > 1)))
+    return Table.of(
+        "categories",
+        "With which prompts?",
+        divided.items(),
+        columns,
+        about="Speed-up, its 95 % interval, and tokens per iteration; the number of prompts in brackets.",
+    )
+
+
+def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
+    def cell(item: Any) -> str | None:
+        category = item[1].get(name)
+        if category is None:
+            return None
+        speedup = times(category.speedup.estimate)
+        number_of_prompts = f" ({category.num_prompts})" if differ else ""
+        bounds = interval(category.speedup)
+        tokens = category.tokens_per_iteration
+        lines = (f"{speedup}{number_of_prompts}", bounds, f"{tokens:.2f} tokens" if tokens else "")
+        return "\n".join(filter(None, lines))
+
+    return cell
+
+
+def arms_table(pairs: pd.DataFrame) -> Table:
+    """Figures of each arm."""
+    pairs = pairs.head(_MOST_ROWS)
+    arms = pairs.assign(arm=[run.rows for run in pairs.run]).explode("arm")
+    columns = (
+        PAIR,
+        Column(
+            "K",
+            of=lambda item: item.k if item.arm is item.row else None,
+            identifies_row=True,
+            optional=True,
+        ),
+        *(column.at("arm") for column in ARM),
+        Column("median\nms/token", number(), "arm.ms_per_token_median"),
+        Column(
+            "greedy texts\nidentical",
+            of=lambda item: identical_texts(item.arm, item.run.prompts),
+            optional=True,
+        ),
+    )
+    return Table.of(
+        "all_arms", "Times of each arm", arms.itertuples(), columns, faint="partial", in_full=True
+    )

@@ -1,0 +1,147 @@
+"""Trees of draft tokens against chains, where the target verifies as many tokens of both.
+
+For a budget of 16 the best chain of at most 16 tokens is compared with the best tree of each kind
+that has at most 16: in tokens per iteration, and in speed-up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from harness.commands.latency.ranking.tables import SPEEDUP
+from harness.commands.latency.tables.costs import costs_in_steps, tokens_per_iteration
+from harness.commands.latency.tables.run import BOUNDS
+from harness.commands.regress.comparisons import ms_of_both_arms
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+from harness.tables.table import Column, Table, interval, number, times
+
+_NUM_RESAMPLES = 4000
+# Chance that any of a table's intervals misses.
+_ERROR = 0.05
+
+
+def trees_tables(pairs: pd.DataFrame) -> list[Table]:
+    """A table for each draft that was measured with trees and with chains under the same conditions."""
+    if pairs.empty:
+        return []
+    rows = pairs.row
+    pairs = pairs.assign(
+        tree=[row.draft_tree for row in rows],
+        budget=[row.draft_budget or 0 for row in rows],
+        tokens=[tokens_per_iteration(row) or 0.0 for row in rows],
+    )
+    pairs = pairs[pairs.speedup.notna() & pairs.tree.notna()]
+    tables: list[Table] = []
+    for _, group in pairs.groupby(["target", "draft"], sort=False):
+        compared = _compared(group)
+        if not compared.empty:
+            tables.append(_table(f"trees{len(tables) or ''}", compared))
+    return tables
+
+
+def _compared(group: pd.DataFrame) -> pd.DataFrame:
+    """For each budget the best chain, then the best tree of each kind over it; empty without both."""
+    chains = group[group.tree == "chain"]
+    best_trees = group[group.tree != "chain"].groupby(["budget", "tree"]).tokens.idxmax()
+    # Two intervals for each kind (Bonferroni).
+    confidence = 1 - _ERROR / max(1, 2 * len(best_trees))
+    compared: list[dict[str, Any]] = []
+    for (budget, _), place in best_trees.items():
+        within = chains[chains.k_order <= budget]
+        if within.empty:
+            continue
+        chain = within.loc[within.tokens.idxmax()]
+        tree = group.loc[place]
+        if not any(row["budget"] == budget for row in compared):
+            compared.append({**chain, "budget": budget, "over_tokens": None, "over_speedup": None})
+        ratios = {
+            "over_tokens": _ratio(_iterations(chain.run, tree.run), confidence),
+            "over_speedup": _ratio(_shares_of_regular(chain.run, tree.run), confidence),
+        }
+        compared.append({**tree, **ratios})
+    return pd.DataFrame(compared)
+
+
+def _table(key: str, compared: pd.DataFrame) -> Table:
+    row = compared.row.iloc[0]
+
+    def verification(pair: Any) -> float | None:
+        costs = costs_in_steps(pair.regular, pair.row)
+        return None if costs is None else costs.verify
+
+    def over_chain(column: str) -> tuple[Column, Column]:
+        return (
+            Column("over the\nchain's", times, f"{column}.estimate"),
+            Column("interval", lambda ratio: interval(ratio) or "", column),
+        )
+
+    columns = (
+        Column("budget", of="budget", once=True),
+        Column("proposal", text=True, of="tree"),
+        Column("K", of="k"),
+        Column("tokens per\niteration", number(), "tokens"),
+        *over_chain("over_tokens"),
+        Column("v", number(), verification),
+        SPEEDUP,
+        BOUNDS.at("row"),
+        *over_chain("over_speedup"),
+    )
+    batches = f", batches of {row.batch_size}" if (row.batch_size or 1) > 1 else ""
+    return Table.of(
+        key,
+        f"Trees against chains: {compared['name'].iloc[0].pair}{batches}",
+        compared.itertuples(),
+        columns,
+        about=(
+            "The best chain and the best trees of those measured, by tokens per iteration, where the target verifies"
+            " no more than budget tokens. v is the cost of that verification in steps of the target."
+        ),
+        notes=("The intervals over the chain's hold together in 95 % of the cases, over prompts.",),
+    )
+
+
+def _iterations(chain: Any, tree: Any) -> pd.DataFrame:
+    """The chain's iterations for each prompt, and the tree's for as many tokens.
+
+    Its own text may have another length. A chain that took 20 iterations of 3 tokens had 60 tokens,
+    for which a tree that yields 4 takes 15.
+    """
+    columns = ["num_iterations", "tokens_per_iteration"]
+    sides = []
+    for run in (chain, tree):
+        prompts = [row for row in run.prompts if row.arm == "speculative" and row.num_iterations]
+        by_prompt = {row.prompt_index: [getattr(row, name) for name in columns] for row in prompts}
+        side = pd.DataFrame.from_dict(by_prompt, orient="index", columns=columns, dtype=float)
+        sides.append(side[side.tokens_per_iteration > 0])
+    both = sides[0].join(sides[1].add_suffix("_of_tree"), how="inner")
+    num_tokens = both.num_iterations * both.tokens_per_iteration
+    return pd.DataFrame(
+        {"chain": both.num_iterations, "tree": num_tokens / both.tokens_per_iteration_of_tree}
+    )
+
+
+def _shares_of_regular(chain: Any, tree: Any) -> pd.DataFrame:
+    """Time per token of both, each as a share of its own regular arm's."""
+    shares = {}
+    for name, run in (("chain", chain), ("tree", tree)):
+        both_arms = ms_of_both_arms(run.prompts)
+        shares[name] = pd.Series(
+            {str(unit): ms / regular for unit, (regular, ms) in both_arms.items()}
+        )
+    return pd.DataFrame(shares).dropna()
+
+
+def _ratio(costs: pd.DataFrame, confidence: float) -> Interval | None:
+    """The chain's cost over the tree's; None without common units."""
+    if costs.empty:
+        return None
+    return ratio_of_totals(
+        numerators=costs.chain,
+        denominators=costs.tree,
+        num_resamples=_NUM_RESAMPLES,
+        seed=0,
+        confidence=confidence,
+    )
