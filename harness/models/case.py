@@ -237,7 +237,7 @@ class Case:
         if num_ranks > 1:
             number_format += f" with {num_ranks} ranks"
         text = f"its weights need {amount(sketch.weight_bytes)} in {number_format}"
-        needs = self.needs(sketch, whole=len(room) == 1, on_gpu=on_gpu)
+        needs = self.needs(sketch, whole=len(room) == 1 or num_ranks > 1, on_gpu=on_gpu)
         cache = sum(sketch.block_caches(needs.tokens, needs.states))
         if cache:
             text += f" and its KV cache {amount(cache + needs.graph_bytes)}"

@@ -32,7 +32,8 @@ def place_on_ranks(case: Case, num_ranks: int, sketch: Sketch, room: Memory) -> 
     split = case.placement_of(sketch).strategy == "tensor_parallel"
     on_gpu = bool(case.gpus_for(sketch))
     _check_ranks(sketch, num_ranks, split)
-    needs = case.needs(sketch, whole=not split, on_gpu=on_gpu)
+    # On its rank a part is captured as a whole model is.
+    needs = case.needs(sketch, whole=True, on_gpu=on_gpu)
     weights = sketch.rank_bytes(num_ranks) if split else sketch.weight_bytes
     cache = sum(sketch.block_caches(needs.tokens, needs.states))
     if split and sketch.splits_cache:

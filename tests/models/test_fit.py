@@ -538,6 +538,17 @@ def test_what_cannot_be_split_is_refused_by_name(changed: dict[str, Any], says: 
         fit(ranks(dataclasses.replace(splittable(), **changed)))
 
 
+def test_graphs_of_a_part_need_memory_on_each_rank() -> None:
+    """A split model is captured, too."""
+    case = ranks(dataclasses.replace(splittable(), vocabulary_size=1000))
+    caches = []
+    for runner in ("static", "graphs"):
+        demand = dataclasses.replace(case.demand, runner=runner)
+        [placement] = fit(dataclasses.replace(case, demand=demand))
+        caches.append(placement.cache_per_device["cuda:0"])
+    assert caches[0] < caches[1]
+
+
 def test_a_number_of_ranks_that_can_share_the_heads_is_named() -> None:
     """LLaMA 30B has 52 heads, which 8 GPUs cannot share."""
     model = dataclasses.replace(splittable(), heads={"attention": 52, "key and value": 52})

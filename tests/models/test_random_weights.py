@@ -18,6 +18,7 @@ from harness.engines.pair import Pair, plan_pair
 from harness.models.loading import LoadedModel
 from harness.models.random_weights import RandomTensor
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, held_bytes, load_pair, make_config
+from wording import mentions
 
 SaveModel = Callable[..., ModelSettings]
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -211,7 +212,7 @@ def test_what_is_planned_says_so() -> None:
     said = dataclasses.replace(
         ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]
     ).describe()
-    assert "\nmodel: 8-bit layers wait for the host" in said
+    assert mentions(said, "model:", "8-bit layers wait for the host in every pass", "4bit")
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
 
