@@ -35,7 +35,7 @@ MISTAKES = {
     "acceptance up_to=0": "up_to=0: must be at least 1",
     "acceptance num_prompts=0": "num_prompts=0: must be auto or at least 1",
     "acceptance weights=random": "weights=random: must be stored",
-    "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local",
+    "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local, vllm or server",
     # The command line
     "latncy": "latncy: no such command (did you mean latency?)",
     "reprot": "reprot: no such command (did you mean report?)",

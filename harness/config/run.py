@@ -75,6 +75,8 @@ class RunSettings:
 
     # Whether the command trains the draft, so that it may be one that has no weights yet.
     TRAINS: ClassVar[bool] = False
+    # Whether the command loads the draft that `draft=` names, also where an engine elsewhere answers.
+    LOADS_DRAFT: ClassVar[bool] = False
     # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.
     COMPARES_TIMES: ClassVar[bool] = False
 

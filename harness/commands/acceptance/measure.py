@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.commands.acceptance.record import RECORD, AcceptanceSettings
+from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
-from harness.commands.acceptance.tables import acceptance_document
+from harness.commands.acceptance.tables import acceptance_document, health_in_words
 from harness.commands.optional_plots import optional_plots
 from harness.commands.plan.measure import iteration_bytes
 from harness.commands.read_runs import Run
-from harness.config.errors import SettingError
+from harness.config.errors import SettingError, VerdictError
 from harness.decoding.protocols import Drafter
 from harness.drafting.along import chosen, probabilities_along, read_along
 from harness.engines.local.batches import in_batches
 from harness.engines.local.pair_runners import PairRunners, open_runners
 from harness.engines.local.rules import warp_of
 from harness.engines.local.runner_choice import Demanded
+from harness.engines.pair import Pair, PlacedPair, plan_pair
+from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
 from harness.measuring.encoding import Encoded
 from harness.measuring.progress import progress, say
@@ -39,6 +42,7 @@ from harness.results.statistics.iterations import (
     cut,
     tokens_per_iteration,
 )
+from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
 from harness.tables.table import Document
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
@@ -74,6 +78,10 @@ class Acceptance(Experiment):
         cuts: of the same texts.
         variances: of their log-probabilities.
         costs: of an iteration in target steps, for each K; empty where they are unknown.
+        served: of an engine elsewhere: its answers.
+        served_k: the K that it drafts with, as far as it reports it.
+        most: the largest K that is computed.
+        pair, placed: the models loaded here.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -93,6 +101,11 @@ class Acceptance(Experiment):
         self.cuts: list[Cut] = []
         self.variances: list[float] = []
         self.costs: list[float] = []
+        self.served: list[RequestRecord] = []
+        self.served_k: int | None = None
+        self.most = settings.up_to
+        self.pair: Pair | None = None
+        self.placed: PlacedPair | None = None
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -106,8 +119,17 @@ class Acceptance(Experiment):
         )
         by_index = dict(zip([prompt.index for prompt in self.prompts], completions, strict=True))
         answers = [by_index[index] for index in encoded.indices]
-        if self.source == "written":
-            answers = self._written(session, encoded)
+        is_elsewhere = not engine_of(settings).own_loop
+        if is_elsewhere or self.source == "written":
+            answers = self._written(session, encoded, -1 if is_elsewhere else 0)
+        if is_elsewhere:
+            self.source = "served"
+            self.served_k = max(
+                (k for request in self.served for k, _ in request.outcomes), default=None
+            )
+            self.most = max(settings.up_to, self.served_k or 0)
+        self.placed = session.placed or self._placed_here(encoded, answers)
+        self.pair = session.pair if session.placed is not None else self.placed.load()
         self._read(session, encoded, answers)
         if not self.cuts:
             raise SettingError(
@@ -115,16 +137,26 @@ class Acceptance(Experiment):
             )
         self.costs = self._costs(session, encoded)
 
-    def _written(self, session: Session, encoded: Encoded) -> list[list[int]]:
-        """The target's own answers."""
+    def _placed_here(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> PlacedPair:
+        """The models of an engine that computes elsewhere."""
+        settings = self.settings
+        planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+        longest = max(map(len, answers))
+        demand = Demand(1, encoded.longest, longest, settings.up_to, "eager")
+        return planned.place(demand, force=settings.force)
+
+    def _written(self, session: Session, encoded: Encoded, arm: int) -> list[list[int]]:
+        """The answers of an arm: the target's own, or those of an engine that speculates."""
         engine = session.open(self.settings.batch_size, encoded.longest)
         batches = in_batches(range(len(encoded.prompts)), self.settings.batch_size)
         answers: list[list[int]] = []
         with progress("writing texts", len(batches)) as advance:
             for batch in batches:
                 part = encoded.part(batch)
-                question = session.ask(part.token_ids, part.indices)
-                answers += generate(engine, engine.arms[0], question).tokens
+                question = session.ask(part.token_ids, part.indices, chats=part.chats)
+                generation = generate(engine, engine.arms[arm], question)
+                answers += generation.tokens
+                self.served += generation.requests
                 advance(None)
         session.close()
         return answers
@@ -132,8 +164,9 @@ class Acceptance(Experiment):
     def _read(self, session: Session, encoded: Encoded, answers: Sequence[Sequence[int]]) -> None:
         """Read the texts with both models."""
         decoding = self.settings.decoding
+        assert self.pair is not None
         demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=encoded.longest)
-        runners = open_runners(session.pair, demanded, say)
+        runners = open_runners(self.pair, demanded, say)
         assert runners.make_drafter is not None
         drafter = runners.make_drafter(warp_of(decoding))
         with progress("reading texts", len(answers)) as advance:
@@ -156,14 +189,16 @@ class Acceptance(Experiment):
         answer: Sequence[int],
     ) -> None:
         settings = self.settings
+        assert self.pair is not None
+        device = self.pair.target.input_device
         read = read_text(
             runners,
             warp_of(settings.decoding),
             prompt_ids,
             answer,
-            session.pair.target.input_device,
+            device,
         )
-        found = probabilities_along(drafter, prompt_ids, answer, read.hidden, settings.up_to)
+        found = probabilities_along(drafter, prompt_ids, answer, read.hidden, self.most)
         if found is None:
             assert settings.draft is not None
             rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
@@ -196,21 +231,21 @@ class Acceptance(Experiment):
 
     def _costs(self, session: Session, encoded: Encoded) -> list[float]:
         """What an iteration costs for each K, by the bytes that it must read."""
-        placed = session.placed
+        placed = self.placed
         assert placed is not None
         mean_answer = sum(len(text.token_ids or ()) for text in self.texts) // len(self.texts)
         demand = Demand(
             1,
             round(encoded.mean_length),
             mean_answer,
-            num_draft_tokens=self.settings.up_to,
+            num_draft_tokens=self.most,
             runner="eager",
         )
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
         _, step = iteration_bytes(case, placed.placements, 0)
-        numbers = range(1, self.settings.up_to + 1)
+        numbers = range(1, self.most + 1)
         return [sum(iteration_bytes(case, placed.placements, number)) / step for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
@@ -258,6 +293,8 @@ class Acceptance(Experiment):
                 cost = self.costs[place]
                 figures["expected_speedup"] = tokens.scaled(1 / cost)
                 figures |= {"iteration_cost": cost, "cost_source": settings.costs}
+            if self.source == "served" and place + 1 == self._k_of_engine():
+                figures |= self._health(place, common)
             rows.append(session.row(AcceptanceRow, **figures))
         plots = optional_plots()
         if plots is not None:
@@ -266,6 +303,43 @@ class Acceptance(Experiment):
             ).items():
                 replace_file(session.directory / name, content.encode())
         return rows
+
+    def _k_of_engine(self) -> int:
+        """The K that the engine reports, else that of the settings."""
+        number = self.settings.decoding.num_draft_tokens
+        return self.served_k or (number if number != "auto" else self.most)
+
+    def _health(self, place: int, common: dict[str, Any]) -> dict[str, Any]:
+        """Columns about what the engine accepted, and what the weights say about its K."""
+        answers = [request for request in self.served if len(request.token_ids) > 1]
+        reported = []
+        for request, text in zip(answers, self.cuts, strict=True):
+            if request.outcomes:
+                reported.append(len(request.outcomes))
+            elif request.sums is not None:
+                reported.append(text.num_tokens - request.sums.num_accepted)
+        counted = sum(reported) if len(reported) == len(answers) else None
+        own_texts = (
+            abs(common["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
+            and common["impossible_share"] <= MOST_IMPOSSIBLE
+        )
+        num_tokens = common["num_tokens"]
+        expected = sum(text.iterations[place] for text in self.cuts)
+        variance = sum(text.variance[place] for text in self.cuts)
+        health, allowed = drafter_health(
+            num_tokens, counted, expected, variance, own_texts=own_texts
+        )
+        return {
+            "health": health,
+            "served_tokens_per_iteration": num_tokens / counted if counted else None,
+            "weights_tokens_per_iteration": allowed,
+        }
+
+    def judge(self, rows: Sequence[AcceptanceRow]) -> None:
+        """Raises VerdictError for an engine that does not accept what its weights say, or where that is unknown."""
+        for row in rows:
+            if row.health in EXIT_CODES:
+                raise VerdictError(health_in_words(row), EXIT_CODES[row.health])
 
     def document(self, rows: Sequence[AcceptanceRow]) -> Document:
         return acceptance_document(rows, self.texts, self.cuts)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Rules of which it is known what they accept of a given text, and those that are lossless in greedy decoding alone.
 RULES = ("deepmind", "google", "block")
 GREEDY_RULES = ("typical", "eagle")
+EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class AcceptanceSettings(PromptedSettings):
         num_resamples: samples of the bootstrap over texts.
         batch_size: prompts that the target answers together, where there are no answers.
     """
+
+    LOADS_DRAFT = True
 
     num_prompts: int | Literal["auto"] = "auto"
     up_to: int = 16
@@ -69,8 +72,12 @@ class AcceptanceSettings(PromptedSettings):
         require(self.weights == "stored", "weights", rule, self.weights)
 
     def check_engine(self, engine: Abilities) -> None:
-        rule = "must be local: the probabilities of the weights are computed here"
-        require(engine.own_loop, "engine", rule, self.engine.name)
+        rule = "must be local, vllm or server: transformers does not report what it accepted"
+        named = self.engine.name
+        require(engine.own_loop or engine.may_queue, "engine", rule, named)
+        assert self.draft is not None
+        rule = "must be the draft whose weights the server is said to have, to be loaded here"
+        require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 
 class Acceptance(Command):
@@ -88,6 +95,10 @@ class Acceptance(Command):
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
         ("-m draft=./step_100,./step_200", "checkpoints of a draft"),
+        (
+            "engine=server engine.url=http://gpu1:8000/v1 model=30B draft=7B",
+            "does this server accept what its weights say? exit code 1 if not",
+        ),
     )
     notes = "Of texts that the target did not write at this temperature a line says how unlikely they are."
     question = "How often is a draft right?"
@@ -96,6 +107,9 @@ class Acceptance(Command):
     experiment = "harness.commands.acceptance.measure"
     row = AcceptanceRow
     further_rows = (AcceptanceTextRow,)
+
+    def exit_code(self, rows: Sequence[Any]) -> int:
+        return max((EXIT_CODES.get(str(row.health), 0) for row in rows), default=0)
 
     def line(self, rows: Sequence[Any]) -> str:
         """Tokens per iteration at the best K."""

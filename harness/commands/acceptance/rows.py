@@ -55,6 +55,20 @@ class AcceptanceRow(PromptedRow):
     )
     impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
 
+    health: MaybeText = figure(
+        "of the K that another engine drafts with: `as its weights say`, `broken`, `other texts` where its texts are"
+        " not the model's, or `cannot tell`"
+    )
+    served_tokens_per_iteration: MaybeFloat = figure(
+        "what the engine reported, to be compared with `weights_tokens_per_iteration`", "tokens"
+    )
+    weights_tokens_per_iteration: Interval | None = with_interval(
+        None,
+        "expected by the weights of the same texts",
+        "in which an engine with these weights is but for one run in a million",
+        "tokens",
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceTextRow(Row):

@@ -13,6 +13,7 @@ from harness.results.files import rows_in
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
 from harness.results.statistics.multiplicity import Ranked, ranking
+from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 from harness.tables.table import (
     UNKNOWN,
     Column,
@@ -28,9 +29,6 @@ from harness.tables.table import (
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
-# Standard deviations beyond which texts are not the target's, and the share of tokens it cannot draw.
-MOST_DEVIATIONS = 4
-MOST_IMPOSSIBLE = 0.001
 _MOST_WORST = 3
 
 
@@ -69,17 +67,14 @@ def acceptance_document(
     document: list[Table | Line] = [
         Line(
             f"{best.model} + {best.draft} · {counted(len(texts), 'text')} {best.text_source}"
-            f" · {best.num_tokens:,} tokens · temperature {best.temperature:g} · {best.dtype}",
+            f" · {best.num_tokens:,} tokens · temperature {best.temperature:g} · {best.dtype or best.engine}",
             "dim",
         )
     ]
     document += [Line(text, "warning") for text in [off_policy(best)] if text]
-    document.append(
-        Line(
-            f"{in_short(rows).partition(',')[0]}   {about}",
-            "strong",
-        )
-    )
+    health = [health_in_words(row) for row in rows if row.health is not None]
+    document += [Line(text[:1].upper() + text[1:], "strong") for text in health]
+    document.append(Line(f"{in_short(rows).partition(',')[0]}   {about}", "strong"))
     shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
     document.append(_by_k(shown))
     at_best = f"at K={best.num_draft_tokens}   "
@@ -89,6 +84,18 @@ def acceptance_document(
         at_best = " " * len(at_best)
     document.append(Line(f"{at_best}{_by_place(best, cuts)}{_worst(best, texts)}"))
     return [*document, Line(f"Next   harness latency {_as_typed(best)}K={best.num_draft_tokens}")]
+
+
+def health_in_words(row: AcceptanceRow) -> str:
+    """`broken: the engine decides 1.52 tokens per iteration where its weights decide 4.05 (3.80 to 4.31)`."""
+    allowed = row.weights_tokens_per_iteration
+    weights = f"{_estimate(allowed):.2f} ({interval(allowed)})"
+    if row.health == "cannot tell":
+        return f"cannot tell: the engine does not report what it accepted; its weights decide {weights} tokens"
+    if row.health == "other texts":
+        return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
+    served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
+    return f"{row.health}: the engine decides {served}, its weights {weights}"
 
 
 def off_policy(row: AcceptanceRow) -> str | None:

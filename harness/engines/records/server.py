@@ -172,7 +172,7 @@ class Server(EngineRecord):
 
         Whether that server speculates, and with what, is not known here.
         """
-        if _settings_of(run).has_two or run.draft is None:
+        if _settings_of(run).has_two or run.draft is None or run.LOADS_DRAFT:
             return run
         rule = (
             "needs engine.regular_url (or engine.start.regular), a server without speculation to"

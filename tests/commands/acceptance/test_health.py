@@ -1,0 +1,142 @@
+"""Does a server accept what the weights of its draft say? Our own `serve`, honest and with planted faults.
+
+A healthy drafter is called broken in one run of a million.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from echo_server import EchoServer
+from echo_server import serving as echoing
+from harness.drafting.heads.unread import UnreadFeatures
+from harness.results.verdict import drafter_health
+from in_process import Harness, results
+from served import serving
+
+SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
+ASKED = ["num_prompts=24", "batch_size=8", "decoding.max_new_tokens=40", "up_to=4"]
+
+# Settings of the server and of the client.
+Planted = tuple[list[str], list[str]]
+
+
+def copied(name: str, directory: Path) -> Path:
+    shutil.copytree(SHIPPED / name, directory)
+    return directory
+
+
+def changed(directory: Path, **changes: object) -> Path:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    return directory
+
+
+def quantized(directory: Path) -> Planted:
+    """A draft whose weights have three bits each."""
+    file = copied("tiny_draft", directory) / "model.safetensors"
+    weights = load_file(file)
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            step = tensor.float().abs().amax(1, keepdim=True) / 3
+            weights[name] = ((tensor.float() / step).round() * step).to(tensor.dtype)
+    save_file(weights, file, metadata={"format": "pt"})
+    return [f"draft={directory}"], ["draft=tiny_draft"]
+
+
+def off_by_one(directory: Path) -> Planted:
+    """A head that reads the target's states of the token before."""
+    return ["draft=tiny_eagle3"], ["draft=tiny_eagle3"]
+
+
+def read_the_token_before() -> None:
+    """Plant that in the server's process."""
+    observe = UnreadFeatures.observe
+    add = UnreadFeatures.add
+    UnreadFeatures.observe = lambda self, hidden, *rest: observe(self, hidden.roll(1, 1), *rest)  # type: ignore[method-assign]
+    UnreadFeatures.add = lambda self, hidden, *rest: add(self, hidden.roll(1, 1), *rest)  # type: ignore[method-assign]
+
+
+def without_its_window(directory: Path) -> Planted:
+    """A draft with a sliding window, which the server reads as full attention."""
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
+    changed(copied("tiny_draft", directory), **window)
+    return ["draft=tiny_draft"], [f"draft={directory}"]
+
+
+def shifted(directory: Path) -> Planted:
+    """A draft whose positions count double."""
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 0.5}
+    changed(copied("tiny_draft", directory), rope_parameters=rope)
+    return [f"draft={directory}"], ["draft=tiny_draft"]
+
+
+def other_template(directory: Path) -> Planted:
+    """A server that puts prompts into another chat template than the model's."""
+    for name, template in (("server", "Sum: "), ("client", "")):
+        model = copied("tiny", directory / name)
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        written = f"{template}{{{{ messages[-1]['content'] }}}}"
+        (model / "tokenizer_config.json").write_text(
+            json.dumps(config | {"chat_template": written})
+        )
+    server = [f"model={directory}/server", "draft=tiny_draft"]
+    client = [f"model={directory}/client", f"engine.model={directory}/server", "draft=tiny_draft"]
+    return server, [*client, "engine.chat=true", "prompts=tiny"]
+
+
+def honest(directory: Path) -> Planted:
+    return ["draft=tiny_eagle3"], ["draft=tiny_eagle3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "health"),
+    [
+        (honest, "as its weights say"),
+        (quantized, "broken"),
+        (off_by_one, "broken"),
+        (without_its_window, "broken"),
+        (shifted, "broken"),
+        (other_template, "other texts"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_fault_is_seen(
+    harness: Harness, tmp_path: Path, plant: Callable[[Path], Planted], health: str
+) -> None:
+    of_server, of_client = plant(tmp_path / "planted")
+    before = read_the_token_before if plant is off_by_one else None
+    with serving(tmp_path, *of_server, before=before) as (url, _):
+        address = [f"engine.url={url}/v1", "engine=server"]
+        outcome = harness("acceptance", *address, *of_client, *ASKED, code=None)
+    assert outcome.exit_code == (0 if health == "as its weights say" else 1), outcome
+    rows = results("acceptance").set_index("num_draft_tokens")
+    assert rows.health[4] == health, outcome
+    assert rows.health[[1, 2, 3]].isna().all()
+
+
+def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> None:
+    with echoing(EchoServer()) as url:
+        asked = ["engine=server", f"engine.url={url}", "model=tiny_draft", "draft=lookup"]
+        outcome = harness("acceptance", *asked, *ASKED, "decoding.max_new_tokens=4", code=None)
+    # An echo writes nothing that a model would.
+    assert outcome.exit_code == 1
+    assert "texts are not" in outcome.complaint
+
+
+def test_the_verdict_allows_coins_and_rounding() -> None:
+    """Four tokens an iteration by the weights, with a standard deviation of 1 % over all of them."""
+    known = {"num_tokens": 40_000, "expected": 10_000, "variance": 100.0**2, "own_texts": True}
+    within = [10_000, 10_700, 9_300]
+    assert {drafter_health(counted=n, **known)[0] for n in within} == {"as its weights say"}  # type: ignore[arg-type]
+    for counted in (10_900, 9_100):
+        assert drafter_health(counted=counted, **known)[0] == "broken"  # type: ignore[arg-type]
+    assert drafter_health(counted=None, **known)[0] == "cannot tell"  # type: ignore[arg-type]
+    assert drafter_health(counted=None, **known | {"own_texts": False})[0] == "other texts"  # type: ignore[arg-type]
