@@ -6,7 +6,8 @@ The speculative arm answers the 40 prompts of the tiny pair `--answers` times wi
 numbers each time: tokens per iteration over all of these answers are the long-run value. The regular arm answers them
 `--texts` times, and `acceptance` reads these texts. A line for each K has both, with 95 % intervals, and their
 difference. Then 200 repetitions take 15 of the texts each, and 15 of the answers as `latency` would: how often the
-interval holds the long-run value, and how wide the two are. Last: seconds for 15 prompts, as a run of either needs.
+interval holds the long-run value, and how wide the two are. With `--seconds`: of the processor, for 15 prompts, to read
+their texts and to decode both arms.
 At temperature 0 all answers to a prompt are the same, and one round of each is enough.
 """
 
@@ -73,6 +74,7 @@ def expected(
 
 def main() -> None:
     parser = common.parser(__doc__, temperature=0.5, answers=50, texts=20)
+    parser.add_argument("--seconds", action="store_true", help="also time both on 15 prompts")
     options = parser.parse_args()
     settings = common.cpu_settings(options, f"decoding.temperature={options.temperature}")
     decoding = dataclasses.replace(
@@ -117,7 +119,7 @@ def main() -> None:
             f" (latency's {held[1] / REPETITIONS:.1%}), {ratio:.2f} times as wide",
             flush=True,
         )
-    if options.temperature:
+    if options.seconds:
         seconds = []
         for _ in range(2):
             started = time.process_time()

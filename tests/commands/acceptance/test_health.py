@@ -79,10 +79,10 @@ def shifted(directory: Path) -> Planted:
 
 def other_template(directory: Path) -> Planted:
     """A server that puts prompts into another chat template than the model's."""
-    for name, template in (("server", "Sum: "), ("client", "")):
+    for name, template in (("server", " 7 * 8 ="), ("client", "")):
         model = copied("tiny", directory / name)
         config = json.loads((model / "tokenizer_config.json").read_text())
-        written = f"{template}{{{{ messages[-1]['content'] }}}}"
+        written = f"{{{{ messages[-1]['content'] }}}}{template}"
         (model / "tokenizer_config.json").write_text(
             json.dumps(config | {"chat_template": written})
         )
