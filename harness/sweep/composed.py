@@ -71,7 +71,8 @@ def _announce(settings: RunSettings) -> None:
     from harness.measuring.progress import say
 
     draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
-    say(f"{settings.model.name}{draft}: importing torch and transformers")
+    libraries = "torch and transformers" if engine_of(settings).computes_here else "transformers"
+    say(f"{settings.model.name}{draft}: importing {libraries}")
 
 
 def _sweep_directory(hydra: HydraConf) -> Path | None:

@@ -81,6 +81,7 @@ finally:
     done = processes.run(*serve(*servers), cwd=tmp_path, command=command)
     assert mentions(done.stdout, "identical", "9 of 9")
     assert done.stdout.endswith("set()\n")
+    assert "tiny with draft server: importing transformers\n" in done.stderr
 
 
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
