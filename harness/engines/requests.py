@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from harness.decoding.protocols import Iteration, Origin
 from harness.engines.server.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.percentiles import percentile_columns
 
 if TYPE_CHECKING:
     from harness.decoding.trees import Branch
@@ -275,59 +274,9 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
             new = {}
 
 
-def request_columns(requests: Sequence[RequestRecord], seconds: float) -> dict[str, Any]:
-    """Return the columns about requests that were sent within `seconds` seconds."""
-    answered = [request for request in requests if request.answered]
-    columns: dict[str, Any] = {
-        "requests_per_second": len(answered) / seconds,
-        "num_failed": len(requests) - len(answered),
-        "num_timed_out": sum(
-            request.error is not None and request.error.code == 408 for request in requests
-        ),
-        "num_sent_again": sum(request.sent_again for request in requests),
-        "cached_tokens": _cached_tokens(answered),
-        "read_prompt_tokens": _read_prompt_tokens(answered),
-        "drafted": _drafted(answered),
-        "tokens_per_arrival": _tokens_per_arrival(answered),
-    }
-    times = percentile_columns(
-        time_to_first_token=[request.time_to_first_token_ms for request in answered],
-        time_per_output_token=[request.time_per_output_token_ms for request in answered],
-        inter_token_latency=itertools.chain.from_iterable(
-            request.inter_token_latencies_ms for request in answered
-        ),
-    )
-    return columns | times | acceptance_columns(answered)
-
-
 def _gaps_ms(seconds: Sequence[float]) -> list[float]:
     """Milliseconds between moments."""
     return [1000 * (later - earlier) for earlier, later in itertools.pairwise(seconds)]
-
-
-def _tokens_per_arrival(requests: Iterable[RequestRecord]) -> float | None:
-    """Mean number of tokens that arrive together."""
-    known = [request for request in requests if request.arrivals]
-    num_bursts = sum(len(request.bursts) for request in known)
-    return sum(request.num_tokens for request in known) / num_bursts if num_bursts else None
-
-
-def _cached_tokens(requests: Iterable[RequestRecord]) -> int | None:
-    """Cached tokens of all prompts; None where no answer tells."""
-    told = [request.num_cached for request in requests if request.num_cached is not None]
-    return sum(told) if told else None
-
-
-def _read_prompt_tokens(requests: Sequence[RequestRecord]) -> int | None:
-    """Tokens of all prompts by the server's count; None where an answer does not tell."""
-    told = [request.num_read for request in requests if request.num_read is not None]
-    return sum(told) if told and len(told) == len(requests) else None
-
-
-def _drafted(requests: Iterable[RequestRecord]) -> bool | None:
-    """Whether the answers tell of draft tokens; None where they tell nothing of drafts."""
-    sums = [request.sums for request in requests if request.sums is not None]
-    return any(one.num_drafted for one in sums) if sums else None
 
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:

@@ -79,10 +79,15 @@ class ColumnDescription:
 
 
 def _column(
-    kind: str, text: str, unit: str = "", path: str = "", pools: Pooling | None = None
+    kind: str,
+    text: str,
+    unit: str = "",
+    path: str = "",
+    pools: Pooling | None = None,
+    **interval: str,
 ) -> Any:
     metadata = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
-    return field(default=None, metadata=metadata)
+    return field(default=None, metadata=metadata | {"interval": interval})
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
@@ -105,8 +110,7 @@ def with_interval(
         ends: what the interval is: `95 % paired interval over laps`.
         covers: the text of a column with what the interval covers; empty for none.
     """
-    metadata = {"kind": "figure", "text": text, "unit": unit, "path": "", "pools": pools}
-    return field(default=None, metadata=metadata | {"ends": ends, "covers": covers})
+    return _column("figure", text, unit, pools=pools, ends=ends, covers=covers)
 
 
 figure = functools.partial(_column, "figure")
@@ -204,37 +208,36 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
             words += typing.get_args(part)
         elif part is not types.NoneType:
             values.append(part)
+    metadata = dict(column.metadata)
+    interval = metadata.pop("interval")
     described = ColumnDescription(
         field=column.name,
         part="",
-        **{
-            name: entry for name, entry in column.metadata.items() if name not in ("ends", "covers")
-        },
+        **metadata,
         type=typing.get_origin(values[0]) or values[0],
         hint=functools.reduce(operator.or_, values),
         words=words,
         optional=types.NoneType in parts,
     )
-    if "ends" not in column.metadata:
+    if not interval:
         return {column.name: described}
-    ends = column.metadata["ends"]
-    covers = column.metadata["covers"]
     estimate = replace(described, part="estimate", type=float, hint=float)
-    low = f"lower end of its {ends}"
+    low = f"lower end of its {interval['ends']}"
     high = "upper end of the same"
     if described.type is list:
         estimate = replace(estimate, type=list, hint=list[float])
-        low = f"lower ends of their {ends}"
+        low = f"lower ends of their {interval['ends']}"
         high = "upper ends of the same"
+    end = replace(estimate, pools=None)
     columns = {
         column.name: estimate,
-        f"{column.name}_low": replace(estimate, part="low", text=low, pools=None),
-        f"{column.name}_high": replace(estimate, part="high", text=high, pools=None),
+        f"{column.name}_low": replace(end, part="low", text=low),
+        f"{column.name}_high": replace(end, part="high", text=high),
     }
-    if covers:
-        columns[f"{column.name}_covers"] = replace(
-            estimate, part="covers", text=covers, unit="", pools=None, type=str, hint=str
-        )
+    if interval["covers"]:
+        text = interval["covers"]
+        covers = replace(end, part="covers", text=text, unit="", type=str, hint=str)
+        columns[f"{column.name}_covers"] = covers
     return columns
 
 

@@ -212,7 +212,22 @@ class RunRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodedRow(RunRow):
+class Accepted:
+    """How many draft tokens were accepted."""
+
+    acceptance_rate: MaybeFloat = pooled("mean", "accepted / proposed draft tokens")
+    conditional_acceptance_rate: MaybeFloat = pooled(
+        "mean", "accepted / tested draft tokens (alpha of Leviathan et al.)"
+    )
+    mean_acceptance_length: MaybeFloat = pooled(
+        "mean",
+        "tokens per iteration that proposed something: 1 + accepted / such iterations",
+        "tokens",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedRow(Accepted, RunRow):
     """A row of a command that decodes."""
 
     temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
@@ -235,15 +250,6 @@ class DecodedRow(RunRow):
     ignore_eos: MaybeBool = setting(
         "whether texts went on past the end of sequence", "decoding.ignore_eos"
     )
-    acceptance_rate: MaybeFloat = pooled("mean", "accepted / proposed draft tokens")
-    conditional_acceptance_rate: MaybeFloat = pooled(
-        "mean", "accepted / tested draft tokens (alpha of Leviathan et al.)"
-    )
-    mean_acceptance_length: MaybeFloat = pooled(
-        "mean",
-        "tokens per iteration that proposed something: 1 + accepted / such iterations",
-        "tokens",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +269,8 @@ class PromptedRow(DecodedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedRow(DecodedRow):
-    """A row with a speed-up, about which `verdict.py` decides what may be said."""
+class WithSpeedup:
+    """A speed-up with its interval."""
 
     speedup: Interval | None = with_interval(
         "mean",
@@ -278,3 +284,8 @@ class ComparedRow(DecodedRow):
     def has_interval(self) -> bool:
         """Whether the speed-up has an interval."""
         return self.speedup is not None and self.speedup.has_bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRow(WithSpeedup, DecodedRow):
+    """A row with a speed-up, about which `verdict.py` decides what may be said."""

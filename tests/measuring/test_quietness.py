@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.figures.paired import PairedTimes, drift_columns
+from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.tables.doubts import doubts
 from harness.engines import energy
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import Generation
 from harness.measuring import quietness
 from harness.measuring.quietness import GpuState, ProcessorTime, Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
+from measured_runs import figures
 from report_files import latency_run
 from wording import mentions
 
@@ -121,12 +124,20 @@ def test_what_is_said_and_when() -> None:
 
 def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
     noise = 1 + 0.01 * np.sin(np.arange(32))
-    steady = PairedTimes(2 * noise, np.ones(32), "prompt")
-    assert drift_columns(steady)["drifted"] is False
-    falling = PairedTimes(steady.regular * np.repeat([1.0, 0.8], 16), np.ones(32), "prompt")
-    columns = drift_columns(falling)
-    assert columns["drifted"] is True
-    assert columns["drift"].estimate == pytest.approx(0.8, abs=0.01)
+
+    def drift(seconds: Any) -> Any:
+        regular = [answered(number, each) for number, each in enumerate(seconds)]
+        return figures(Speedup, regular, [answered(number, 1.0) for number in range(32)])
+
+    assert drift(2 * noise).drifted is False
+    falling = drift(2 * noise * np.repeat([1.0, 0.8], 16))
+    assert falling.drifted is True
+    assert falling.drift.estimate == pytest.approx(0.8, abs=0.01)
+
+
+def answered(index: int, seconds: float) -> Generation:
+    requests = [RequestRecord(index, 1, num_tokens=10)]
+    return Generation("x", requests=requests, seconds=seconds)
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:

@@ -21,6 +21,7 @@ from harness.records.columns import described
 from harness.records.kinds import row_kinds
 from harness.results.row import Row, kind_of
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import Interval
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,38 @@ def test_what_cannot_be_read_is_none() -> None:
     )
     assert row == LatencyRow()
     assert LatencyPromptRow.parse({"completion": ""}).completion is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "speedup"),
+    [
+        ({}, None),
+        ({"speedup": "2", "speedup_low": "1.9", "speedup_high": "2.1"}, Interval(2, 1.9, 2.1)),
+        # Files of older versions, without a column or with an end alone.
+        ({"speedup": "2"}, Interval(2)),
+        ({"speedup": "2", "speedup_covers": "9 prompts"}, Interval(2, covers="9 prompts")),
+        ({"speedup": "2", "speedup_low": "1.9", "speedup_high": ""}, Interval(2)),
+        ({"speedup": "", "speedup_low": "1.9", "speedup_high": "2.1"}, None),
+        ({"speedup": "2", "speedup_low": "9" * 400, "speedup_high": "2.1"}, Interval(2)),
+        ({"speedup": "9" * 400, "speedup_low": "1.9", "speedup_high": "2.1"}, None),
+    ],
+)
+def test_an_interval_is_one_value_or_an_estimate_alone(
+    cells: dict[str, str], speedup: Interval | None
+) -> None:
+    row = LatencyRow.parse(cells)
+    assert row.speedup == speedup
+    written = {name: str(cell) for name, cell in row.cells().items() if cell is not None}
+    assert LatencyRow.parse(written) == row
+
+
+def test_intervals_of_a_list_come_together() -> None:
+    name = "acceptance_length_by_num_draft_tokens"
+    cells = {name: "[1.5, 2.0]", f"{name}_low": "[1.4, 1.9]", f"{name}_high": "[1.6, 2.1]"}
+    whole = [Interval(1.5, 1.4, 1.6), Interval(2.0, 1.9, 2.1)]
+    assert LatencyRow.parse(cells).acceptance_length_by_num_draft_tokens == whole
+    torn = LatencyRow.parse(cells | {f"{name}_high": "[1.6]"})
+    assert torn.acceptance_length_by_num_draft_tokens == [Interval(1.5), Interval(2.0)]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.laps import choose_num_laps
+from harness.commands.latency.parts import (
+    Part,
+    batches_to_ask,
+    choose_num_laps,
+    laps_to_ask,
+    share_prompts,
+)
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.repetition import Part, batches_to_ask, laps_to_ask, share_prompts
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Engine, Question
+from harness.decoding.protocols import Iteration
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.requests import Load, RequestRecord
+from harness.engines.server.counters import Counted
 from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.session import Session
 from harness.prompts.sets import Occurrence, PromptSet
@@ -181,3 +190,36 @@ def question_of(
     return session.ask(
         asked.token_ids, indices, decoding, chats=asked.chats, seed=seed, salts=salts
     )
+
+
+class Twin(Arm):
+    """An arm under a second name: how far apart two identical arms come out is the noise of the measurement.
+
+    With `engine.aa=true` two of them take turns, as both arms of a run do, and the ratio of their
+    times is in the columns `aa_ratio`.
+    """
+
+    def __init__(self, name: str, arm: Arm) -> None:
+        self.name = name
+        self.arm = arm
+        self.tells_drafts = arm.tells_drafts
+
+    @property
+    def given_up(self) -> str | None:
+        return self.arm.given_up
+
+    @property
+    def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
+        return self.arm.last_requests
+
+    @property
+    def last_load(self) -> Load | None:  # type: ignore[override]
+        return self.arm.last_load
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        # Otherwise a prefix cache would answer the second twin with the prompts of the first.
+        salts = [f"{self.name} {salt}" for salt in question.salts]
+        return self.arm.stream(dataclasses.replace(question, salts=salts))
+
+    def counted(self) -> Counted | None:
+        return self.arm.counted()

@@ -5,32 +5,28 @@ reason.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from harness.commands.latency.acceptance_files import smaller_k_follow, write_acceptance
-from harness.commands.latency.asking import Asking, asks_again
+from harness.commands.latency.asking import Asking, Twin, asks_again
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.figures.experts import experts_read
-from harness.commands.latency.figures.latency_columns import LatencyFigures
-from harness.commands.latency.figures.measured_arm import MeasuredArm
+from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.commands.latency.figures.paired import paired_times
 from harness.commands.latency.figures.suspicion import suspicion
+from harness.commands.latency.figures.texts import compare_texts
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
+from harness.commands.latency.speculation_profile import smaller_k_follow, write_acceptance
 from harness.commands.latency.tables.run import latency_document
-from harness.commands.latency.twin import Twin
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
-from harness.engines.checks.divergence import first_divergence
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
-from harness.measuring.encoding import Encoded, decide_ignore_eos
+from harness.measuring.encoding import decide_ignore_eos
 from harness.measuring.interleaving import Answers, ask_all
 from harness.measuring.progress import say
 from harness.measuring.quietness import Quietness
@@ -38,7 +34,7 @@ from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
 from harness.records.experiment import Experiment
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.stopping import is_precise, looks
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 from harness.results.verdict import (
     ArmEvidence,
     judged,
@@ -63,8 +59,7 @@ class Latency(Experiment):
 
     Attributes:
         overridden: what `test=true` changes, as a message; empty for nothing.
-        measured: the answers of each arm, by its name.
-        figures: what becomes columns of the rows.
+        run: all that was measured, from which the figures of the rows follow.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
     """
 
@@ -79,15 +74,27 @@ class Latency(Experiment):
             self.settings = dataclasses.replace(self.settings, num_prompts=available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
-        self.measured = {name: MeasuredArm(name) for name in settings.arms}
-        self.figures = LatencyFigures(self.settings, self.prompt_set, self.measured)
+        arms = {name: MeasuredArm(name) for name in settings.arms}
+        self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)
         self.prompt_rows: list[LatencyPromptRow] = []
         self.profiles: list[Table] = []
 
     def measure(self, session: Session) -> None:
         settings = decide_ignore_eos(self.settings, session.tokenizer)
-        session.settings = self.settings = self.figures.settings = settings
-        encoded = self._encode(session)
+        session.settings = self.settings = self.run.settings = settings
+        new_tokens = settings.decoding.max_new_tokens
+        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        self.prompts = encoded.prompts
+        self._check_batch()
+        # What the settings do not show.
+        if self.overridden:
+            say(self.overridden)
+        if asks_again(settings, self.prompt_set):
+            number = len(self.prompts)
+            again = f"{number} prompts, which are asked again, in another order each time"
+            if number == 1:
+                again = "one prompt, which is asked again"
+            say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
         first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
         conversations = Conversations(session, self.prompt_set, first_turns)
         longest = max(encoded.longest, conversations.longest)
@@ -99,8 +106,8 @@ class Latency(Experiment):
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
         # A server alone may be the speculative arm.
-        self.measured = self.figures.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
-        if "regular" not in self.measured:
+        self.run.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
+        if "regular" not in self.run.arms:
             rule = "is that of the speed-up, which a server alone has not"
             require(settings.precision is None, "precision", rule, settings.precision)
         rule = "cannot end a run in blocks, whose number is engine.blocks"
@@ -110,66 +117,52 @@ class Latency(Experiment):
             rule,
             settings.precision,
         )
+        if settings.precision is not None:
+            self.run.confidence = CONFIDENCE_OF_LOOKS
         if settings.weights == "stored":
-            self.figures.end_tokens = session.end_tokens()
+            self.run.end_tokens = session.end_tokens()
         asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
-        self.figures.units = asking.units
-        self.figures.moments = asking.moments
-        self.figures.in_blocks = engine.num_blocks > 0
-        self.figures.share_prompts = asking.share_prompts
-        self.figures.salted = engine.salts
-        self.figures.smaller_k_follow = smaller_k_follow(session.planned, settings)
+        self.run.units = asking.units
+        self.run.moments = asking.moments
+        self.run.in_blocks = engine.num_blocks > 0
+        self.run.share_prompts = asking.share_prompts
+        self.run.salted = engine.salts
+        self.run.smaller_k_follow = smaller_k_follow(session.planned, settings)
         self._time_arms(session, engine, asking)
         self._check_failures()
         if settings.engine.aa:
             # Afterwards, because a cache that heeds no salts would know the prompts.
             self._compare_identical(session, engine, asking)
-        self._suspect(engine)
-        if "speculative" in self.measured:
-            rates = self.measured["speculative"].rates_by_rank
-            by_prompt = self.figures.acceptance_by_prompt()
-            write_acceptance(session, settings, by_prompt, rates)
+        self.run.suspicion = suspicion(engine, self.run)
+        write_acceptance(session, self.run)
 
         example = asking.questions[0]
-        self.figures.experts = experts_read(engine, example)
-        self.figures.pass_ms = engine.pass_ms(example)
+        self.run.experts = experts_read(engine, example)
+        self.run.pass_ms = engine.pass_ms(example)
         if placed is not None:
             from harness.commands.latency.profiling import profile_arms
             from harness.engines.roofline import roofs
 
             # An average step reads the prompt and half of the new tokens.
-            context = encoded.mean_length + settings.decoding.max_new_tokens / 2
-            self.figures.roofs = roofs(placed, batch_size, round(context))
+            context = encoded.mean_length + new_tokens / 2
+            self.run.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
-
-    def _encode(self, session: Session) -> Encoded:
-        """Encode the prompts that are measured; a line says what the settings do not show."""
-        settings = self.settings
-        encoded = session.encode_set(
-            self.prompt_set, self.prompts, settings.decoding.max_new_tokens
-        )
-        self.prompts = encoded.prompts
-        self._check_batch()
-        if self.overridden:
-            say(self.overridden)
-        if asks_again(settings, self.prompt_set):
-            number = len(self.prompts)
-            again = f"{number} prompts, which are asked again, in another order each time"
-            if number == 1:
-                again = "one prompt, which is asked again"
-            say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
-        return encoded
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         rows = []
-        for measured in self.measured.values():
-            columns = self.figures.columns(measured)
-            rows.append(session.row(LatencyRow, measured.acceptance, **columns))
+        for measured in self.run.arms.values():
+            figures = figures_of(LatencyRow, self.run, measured)
+            figures |= {
+                "arm": measured.name,
+                "seed": self.settings.seed_of_run,
+                "prompts_digest": self.prompt_set.digest,
+            }
+            rows.append(session.row(LatencyRow, **figures))
         lengths = {
             name: {request.index: request.num_tokens for request in measured.answered}
-            for name, measured in self.measured.items()
+            for name, measured in self.run.arms.items()
         }
         return judged(rows, lengths)
 
@@ -184,11 +177,11 @@ class Latency(Experiment):
 
     def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
-        quietness = self.figures.quietness = Quietness(engine.gpus, say)
+        quietness = self.run.quietness = Quietness(engine.gpus, say)
         conversations = asking.conversations
         watched: list[Arm] = []
         for arm, phases in engine.watched():
-            self.measured[arm.name].phases = phases
+            self.run.arms[arm.name].phases = phases
             watched.append(arm)
         timed: Sequence[Arm] = engine.arms
         # Those that answer once more, under stopwatches.
@@ -201,26 +194,29 @@ class Latency(Experiment):
         half_width = self.settings.half_width
         budget_s = self.settings.budget_s or math.inf
         if half_width is not None:
-            self.figures.stopped_by = "prompts"
+            self.run.stopped_by = "prompts"
 
         def is_enough() -> bool:
-            num_answered = len(next(iter(self.measured.values())).generations)
-            is_last = num_answered == len(asking.questions)
-            if half_width is None or is_last:
+            if half_width is None:
+                return False
+            regular, speculative = (arm.generations for arm in self.run.arms.values())
+            num_answered = len(regular)
+            if num_answered == len(asking.questions):
                 return False
             if time.monotonic() - started > budget_s:
-                self.figures.stopped_by = "budget"
+                self.run.stopped_by = "budget"
                 return True
             num_units = len(set(asking.units[:num_answered]))
             if num_units not in looks(num_units):
                 return False
-            if not is_precise(self.figures.speedup_so_far(), half_width):
+            times = paired_times(regular, speculative, self.run.units, in_blocks=self.run.in_blocks)
+            if not is_precise(times.speedup(*self.run.resampling, self.run.confidence), half_width):
                 return False
-            self.figures.stopped_by = "precision"
+            self.run.stopped_by = "precision"
             return True
 
         def after_warmup(name: str) -> None:
-            self.measured[name].phases.clear()
+            self.run.arms[name].phases.clear()
 
         def after_answer(question: Question, answers: Answers) -> None:
             quietness.look()
@@ -256,17 +252,6 @@ class Latency(Experiment):
             **options,
         )
 
-    def _suspect(self, engine: Engine) -> None:
-        """Ask whether another engine's sampling looks right."""
-        settings = self.settings
-        sampled = settings.decoding.temperature > 0
-        if engine_of(settings).own_loop or not sampled or len(engine.arms) == 1:
-            return
-        regular, speculative = self.measured.values()
-        answers = regular.generations
-        questions = [answer.question for answer in answers if answer.question is not None]
-        self.figures.suspicion = suspicion(engine, questions, answers, speculative.acceptance)
-
     def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
@@ -275,8 +260,8 @@ class Latency(Experiment):
             asking.conversations.keep(answers)
 
         first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
-        times = paired_times(first, second, self.figures.units, in_blocks=self.figures.in_blocks)
-        self.figures.identical = times.speedup(*self.figures.resampling)
+        times = paired_times(first, second, self.run.units, in_blocks=self.run.in_blocks)
+        self.run.identical = times.speedup(*self.run.resampling)
 
     def _check_batch(self) -> None:
         """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft
@@ -306,19 +291,19 @@ class Latency(Experiment):
             new: the arms whose answers are not kept yet.
         """
         for name in new:
-            self.measured[name].generations.append(answers[name])
+            self.run.arms[name].generations.append(answers[name])
         # The regular one, unless a server that speculates is alone.
-        first = next(iter(self.measured))
+        first = next(iter(self.run.arms))
         if first not in answers:
             return
         if len(answers) > 1:
-            self._compare_texts(session, answers)
-        question_number = len(self.measured[first].generations) - 1
-        unit = self.figures.units[question_number]
+            compare_texts(self.run, session, answers)
+        question_number = len(self.run.arms[first].generations) - 1
+        unit = self.run.units[question_number]
         # The regular answer also completes a speculative one that came before it.
         complete = answers if first in new else new
         rows = []
-        for name in self.measured:
+        for name in self.run.arms:
             if name in complete:
                 for request in answers[name].requests:
                     rows.append(self._prompt_row(session, answers[name], request, unit))
@@ -329,7 +314,7 @@ class Latency(Experiment):
         """Raise a RunError if too many requests failed for a verdict from the others."""
         arms = []
         failures: list[RequestRecord] = []
-        for name, measured in self.measured.items():
+        for name, measured in self.run.arms.items():
             requests = measured.requests
             failed = [request for request in requests if not request.answered]
             if len(failed) == len(requests):
@@ -339,34 +324,9 @@ class Latency(Experiment):
             failures += [request for request in failed if request.error is not None]
         reason = too_many_failures(arms)
         if reason is not None:
-            restarted = [name for name, arm in self.measured.items() if arm.num_restarts]
+            restarted = [name for name, arm in self.run.arms.items() if arm.num_restarts]
             restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
             raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
-
-    def _compare_texts(self, session: Session, answers: Answers) -> None:
-        """Note where greedy texts of the speculative arm part from the regular ones.
-
-        A turn before which the arms' answers differ already is not compared.
-        """
-        decoding = self.settings.decoding
-        if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
-            return
-        assert session.engine is not None
-        divergences = self.measured["speculative"].divergences
-        regular, speculative = (answers[name] for name in self.measured)
-        assert regular.question is not None
-        assert speculative.question is not None
-        prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
-        requests = zip(regular.requests, speculative.requests, strict=True)
-        for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
-            if not (request.answered and other.answered and prompt == other_prompt):
-                continue
-            texts = [request.token_ids, other.token_ids]
-            if request.from_text != other.from_text:
-                # The tokens that were drawn need not be those of their text.
-                encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
-                texts = [encode(request.text), encode(other.text)]
-            divergences[request.index] = first_divergence(session.engine.reference, prompt, *texts)
 
     def _prompt_row(
         self, session: Session, generation: Generation, request: RequestRecord, unit: int
@@ -379,7 +339,7 @@ class Latency(Experiment):
         seconds = request.seconds if generation.sent else generation.seconds
         gpu = generation.gpu
         throttled = gpu.throttled if gpu else ()
-        parted = self.measured[arm].divergences.get(request.index)
+        parted = self.run.arms[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),

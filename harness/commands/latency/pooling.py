@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,9 @@ from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.row import Pooling
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.power import reach_columns
+from harness.results.statistics.power import visible_difference
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
-
-
-class UnitTimes(NamedTuple):
-    """Milliseconds per token of each arm by unit (prompt, batch or lap) of one run."""
-
-    regular: Mapping[int, float]
-    speculative: Mapping[int, float]
 
 
 def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
@@ -118,45 +111,40 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
 
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
-    """The columns of the speed-up; without an interval where the runs' prompts are not found."""
+    """The figures of the speed-up; without an interval where the runs' prompts are not found."""
     times = [_unit_times(rows) for rows in runs]
-    common = set(times[0].regular)
-    for of_run in times:
-        common &= of_run.regular.keys() & of_run.speculative.keys()
-    if not common:
+    units = sorted(set.intersection(*map(set, times)))
+    if not units:
         return {}
-    units = sorted(common)
-    regular = np.array([[of_run.regular[unit] for unit in units] for of_run in times])
-    speculative = np.array([[of_run.speculative[unit] for unit in units] for of_run in times])
     last = runs[0][-1]
-    estimate = ratio_over_runs(regular, speculative, _unit_name(last))
+    # [num_runs, num_units, 2]
+    milliseconds = np.array([[of_run[unit] for unit in units] for of_run in times])
+    # As the run's own interval has it.
+    coverage = Coverage.of(last.speedup)
+    unit_name = "prompt" if coverage is None else coverage.unit
+    estimate = ratio_over_runs(milliseconds[..., 0], milliseconds[..., 1], unit_name)
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
     speedup = dataclasses.replace(estimate.interval(), covers=f"{estimate.covers}{seeds}")
-    return {"speedup": speedup, **reach_columns(estimate)}
+    visible = visible_difference(estimate) if estimate.has_interval else None
+    return {"speedup": speedup, "visible_difference": visible}
 
 
-def _unit_name(row: LatencyRow) -> str:
-    """`prompt`, `batch` or `lap`, as the run's own interval has it."""
-    coverage = Coverage.of(row.speedup)
-    return "prompt" if coverage is None else coverage.unit
-
-
-def _unit_times(rows: Sequence[LatencyRow]) -> UnitTimes:
-    """Times of one run, from its prompts file; empty where that is gone."""
+def _unit_times(rows: Sequence[LatencyRow]) -> dict[int, tuple[float, float]]:
+    """Milliseconds per token of both arms by the units (prompts, batches or laps) of one run that both answered, from
+    its prompts file; empty where that is gone.
+    """
     directory = Path(rows[0].directory) if rows[0].directory else None
-    arms: dict[str | None, list[LatencyPromptRow]] = {"regular": [], "speculative": []}
+    arms: dict[str | None, dict[int | None, LatencyPromptRow]] = {"regular": {}, "speculative": {}}
     for row in read_prompts(directory, rows[0].run):
         if row.unit is not None and row.is_timed:
-            arms.setdefault(row.arm, []).append(row)
-    regular = arms["regular"]
-    speculative = arms["speculative"]
-    in_both = {row.prompt_index for row in regular} & {row.prompt_index for row in speculative}
-    was_served = rows[-1].was_served
-    return UnitTimes(
-        _by_unit([row for row in regular if row.prompt_index in in_both], was_served),
-        _by_unit([row for row in speculative if row.prompt_index in in_both], was_served),
+            arms.setdefault(row.arm, {})[row.prompt_index] = row
+    in_both = arms["regular"].keys() & arms["speculative"].keys()
+    regular, speculative = (
+        _by_unit([arms[name][index] for index in in_both], rows[-1].was_served)
+        for name in ("regular", "speculative")
     )
+    return {unit: (milliseconds, speculative[unit]) for unit, milliseconds in regular.items()}
 
 
 def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
@@ -166,17 +154,15 @@ def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int,
     by it, because two batches of one unit (turns, or prompts that are asked again) never take
     equally long.
     """
-    times: dict[int, float] = {}
-    batches: dict[tuple[int, float], list[LatencyPromptRow]] = {}
+    batches: dict[tuple[int, float | int | None], list[LatencyPromptRow]] = {}
     for row in prompts:
-        unit = row.unit or 0
-        if was_served:
-            times[unit] = times.get(unit, 0.0) + row.ms_per_token
-        else:
-            batches.setdefault((unit, row.time_ms or 0.0), []).append(row)
-    for (unit, time_ms), rows in batches.items():
+        batch = row.prompt_index if was_served else row.time_ms
+        batches.setdefault((row.unit or 0, batch), []).append(row)
+    times: dict[int, float] = {}
+    for (unit, _), rows in batches.items():
         num_tokens = sum(row.num_tokens or 1 for row in rows)
-        times[unit] = times.get(unit, 0.0) + time_ms * len(rows) / num_tokens
+        milliseconds = (rows[0].time_ms or 0.0) * len(rows) / num_tokens
+        times[unit] = times.get(unit, 0.0) + milliseconds
     return times
 
 

@@ -1,113 +1,106 @@
-"""Acceptance of a run as other tools read it: `speculation_profile.json`.
+"""Writes the acceptance of a run as other tools read it: `speculation_profile.json` in its directory.
 
 It has the schema 1.0 of NVIDIA's Model-Optimizer (pull requests 2247, 2313 and 2315), which
 Dynamo's mocker and vLLM's synthetic acceptance read; under `harness` it has what that schema lacks, the
-intervals among them.
+intervals among them. `docs/acceptance.md` describes it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from harness.config.synthetic import TESTED_SHARES
-from harness.results.acceptance import Acceptance, mean_length_per_request
+from harness.commands.latency.figures.acceptance import (
+    MOST_INTERVALS,
+    MeasuredAcceptance,
+    acceptance_by_prompt,
+)
+from harness.commands.latency.figures.measured import MeasuredRun
+from harness.config.run import PromptedSettings
+from harness.config.settings import ModelSettings
+from harness.config.synthetic import RATES_BY_RANK, TESTED_SHARES
+from harness.engines.pair import PlannedPair
+from harness.measuring.session import Session
+from harness.results.acceptance import mean_length_per_request
+from harness.results.environment import package_version
+from harness.results.locked_files import replace_file
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
 
 PROFILE_FILE = "speculation_profile.json"
 
 _SCHEMA_VERSION = "1.0"
 _DECIMALS = 6
-# Positions with an interval; a longer proposal has rates alone.
-_MOST_INTERVALS = 32
-# There is a bootstrap for every position.
-_MOST_RESAMPLES = 2000
 
 
-@dataclass(frozen=True)
-class MeasuredAcceptance:
-    """The acceptance of a run, by prompt.
+def write_acceptance(session: Session, run: MeasuredRun) -> None:
+    """Write the file, unless nothing was drafted."""
+    settings = run.settings
+    draft = settings.draft
+    arm = run.arms.get("speculative")
+    if draft is None or arm is None:
+        return
+    measured = acceptance_by_prompt(run)
+    if not measured.drafted:
+        return
+    method = draft.method
+    if method == "model":
+        head = session.planned.head
+        method = "draft_model" if head is None else head.kind.name
+    own: dict[str, Any] = {"version": package_version("harness"), "run": session.run}
+    if arm.rates_by_rank:
+        # Of a tree's children, which `draft.rates` reads.
+        own[RATES_BY_RANK] = arm.rates_by_rank
+    decoding = settings.decoding
+    names = ("temperature", "top_k", "top_p", "rule", "num_draft_tokens", "ignore_eos")
+    # Under the schema's names: `osl` is the output sequence length.
+    conditions = {
+        "dataset": settings.prompts.name,
+        "osl": decoding.max_new_tokens,
+        "num_samples": len(measured.requests),
+        **{name: getattr(decoding, name) for name in names},
+        "nodes_of_trees": draft.most_nodes or None,
+        "chat_template": settings.chat_template,
+        "batch_size": settings.batch_size,
+        "engine": settings.engine.name,
+        "seed": settings.seed,
+        "synthetic": decoding.synthetic_acceptance is not None,
+    }
+    profile = speculation_profile(
+        measured,
+        method=method,
+        is_block=decoding.rule == "block",
+        about={
+            "target_model": _checkpoint(settings.model),
+            "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
+            "measurement_conditions": conditions,
+        },
+        own=own,
+    )
+    content = json.dumps(profile, indent=2) + "\n"
+    replace_file(session.directory / PROFILE_FILE, content.encode())
 
-    Attributes:
-        requests: of each prompt.
-        categories: of the same prompts; None where a prompt has none.
-        num_resamples, seed: of the bootstrap over prompts.
-        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
-        extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
-            its lengths follow.
+
+def smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
+    """Whether a smaller K would accept the beginnings of what was accepted.
+
+    A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
+    is unknown.
     """
-
-    requests: Sequence[Acceptance]
-    categories: Sequence[str | None]
-    num_resamples: int
-    seed: int
-    num_levels: int | None = None
-    extrapolates: bool = True
-
-    @property
-    def drafted(self) -> list[Acceptance]:
-        """The requests in which an iteration proposed anything."""
-        return [request for request in self.requests if request.num_iterations]
-
-    @property
-    def total(self) -> Acceptance:
-        return sum(self.requests, Acceptance())
-
-    @property
-    def num_places(self) -> int:
-        """Draft positions. Of a tree its levels, of which it has fewer than tokens."""
-        places = self.total.num_places
-        return places if self.num_levels is None else min(places, self.num_levels)
-
-    def rate_of_tested(self, place: int) -> Interval:
-        """Accepted over tested at a draft position, from 0."""
-        tested = [request for request in self.drafted if request.num_tested_at(place)]
-        return self._ratio(
-            [request.num_accepted_at(place) for request in tested],
-            [request.num_tested_at(place) for request in tested],
-        )
-
-    def marginal(self, place: int) -> Interval:
-        """Accepted at a draft position, from 0, over iterations."""
-        accepted = [request.num_accepted_at(place) for request in self.drafted]
-        return self._ratio(accepted, self._num_iterations())
-
-    def length_with(self, num_draft_tokens: int) -> Interval:
-        """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
-        tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
-        return self._ratio(tokens, self._num_iterations())
-
-    def by_category(self) -> dict[str, Acceptance]:
-        """The acceptance of each category, of those that are known."""
-        found: dict[str, Acceptance] = {}
-        for category, request in zip(self.categories, self.requests, strict=True):
-            if category is not None:
-                found[category] = found.get(category, Acceptance()) + request
-        return found
-
-    def _num_iterations(self) -> list[int]:
-        return [request.num_iterations for request in self.drafted]
-
-    def _ratio(self, tops: Sequence[int], bottoms: Sequence[int]) -> Interval:
-        num_resamples = min(self.num_resamples, _MOST_RESAMPLES)
-        return ratio_of_totals(tops, bottoms, num_resamples, self.seed)
+    if settings.num_levels is not None or settings.decoding.rule == "block":
+        return False
+    if planned.draft_plan is None:
+        return False
+    return not any(sketch.drafts_in_one_pass for sketch in planned.sketches[1:])
 
 
-def length_columns(measured: MeasuredAcceptance) -> dict[str, Any]:
-    """The mean acceptance length for each smaller K; none where these do not follow."""
-    num_places = min(measured.num_places, _MOST_INTERVALS) if measured.extrapolates else 0
-    lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
-    if not lengths or not all(length.is_known for length in lengths):
-        # With a gap, later entries would be those of another K: rather no list.
-        return {}
-    rounded = [
-        Interval(round(length.estimate, 4), round(length.low, 4), round(length.high, 4))
-        for length in lengths
-    ]
-    return {"acceptance_length_by_num_draft_tokens": rounded}
+def _checkpoint(model: ModelSettings) -> dict[str, Any]:
+    """A checkpoint for readers elsewhere: of a directory's path the last part alone."""
+    local = Path(model.repository).is_dir()
+    name = Path(model.repository).name if local else model.repository
+    return {"id": name, "revision": model.revision, "quantization": model.quantization}
 
 
 def speculation_profile(
@@ -127,64 +120,19 @@ def speculation_profile(
         own: further entries under `harness`.
     """
     total = measured.total
-    marginal = [rate or 0.0 for rate in total.marginal_rates[: measured.num_places]]
-    # In this schema a ratio of marginal rates. Ours, of the tokens tested, are under `harness`.
-    conditional = _conditional_by_schema(marginal)
-    rates_of_tested = [rate or 0.0 for rate in total.conditional_rates[: measured.num_places]]
-    profile: dict[str, Any] = {
-        "schema_version": _SCHEMA_VERSION,
-        "measured": True,
-        "method": method,
-        "num_speculative_tokens": measured.num_places,
-        "conditional_accept_rates": None if is_block else _rounded(conditional),
-        "marginal_accept_rates": None if is_block else _rounded(marginal),
-        "mean_accept_length": round(total.mean_acceptance_length or 0.0, _DECIMALS),
-        "mean_accept_length_per_request": _per_request(measured),
-        "acceptance_length_histogram": _histogram(total),
-        # Whether the lengths of smaller K follow from these rates, or are to be measured.
-        "accept_length_model": "chain_analytic" if measured.extrapolates else "measured_per_k",
-        "verification_method": "block" if is_block else "longest_prefix",
-        "per_category": _by_category(measured),
-        **about,
-        "validation": _validation(total, marginal),
-    }
-    if is_block:
-        # The entry `validation` needs no vectors: accepted counts add up for blocks, too.
-        reason = "block verification does not keep the longest-prefix of accepted tokens"
-        profile["vectors_unavailable_reason"] = reason
-    intervals = {} if is_block else _intervals(measured)
-    rates = {}
-    if not is_block:
-        rates["accept_rates_of_tested"] = _rounded(rates_of_tested)
-        num_tested = [total.num_tested_at(place) for place in range(measured.num_places)]
-        rates[TESTED_SHARES] = _rounded([number / total.num_iterations for number in num_tested])
-    return profile | {"harness": {**own, **rates, "intervals_95": intervals}}
-
-
-def _conditional_by_schema(marginal: Sequence[float]) -> list[float]:
-    """Conditional rates as the schema has them: the marginal rate of a position over that of the one before.
-
-    A proposal that ends early counts as a rejection here, but not in `accept_rates_of_tested`. Where one iteration
-    accepted 3 of 4 tokens, and one both of 2, the third position has 1/2 here and 1 there.
-    """
-    before = [1.0, *marginal[:-1]]
-    return [
-        rate / earlier if earlier else 0.0 for rate, earlier in zip(marginal, before, strict=True)
+    num_places = measured.num_places
+    marginal = [rate or 0.0 for rate in total.marginal_rates[:num_places]]
+    # In this schema the marginal rate of a position over that of the one before. A proposal that
+    # ends early counts as a rejection here, but not in `accept_rates_of_tested`: where one
+    # iteration accepted 3 of 4 tokens, and one both of 2, the third position has 1/2 here and 1 there.
+    conditional = [
+        rate / before if before else 0.0
+        for before, rate in zip([1.0, *marginal[:-1]], marginal, strict=True)
     ]
-
-
-def _per_request(measured: MeasuredAcceptance) -> float | None:
-    length = mean_length_per_request(measured.requests)
-    return None if length is None else round(length, _DECIMALS)
-
-
-def _histogram(total: Acceptance) -> dict[str, int]:
-    """Iterations by their tokens, the target's own counted: from 1 on."""
-    return {str(1 + accepted): times for accepted, times in enumerate(total.histogram) if times}
-
-
-def _by_category(measured: MeasuredAcceptance) -> dict[str, dict[str, Any]] | None:
-    found = {
+    length_per_request = mean_length_per_request(measured.requests)
+    reported = total.mean_acceptance_length or 0.0
+    implied = 1 + sum(marginal)
+    by_category = {
         category: {
             "mean_accept_length": round(acceptance.mean_acceptance_length or 0.0, _DECIMALS),
             "num_steps": acceptance.num_iterations,
@@ -192,33 +140,57 @@ def _by_category(measured: MeasuredAcceptance) -> dict[str, dict[str, Any]] | No
         for category, acceptance in measured.by_category().items()
         if acceptance.num_iterations
     }
-    return found or None
-
-
-def _validation(total: Acceptance, marginal: Sequence[float]) -> dict[str, Any]:
-    reported = total.mean_acceptance_length or 0.0
-    implied = 1 + sum(marginal)
-    falls = all(later <= earlier for earlier, later in pairwise(marginal))
-    return {
-        "mean_consistency": {
-            "passed": abs(implied - reported) < 1e-6,
-            "implied_mean_accept_length": round(implied, _DECIMALS),
-            "reported_mean_accept_length": round(reported, _DECIMALS),
+    profile: dict[str, Any] = {
+        "schema_version": _SCHEMA_VERSION,
+        "measured": True,
+        "method": method,
+        "num_speculative_tokens": num_places,
+        "conditional_accept_rates": None if is_block else _rounded(conditional),
+        "marginal_accept_rates": None if is_block else _rounded(marginal),
+        "mean_accept_length": round(reported, _DECIMALS),
+        "mean_accept_length_per_request": (
+            None if length_per_request is None else round(length_per_request, _DECIMALS)
+        ),
+        # By the tokens of an iteration, the target's own counted: from 1 on.
+        "acceptance_length_histogram": {
+            str(1 + accepted): times for accepted, times in enumerate(total.histogram) if times
         },
-        "marginal_monotonicity": {"passed": falls},
+        # Whether the lengths of smaller K follow from these rates, or are to be measured.
+        "accept_length_model": "chain_analytic" if measured.extrapolates else "measured_per_k",
+        "verification_method": "block" if is_block else "longest_prefix",
+        "per_category": by_category or None,
+        **about,
+        "validation": {
+            "mean_consistency": {
+                "passed": abs(implied - reported) < 1e-6,
+                "implied_mean_accept_length": round(implied, _DECIMALS),
+                "reported_mean_accept_length": round(reported, _DECIMALS),
+            },
+            "marginal_monotonicity": {
+                "passed": all(later <= earlier for earlier, later in pairwise(marginal))
+            },
+        },
     }
-
-
-def _intervals(measured: MeasuredAcceptance) -> dict[str, Any]:
-    """95 % intervals over prompts; None where there are too few."""
-    most = measured.num_places
-    places = range(min(most, _MOST_INTERVALS))
-    return {
-        "covers": measured.length_with(most).covers,
-        "mean_accept_length": _bounds(measured.length_with(most)),
+    own = dict(own)
+    if is_block:
+        # The entry `validation` needs no vectors: accepted counts add up for blocks, too.
+        reason = "block verification does not keep the longest-prefix of accepted tokens"
+        profile["vectors_unavailable_reason"] = reason
+        return profile | {"harness": own | {"intervals_95": {}}}
+    rates_of_tested = [rate or 0.0 for rate in total.conditional_rates[:num_places]]
+    num_tested = [total.num_tested_at(place) for place in range(num_places)]
+    own["accept_rates_of_tested"] = _rounded(rates_of_tested)
+    own[TESTED_SHARES] = _rounded([number / total.num_iterations for number in num_tested])
+    # 95 % intervals over prompts; None where there are too few.
+    places = range(min(num_places, MOST_INTERVALS))
+    length = measured.length_with(num_places)
+    own["intervals_95"] = {
+        "covers": length.covers,
+        "mean_accept_length": _bounds(length),
         "accept_rates_of_tested": [_bounds(measured.rate_of_tested(place)) for place in places],
         "marginal_accept_rates": [_bounds(measured.marginal(place)) for place in places],
     }
+    return profile | {"harness": own}
 
 
 def _bounds(interval: Interval) -> list[float] | None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from harness.commands.latency.asking import extra_question, question_of, warmup_question
-from harness.commands.latency.figures.measured_arm import MeasuredArm
-from harness.commands.latency.figures.paired import paired_times
-from harness.commands.latency.repetition import Part, batches_to_ask, share_prompts
+from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
+from harness.commands.latency.parts import batches_to_ask, share_prompts
+from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.schedules import schedule_files
@@ -34,8 +34,6 @@ from harness.measuring.progress import say
 from harness.measuring.session import Session
 from harness.prompts.sets import PromptSet, load_prompts
 from harness.records.experiment import Experiment
-from harness.results.acceptance import Acceptance
-from harness.results.coverage import of_same_texts
 from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
@@ -46,29 +44,43 @@ _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
     " decoding.num_draft_tokens=1,3,5 measures one after the other"
 )
-# Columns about acceptance that a server may tell though it tells no iterations.
-_REPORTED = ("acceptance_rate", "mean_acceptance_length")
+# Figures of the speculative arm that the rows of both commands have.
+_SHARED = (
+    "speedup",
+    "acceptance_rate",
+    "conditional_acceptance_rate",
+    "mean_acceptance_length",
+)
 
 
 @dataclass
 class MeasuredCell:
-    """The figures of one measured cell.
+    """One measured cell.
 
     Attributes:
-        acceptance: of the speculative arm's iterations, where the engine reports them.
-        reported: the columns about acceptance that a server reports.
-        most_drafted: the most draft tokens of an iteration that a server reports; None where it
-            does not.
+        regular, speculative: the figures of each arm, by their names in `LatencyRow`.
         refusal: why both arms cannot be compared; None where they can.
     """
 
-    speedup: Interval
-    acceptance: Acceptance
-    reported: dict[str, Any]
-    regular_ms_per_token: float | None
-    speculative_ms_per_token: float | None
-    most_drafted: int | None = None
+    regular: dict[str, Any]
+    speculative: dict[str, Any]
     refusal: str | None = None
+
+    @property
+    def speedup(self) -> Interval:
+        return self.speculative.get("speedup", Interval())
+
+    @property
+    def exact_k(self) -> int:
+        """The most draft tokens of an iteration; 0 where the engine does not report each iteration."""
+        return len(self.speculative.get("acceptance_by_position", ()))
+
+    @property
+    def reported_k(self) -> int:
+        """The most draft tokens that a server reports; 0 where it reports none."""
+        num_positions = len(self.speculative.get("marginal_acceptance_by_position", ()))
+        # The mean is below K: the last iterations of answers draft less.
+        return max(num_positions, math.ceil(self.speculative.get("mean_proposed", 0)))
 
 
 class Map(Experiment):
@@ -190,8 +202,31 @@ class Map(Experiment):
         answers = ask_all(
             session, questions, warmups=[warmup] * settings.num_warmup, allow_failures=True
         )
-        regular, speculative = (MeasuredArm(name, answers[name]) for name in settings.arms)
-        measured = self._figures(regular, speculative, parts)
+        run = MeasuredRun(
+            settings,
+            prompt_set,
+            arms={name: MeasuredArm(name, answers[name]) for name in settings.arms},
+            num_resamples=settings.num_resamples,
+            units=[part.unit for part in parts],
+            moments=range(len(parts)),
+            share_prompts=share_prompts(parts),
+            # The grid measures them.
+            smaller_k_follow=False,
+        )
+        figures: dict[str, dict[str, Any]] = {}
+        evidence = []
+        for arm in run.arms.values():
+            figures[arm.name] = figures_of(LatencyRow, run, arm)
+            of_arm = ArmEvidence.of(
+                figures[arm.name],
+                arm=arm.name,
+                num_failed=len(arm.requests) - len(arm.answered),
+                lengths={request.index: request.num_tokens for request in arm.answered},
+                drawn=decoding.ignore_eos is False and decoding.temperature > 0,
+            )
+            evidence.append(of_arm)
+        measured = MeasuredCell(figures["regular"], figures["speculative"])
+        measured.refusal = refusal(evidence[0], evidence[1], measured.speedup)
         self.measured[cell] = measured
         return None if measured.refusal else measured.speedup.estimate
 
@@ -215,40 +250,6 @@ class Map(Experiment):
             if not engine.alternates:
                 raise RunError(_ONE_AT_A_TIME)
         return engine
-
-    def _figures(
-        self, regular: MeasuredArm, speculative: MeasuredArm, parts: Sequence[Part]
-    ) -> MeasuredCell:
-        settings = self.settings
-        units = [part.unit for part in parts]
-        times = paired_times(regular.generations, speculative.generations, units)
-        speedup = times.speedup(settings.num_resamples, settings.seed)
-        if share_prompts(parts):
-            speedup = dataclasses.replace(speedup, covers=of_same_texts(speedup.covers))
-        decoding = settings.decoding
-        evidence: list[ArmEvidence] = []
-        for arm in (regular, speculative):
-            further = {
-                "arm": arm.name,
-                "num_failed": len(arm.requests) - len(arm.answered),
-                "lengths": {request.index: request.num_tokens for request in arm.answered},
-                "drawn": decoding.ignore_eos is False and decoding.temperature > 0,
-            }
-            columns = arm.acceptance.columns() | arm.columns(())
-            evidence.append(ArmEvidence.of(columns, **further))
-        known = {name: value for name, value in columns.items() if value is not None}
-        # The K of a server. The mean is below it: the last iterations of answers draft less.
-        num_positions = len(known.get("marginal_acceptance_by_position", ()))
-        most_drafted = max(num_positions, math.ceil(known.get("mean_proposed", 0)))
-        return MeasuredCell(
-            speedup,
-            acceptance=speculative.acceptance,
-            reported={name: known[name] for name in _REPORTED if name in known},
-            regular_ms_per_token=regular.columns(()).get("ms_per_token"),
-            speculative_ms_per_token=known.get("ms_per_token"),
-            most_drafted=most_drafted or None,
-            refusal=refusal(evidence[0], evidence[1], speedup),
-        )
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
         """Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of
@@ -286,13 +287,12 @@ class Map(Experiment):
             low = min(at_cell.get("low", NAN), estimate)
             high = max(at_cell.get("high", NAN), estimate)
             return session.row(MapRow, **figures, speedup=Interval(estimate, low, high))
-        figures["regular_ms_per_token"] = measured.regular_ms_per_token
-        figures["speculative_ms_per_token"] = measured.speculative_ms_per_token
-        if measured.refusal is None:
-            figures["speedup"] = measured.speedup
-        else:
-            figures |= {"status": NO_VERDICT, "error": measured.refusal}
-        return session.row(MapRow, measured.acceptance, **figures | measured.reported)
+        figures["regular_ms_per_token"] = measured.regular.get("ms_per_token")
+        figures["speculative_ms_per_token"] = measured.speculative.get("ms_per_token")
+        figures |= {name: measured.speculative.get(name) for name in _SHARED}
+        if measured.refusal is not None:
+            figures |= {"speedup": None, "status": NO_VERDICT, "error": measured.refusal}
+        return session.row(MapRow, **figures)
 
     def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
         """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
@@ -323,11 +323,10 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
 
 def reported_k(cells: Sequence[MeasuredCell]) -> int | None:
     """The K that a server reported in its cells; None where it reported none, or different ones."""
-    # Exact where the answers report every iteration; `most_drafted` may come from a mean.
-    exact = {cell.acceptance.num_places for cell in cells}
+    exact = {cell.exact_k for cell in cells}
     if 0 not in exact and len(exact) > 1:
         return None
-    return max(cell.most_drafted or 0 for cell in cells) or None
+    return max(cell.reported_k for cell in cells) or None
 
 
 def _draft_for_vllm(session: Session) -> dict[str, Any]:

@@ -44,10 +44,3 @@ def visible_difference(estimate: RatioEstimate) -> float:
     freedom = estimate.degrees_of_freedom
     num_errors = t_quantile((1 - CONFIDENCE) / 2, freedom) + t_quantile(1 - _POWER, freedom)
     return math.expm1(num_errors * estimate.standard_error)
-
-
-def reach_columns(estimate: RatioEstimate) -> dict[str, float | None]:
-    """The column about how small a difference would show; None where there is no interval."""
-    if not estimate.has_interval:
-        return {"visible_difference": None}
-    return {"visible_difference": visible_difference(estimate)}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.commands.latency.figures.ends import end_columns
+from harness.commands.latency.figures.ends import Ends
 from harness.commands.latency.tables.doubts import doubts
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
+from harness.engines.timing import Generation
 from in_process import Harness, results
+from measured_runs import figures
 from report_files import latency_run
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
@@ -23,46 +26,51 @@ def answer(token_ids: list[int], outcomes: list[tuple[int, int]]) -> RequestReco
     return RequestRecord(0, 3, token_ids=token_ids, num_tokens=len(token_ids), outcomes=outcomes)
 
 
+def ends(*answers: RequestRecord) -> dict[str, Any]:
+    """The figures of an arm with these answers."""
+    return vars(figures(Ends, [Generation("regular", requests=answers)], end_tokens={END}))
+
+
 def test_iterations_are_divided_at_the_end_of_the_text() -> None:
     # The first token, then 3, 1 and 3 tokens; the text ends with the fifth one.
     texts = [answer([1, 2, 3, 4, END, 5, 5, 5], [(2, 2), (2, 0), (2, 2)])]
-    columns = end_columns(texts, {END})
+    columns = ends(*texts)
     assert columns["share_after_end"] == 3 / 8
     assert columns["acceptance_rate_before_end"] == 2 / 4
     assert columns["acceptance_rate_after_end"] == 1.0
 
 
 def test_a_text_that_does_not_end_has_nothing_after_it() -> None:
-    columns = end_columns([answer([1, 2, 3], [(2, 1)])], {END})
+    columns = ends(answer([1, 2, 3], [(2, 1)]))
     assert columns["share_after_end"] == 0
     assert columns["acceptance_rate_before_end"] == 0.5
     assert columns["acceptance_rate_after_end"] is None
 
 
 def test_an_end_within_an_iteration_and_an_answer_that_is_cut() -> None:
-    columns = end_columns([answer([END, 5, 5, 5], [(4, 4)])], {END})
+    columns = ends(answer([END, 5, 5, 5], [(4, 4)]))
     assert columns["share_after_end"] == 3 / 4
     assert columns["acceptance_rate_before_end"] is None
     assert columns["acceptance_rate_after_end"] == 1.0
 
 
 def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
-    columns = end_columns([answer([1, 2, 3, 4, 5, 6], [(2, 1)])], {END})
+    columns = ends(answer([1, 2, 3, 4, 5, 6], [(2, 1)]))
     assert columns["acceptance_rate_before_end"] is None
-    assert end_columns([], {END})["share_after_end"] is None
+    assert ends()["share_after_end"] is None
 
 
 def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
     """Their share of the tokens is known, and counts; both rates are without them."""
     divided = answer([1, 2, 3, 4, END, 5, 5, 5], [(2, 2), (2, 0), (2, 2)])
     unknown = answer([1, END, 3, 4, 5, 6], [(2, 1)])
-    columns = end_columns([divided, unknown], {END})
+    columns = ends(divided, unknown)
     assert columns["num_undivided_answers"] == 1
     assert columns["share_after_end"] == (3 + 4) / (8 + 6)
     assert columns["acceptance_rate_before_end"] == 0.5
-    assert end_columns([divided], {END})["num_undivided_answers"] == 0
+    assert ends(divided)["num_undivided_answers"] == 0
     # Without drafts there is nothing to divide.
-    assert end_columns([answer([1, END, 3], [])], {END})["num_undivided_answers"] == 0
+    assert ends(answer([1, END, 3], []))["num_undivided_answers"] == 0
     row = latency_run(4, 1.5, ignore_eos=True, num_prompts=2, **columns)
     assert mentions(" ".join(doubts(row)), "after it", "1 of 2 answers")
     row = latency_run(
@@ -81,7 +89,7 @@ def test_iterations_without_a_known_order_are_not_divided(per_step: bool) -> Non
     reported = counts | (steps if per_step else histogram)
     request.read_drafts({"metrics": {"speculative_decoding": reported}})
     assert len(request.outcomes) == 3
-    rates = end_columns([request], {END})
+    rates = ends(request)
     assert rates["acceptance_rate_before_end"] == (0.5 if per_step else None)
     assert rates["acceptance_rate_after_end"] == (0 if per_step else None)
 
@@ -90,7 +98,7 @@ def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
     request = answer([1, END, 3, 4, 5], [(2, 2)])
     request.count_undrafted()
     assert request.outcomes == [(2, 2), (0, 0)]
-    assert end_columns([request], {END})["acceptance_rate_before_end"] is None
+    assert ends(request)["acceptance_rate_before_end"] is None
 
 
 QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=48"]

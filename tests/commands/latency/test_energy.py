@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness.commands.latency.figures.energy import energy_columns, energy_ratio_columns
+from harness.commands.latency.figures.energy import Energy
 from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse, gpus_of
 from harness.engines.local.engine import LocalEngine
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from in_process import QUICKEST_PAIR, Harness, results
+from measured_runs import figures
 from wording import mentions
 
 
@@ -106,14 +107,12 @@ def test_a_gpu_that_does_not_count_has_no_joules(monkeypatch: pytest.MonkeyPatch
 
 def test_columns_of_an_arm() -> None:
     generations = [generation(3.0), generation(5.0, "power cap"), generation(4.0, "power cap")]
-    assert energy_columns(generations, [0, 1, 1]) == {
-        "num_units": 2,
-        "num_throttled_units": 1,
-        "joules_per_token": 12 / 30,
-    }
+    assert figures(Energy, generations, units=[0, 1, 1]) == Energy(
+        num_units=2, num_throttled_units=1, joules_per_token=12 / 30
+    )
     without = [generation(3.0), generation(None)]
-    assert "joules_per_token" not in energy_columns(without, [0, 1])
-    assert energy_columns([Generation("x")], [0]) == {}
+    assert figures(Energy, without).joules_per_token is None
+    assert figures(Energy, [Generation("x")]) == Energy()
 
 
 def test_an_answer_shorter_than_the_counters_period_empties_nothing(
@@ -125,25 +124,25 @@ def test_an_answer_shorter_than_the_counters_period_empties_nothing(
     assert GpuMeter(["GPU-aaaa"]).stop() == GpuUse(0.0, ())
     regular = [*[generation(4.0)] * 19, generation(0.0)]
     speculative = [generation(2.0)] * 20
-    assert energy_columns(regular, range(20))["joules_per_token"] == 19 * 4 / 200
-    ratio = energy_ratio_columns(regular, speculative, range(20), 500, 0)
-    assert ratio["energy_ratio"].estimate == pytest.approx(2.0), "the unit is left out of both arms"
-    ratio = energy_ratio_columns(speculative, regular, range(20), 500, 0)
-    assert ratio["energy_ratio"].estimate == pytest.approx(0.5)
+    assert figures(Energy, regular).joules_per_token == 19 * 4 / 200
+    ratio = figures(Energy, regular, speculative).energy_ratio
+    assert ratio.estimate == pytest.approx(2.0), "the unit is left out of both arms"
+    ratio = figures(Energy, speculative, regular).energy_ratio
+    assert ratio.estimate == pytest.approx(0.5)
     # Where many are that short, one arm is charged for the other.
     too_short = [*[generation(4.0)] * 8, *[generation(0.0)] * 2]
-    assert "joules_per_token" not in energy_columns(too_short, range(10))
-    assert energy_ratio_columns(speculative[:10], too_short, range(10), 500, 0) == {}
+    of_both = figures(Energy, speculative[:10], too_short)
+    assert (of_both.joules_per_token, of_both.energy_ratio) == (None, None)
 
 
 def test_the_ratio_is_paired() -> None:
     """Prompts differ tenfold in energy, and speculation halves each: the interval is narrow."""
     regular = [generation(1.0 + 9 * (place % 2)) for place in range(12)]
     speculative = [generation((1.0 + 9 * (place % 2)) / 2) for place in range(12)]
-    ratio = energy_ratio_columns(regular, speculative, range(12), 500, 0)["energy_ratio"]
+    ratio = figures(Energy, regular, speculative).energy_ratio
     assert [ratio.estimate, ratio.low, ratio.high] == pytest.approx([2.0, 2.0, 2.0])
     unknown = [*speculative[:-1], generation(None)]
-    assert energy_ratio_columns(regular, unknown, range(12), 500, 0) == {}
+    assert figures(Energy, regular, unknown).energy_ratio is None
 
 
 QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from harness.commands.latency.figures.experts import ExpertsRead, experts_read
+from harness.commands.latency.figures.experts import Experts, experts_read
 from harness.commands.latency.rows import LatencyRow
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Question
@@ -81,7 +81,9 @@ def test_the_rows_of_a_verification_read_experts_together() -> None:
     question: Any = Question([[1, 2], [3]], None, 0, [0, 1])  # type: ignore[arg-type]
     engine: Any = Told()
     # In a step {5, 6, 20, 21}; in the verification {5, 6, 7, 9, 10} and {20, 21, 30, 31}.
-    assert experts_read(engine, question) == ExpertsRead(50, 4.0, 9.0)
+    assert experts_read(engine, question) == Experts(
+        num_experts=50, experts_per_step=4.0, experts_per_verification=9.0
+    )
     engine.num_experts = None
     assert experts_read(engine, question) is None
 

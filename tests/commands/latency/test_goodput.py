@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.figures.goodput import goodput_columns, goodput_ratio_columns, is_good
+from harness.commands.latency.figures.goodput import Goodput, is_good
+from harness.engines.records.server import ServerSettings
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
-from harness.results.statistics.interval import Interval
+from measured_runs import figures
 
 SLO = {"ttft_ms": 100.0, "itl_ms": 20.0}
 
@@ -39,36 +40,37 @@ def test_a_failed_request_is_not_good() -> None:
     assert not is_good(failed, SLO)
 
 
+def goodput(*args: Any) -> Any:
+    """The figures of the last arm."""
+    return figures(Goodput, *args, settings={"engine": ServerSettings(url="http://a/v1", slo=SLO)})
+
+
 def test_goodput_is_a_rate_and_a_share() -> None:
     laps = [lap(request(0.05, 0.01), request(0.2, 0.01)), lap(request(0.05, 0.01), seconds=3.0)]
-    assert goodput_columns(laps, SLO) == {"goodput": 2 / 4, "goodput_share": 2 / 3}
-    assert goodput_columns([], SLO) == {}
+    found = goodput(laps)
+    assert (found.goodput, found.goodput_share) == (2 / 4, 2 / 3)
+    assert goodput([]) == Goodput()
 
 
 def test_the_ratio_has_an_interval_over_laps() -> None:
     drawn = random.Random(0)
     slow = [lap(*(request(drawn.uniform(0.05, 0.15), 0.01) for _ in range(8))) for _ in range(20)]
     fast = [lap(*(request(0.05, 0.01) for _ in range(8)), seconds=0.5) for _ in range(20)]
-    ratio = goodput_ratio_columns(slow, fast, range(20), SLO, 1000, 0)["goodput_ratio"]
-    good = goodput_columns(slow, SLO)["goodput"]
-    assert ratio.estimate == pytest.approx(16 / good)
+    ratio = goodput(slow, fast).goodput_ratio
+    assert ratio.estimate == pytest.approx(16 / goodput(slow).goodput)
     assert ratio.low < ratio.estimate < ratio.high
 
 
 def test_nothing_good_has_no_ratio_and_few_laps_no_interval() -> None:
     late, early = [lap(request(0.2, 0.01))] * 9, [lap(request(0.05, 0.01))] * 9
-
-    def ratio(*args: Any) -> Interval:
-        return goodput_ratio_columns(*args, SLO, 100, 0)["goodput_ratio"]
-
-    assert not ratio(late, early, range(9)).is_known
-    few = ratio(early[:3], early[:3], range(3))
+    assert not goodput(late, early).goodput_ratio.is_known
+    few = goodput(early[:3], early[:3]).goodput_ratio
     assert (few.estimate, few.has_bounds) == (1.0, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rare = ratio([*early, *late], early * 2, range(18))
-        alone = ratio([early[0], *late], early + early[:1], range(10))
+        rare = goodput([*early, *late], early * 2).goodput_ratio
+        alone = goodput([early[0], *late], early + early[:1]).goodput_ratio
     assert rare.has_bounds
     assert (alone.estimate, alone.has_bounds) == (10.0, False)
-    again = ratio(early, early, [0, 1, 2] * 3)
+    again = goodput(early, early, [0, 1, 2] * 3).goodput_ratio
     assert (again.estimate, again.has_bounds) == (1.0, False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.figures.paired import paired_times, reach_columns
+from harness.commands.latency.figures.paired import Speedup, paired_times
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
+from measured_runs import figures
 
 
 def request(index: int, seconds: float, failed: bool = False) -> RequestRecord:
@@ -45,7 +46,5 @@ def test_prompts_and_arms_that_are_missing() -> None:
 
 def test_how_small_a_difference_would_show() -> None:
     slow = [2.0 + (number % 3) / 10 for number in range(16)]
-    columns = reach_columns(paired_times(arm(slow), arm([1.0] * 16)))
-    assert 0.02 < columns["visible_difference"] < 0.06
-    few = reach_columns(paired_times(arm([2.0] * 7), arm([1.0] * 7)))
-    assert set(few.values()) == {None}
+    assert 0.02 < figures(Speedup, arm(slow), arm([1.0] * 16)).visible_difference < 0.06
+    assert figures(Speedup, arm([2.0] * 7), arm([1.0] * 7)).visible_difference is None

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.speculation_profile import (
+from harness.commands.latency.figures.acceptance import (
     MeasuredAcceptance,
-    length_columns,
-    speculation_profile,
+    lengths_by_num_draft_tokens,
 )
+from harness.commands.latency.speculation_profile import speculation_profile
 from harness.config.errors import SettingError
 from harness.config.synthetic import rates_of_profile
 from harness.results.acceptance import Acceptance
@@ -93,7 +93,7 @@ def test_levels_of_trees_are_the_positions() -> None:
     assert found["marginal_accept_rates"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
     assert found["validation"]["mean_consistency"]["passed"]
     # A tree of one level is not the beginning of this one.
-    assert length_columns(tree) == {}
+    assert lengths_by_num_draft_tokens(tree) is None
 
 
 def test_blocks_have_no_rates_by_position() -> None:
@@ -130,10 +130,11 @@ def test_intervals_are_over_prompts_and_hold_the_estimate() -> None:
 def test_few_prompts_have_no_interval() -> None:
     few = measured([(2, 1)], [(2, 2)])
     assert profile(few)["harness"]["intervals_95"]["mean_accept_length"] is None
-    lengths = length_columns(few)["acceptance_length_by_num_draft_tokens"]
+    lengths = lengths_by_num_draft_tokens(few)
+    assert lengths is not None
     assert [length.estimate for length in lengths] == [2.0, 2.5]
     assert not any(length.has_bounds for length in lengths)
 
 
 def test_nothing_drafted_has_no_lengths() -> None:
-    assert length_columns(measured([], [(0, 0)])) == {}
+    assert lengths_by_num_draft_tokens(measured([], [(0, 0)])) is None

@@ -193,7 +193,9 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     """vLLM with `num_speculative_tokens_per_batch_size`."""
 
     def cell(told: int, outcomes: list[tuple[int, int]]) -> MeasuredCell:
-        return MeasuredCell(Interval(1.5), Acceptance.of(outcomes), {}, 2.0, 1.0, told)
+        acceptance = Acceptance.of(outcomes).columns()
+        known = {name: value for name, value in acceptance.items() if value is not None}
+        return MeasuredCell({}, {"mean_proposed": told} | known)
 
     alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
     assert reported_k([alone, among_others]) is None

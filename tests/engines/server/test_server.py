@@ -10,15 +10,17 @@ import pytest
 
 from echo_questions import TINY, TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer
+from harness.commands.latency.figures.requests import Requests
 from harness.commands.recovery.lossless import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.records.server import ServerSettings
-from harness.engines.requests import RequestRecord, acceptance_columns, request_columns
+from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.server.engine import ServerEngine
 from harness.engines.server.sending import arrival_times
-from harness.engines.timing import generate
+from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance
+from measured_runs import figures
 
 
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
@@ -138,19 +140,19 @@ def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None
 def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
     """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
     request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
-    columns = request_columns([request], 0.5)
-    assert columns["time_per_output_token_p50_ms"] == pytest.approx(100)
-    assert columns["inter_token_latency_p50_ms"] == pytest.approx(200)
+    found = figures(Requests, [Generation("x", requests=[request], seconds=0.5, sent=True)])
+    assert found.time_per_output_token_p50_ms == pytest.approx(100)
+    assert found.inter_token_latency_p50_ms == pytest.approx(200)
 
 
 def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
     request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
-    columns = request_columns([request], 0.7)
-    assert columns["inter_token_latency_p50_ms"] == pytest.approx(200)
-    assert columns["time_per_output_token_p50_ms"] == pytest.approx(100)
-    assert columns["tokens_per_arrival"] == 7 / 4
+    found = figures(Requests, [Generation("x", requests=[request], seconds=0.7, sent=True)])
+    assert found.inter_token_latency_p50_ms == pytest.approx(200)
+    assert found.time_per_output_token_p50_ms == pytest.approx(100)
+    assert found.tokens_per_arrival == 7 / 4
     # AIPerf's is that of single events.
     chunks = request.aiperf()["metrics"]["inter_chunk_latency"]["value"]
     assert chunks == pytest.approx([200, 0.03, 0.02, 199.95, 0.02, 199.98])

@@ -4,45 +4,63 @@ or harder to draft.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from harness.engines.requests import RequestRecord
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.acceptance import Acceptance
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+
+if TYPE_CHECKING:
+    from harness.engines.requests import RequestRecord
 
 
-def end_columns(requests: Iterable[RequestRecord], end_tokens: Collection[int]) -> dict[str, Any]:
-    """The columns about the ends of an arm's texts: `share_after_end`, and the acceptance rates
-    before and after the end.
+@dataclass(frozen=True, kw_only=True)
+class Ends(Group):
+    """Acceptance before and after the ends of an arm's texts.
 
     A rate is None without iterations that are known to have begun there. Answers whose iterations
     have no known place are left out of both, and counted.
-
-    Args:
-        end_tokens: token ids that end a text; the first of them in an answer is the text's last
-            token.
     """
-    within: list[tuple[int, int]] = []
-    after: list[tuple[int, int]] = []
-    num_tokens = 0
-    num_tokens_after = 0
-    num_undivided = 0
-    for request in requests:
-        text_length = _text_length(request.token_ids, end_tokens)
-        num_tokens += len(request.token_ids)
-        num_tokens_after += len(request.token_ids) - text_length
-        num_within = _num_within(request, text_length)
-        if num_within is None:
-            num_undivided += bool(request.outcomes)
-            continue
-        within += request.outcomes[:num_within]
-        after += request.outcomes[num_within:]
-    return {
-        "share_after_end": num_tokens_after / num_tokens if num_tokens else None,
-        "acceptance_rate_before_end": Acceptance.of(within).acceptance_rate,
-        "acceptance_rate_after_end": Acceptance.of(after).acceptance_rate,
-        "num_undivided_answers": num_undivided,
-    }
+
+    share_after_end: MaybeFloat = pooled(
+        "mean", "share of the tokens that came after the end of their text, with `ignore_eos`"
+    )
+    acceptance_rate_before_end: MaybeFloat = pooled(
+        "mean", "`acceptance_rate` of iterations that began before the end of the text"
+    )
+    acceptance_rate_after_end: MaybeFloat = pooled("mean", "the same after it")
+    num_undivided_answers: MaybeInt = pooled(
+        "sum", "answers that both leave out, because the place of their iterations is not known"
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        if not run.end_tokens:
+            return cls()
+        within: list[tuple[int, int]] = []
+        after: list[tuple[int, int]] = []
+        num_tokens = 0
+        num_tokens_after = 0
+        num_undivided = 0
+        for request in arm.answered:
+            text_length = _text_length(request.token_ids, run.end_tokens)
+            num_tokens += len(request.token_ids)
+            num_tokens_after += len(request.token_ids) - text_length
+            num_within = _num_within(request, text_length)
+            if num_within is None:
+                num_undivided += bool(request.outcomes)
+                continue
+            within += request.outcomes[:num_within]
+            after += request.outcomes[num_within:]
+        return cls(
+            share_after_end=num_tokens_after / num_tokens if num_tokens else None,
+            acceptance_rate_before_end=Acceptance.of(within).acceptance_rate,
+            acceptance_rate_after_end=Acceptance.of(after).acceptance_rate,
+            num_undivided_answers=num_undivided,
+        )
 
 
 def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:

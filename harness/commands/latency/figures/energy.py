@@ -3,64 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled, with_interval
+from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.statistics.interval import Interval
 
-from harness.engines.timing import Generation
-from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+if TYPE_CHECKING:
+    from harness.engines.timing import Generation
 
 # At most this share of an arm's answers may be shorter than the period in which a GPU counts its
 # energy. Each of them is charged to whatever the GPU does when the period ends.
 _MOST_TOO_SHORT = 0.1
 
 
-def energy_columns(generations: Sequence[Generation], units: Sequence[int]) -> dict[str, Any]:
-    """The columns of one arm; none without GPUs that report their energy.
+@dataclass(frozen=True, kw_only=True)
+class Energy(Group):
+    """Joules per token, and in how many units GPUs were throttled; none without GPUs that report it."""
 
-    Args:
-        units: of each generation, the prompt, batch or lap that it measured.
-    """
-    used = [generation.gpu for generation in generations if generation.gpu is not None]
-    if not used or len(used) < len(generations):
-        return {}
-    throttled = {unit for unit, gpu in zip(units, used, strict=False) if gpu.throttled}
-    columns: dict[str, Any] = {
-        "num_units": len(set(units[: len(used)])),
-        "num_throttled_units": len(throttled),
-    }
-    joules = _joules(generations)
-    tokens = sum(map(_num_tokens, generations))
-    if joules and tokens:
-        columns["joules_per_token"] = sum(joules) / tokens
-    return columns
+    num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
+    num_throttled_units: MaybeInt = pooled("mean", "those of them at whose end clocks were lowered")
+    joules_per_token: MaybeFloat = pooled(
+        "mean",
+        "energy of the GPUs per token, by NVML, what they take when idle included; empty for instances"
+        " of a GPU (MIG), and where a tenth of the answers was too short to be counted",
+        "J",
+    )
+    energy_ratio: Interval | None = with_interval(
+        "mean",
+        "regular / speculative energy per token, totals over units",
+        ends="95 % paired interval",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        used = [generation.gpu for generation in arm.generations if generation.gpu is not None]
+        if not used or len(used) < len(arm.generations):
+            return cls()
+        units = run.units[: len(used)]
+        throttled = {unit for unit, gpu in zip(units, used, strict=True) if gpu.throttled}
+        joules = _joules(arm.generations)
+        num_tokens = sum(map(_num_tokens, arm.generations))
+        pair = run.pair(arm)
+        return cls(
+            num_units=len(set(units)),
+            num_throttled_units=len(throttled),
+            joules_per_token=sum(joules) / num_tokens if joules and num_tokens else None,
+            energy_ratio=None if pair is None else _ratio(run, *pair),
+        )
 
 
-def energy_ratio_columns(
-    regular: Sequence[Generation],
-    speculative: Sequence[Generation],
-    units: Sequence[int],
-    num_resamples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """The columns of both arms' ratio, with a paired interval over units; none where the joules of
-    an arm are unknown.
+def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> Interval | None:
+    """Energy per token of the regular arm over the speculative one's, with a paired interval over units; None where
+    the joules of an arm are unknown.
 
     A unit in which an arm was too fast for the counter is left out.
     """
+    import numpy as np
+
+    from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+
     totals = []
-    size = min(len(regular), len(speculative))
-    for generations in (regular[:size], speculative[:size]):
+    size = min(len(regular.generations), len(speculative.generations))
+    for arm in (regular, speculative):
+        generations = arm.generations[:size]
         joules = _joules(generations)
         tokens = list(map(_num_tokens, generations))
         if not joules or 0 in tokens:
-            return {}
-        per_token = np.divide(joules, tokens)
-        totals.append(totals_by_unit(per_token, units[:size]))
+            return None
+        totals.append(totals_by_unit(np.divide(joules, tokens), run.units[:size]))
     of_regular, of_speculative = totals
     counted = (of_regular > 0) & (of_speculative > 0)
-    ratio = ratio_of_totals(of_regular[counted], of_speculative[counted], num_resamples, seed)
-    return {"energy_ratio": ratio}
+    return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling)
 
 
 def _joules(generations: Sequence[Generation]) -> list[float]:

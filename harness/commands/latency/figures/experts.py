@@ -10,28 +10,38 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Engine, Question, Reference
-from harness.engines.timing import run_lap
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+
+if TYPE_CHECKING:
+    from harness.decoding.protocols import Iteration
+    from harness.engines.protocol import Engine, Question, Reference
 
 # Passes that are made to count: each reads a whole text again.
 _MOST_PASSES = 64
 
 
-class ExpertsRead(NamedTuple):
-    """Different experts that a pass reads in a layer, averaged over layers and passes.
+@dataclass(frozen=True, kw_only=True)
+class Experts(Group):
+    """Different experts that a pass reads in a layer, averaged over layers and passes."""
 
-    Attributes:
-        num_experts: of a layer, in all.
-        step: of a regular step at the same places.
-        verification: of a pass over the last token and its draft tokens.
-    """
+    num_experts: MaybeInt = pooled(
+        "mean", "experts in a layer of the target; empty for a dense model"
+    )
+    experts_per_step: MaybeFloat = pooled(
+        "mean", "different experts of a layer that a regular step reads, all rows together"
+    )
+    experts_per_verification: MaybeFloat = pooled(
+        "mean", "different experts of a layer that a verification reads, all rows together"
+    )
 
-    num_experts: int
-    step: float
-    verification: float
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        return cls() if run.experts is None or run.pair(arm) is None else run.experts
 
 
 class _Verified(NamedTuple):
@@ -41,7 +51,7 @@ class _Verified(NamedTuple):
     num_new: int
 
 
-def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
+def experts_read(engine: Engine, question: Question) -> Experts | None:
     """Let the speculative arm answer a question again, and count.
 
     None for a dense model, or where an engine does not report what it proposed.
@@ -50,6 +60,8 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
     arm = engine.arms[-1]
     if reference is None or reference.num_experts is None or not arm.tells_drafts:
         return None
+    from harness.engines.timing import run_lap
+
     generation = run_lap(engine, arm, question)
     verifications = list(_verifications(question.prompts, generation.iterations))
     # Each row of a verification is a pass, so that only every n-th verification is counted.
@@ -60,10 +72,10 @@ def experts_read(engine: Engine, question: Question) -> ExpertsRead | None:
         layers += _layers(reference, rows)
     if not layers:
         return None
-    return ExpertsRead(
-        reference.num_experts,
-        step=statistics.fmean(len(layer.step) for layer in layers),
-        verification=statistics.fmean(len(layer.verification) for layer in layers),
+    return Experts(
+        num_experts=reference.num_experts,
+        experts_per_step=statistics.fmean(len(layer.step) for layer in layers),
+        experts_per_verification=statistics.fmean(len(layer.verification) for layer in layers),
     )
 
 

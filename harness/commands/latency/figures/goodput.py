@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation
-from harness.results.statistics.arrays import Floats
-from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled, setting, with_interval
+from harness.results.schema import MaybeFloat
+from harness.results.statistics.interval import Interval
+
+if TYPE_CHECKING:
+    from harness.engines.requests import RequestRecord
+    from harness.engines.timing import Generation
+    from harness.results.statistics.arrays import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput(Group):
+    """Requests per second that were answered within the latency limits, where there are any."""
+
+    slo: dict[str, float] | None = setting(
+        "most milliseconds to the first token (`ttft_ms`) and per token after it (`itl_ms`), as JSON",
+        "engine.slo",
+        "ms",
+    )
+    goodput: MaybeFloat = pooled("mean", "requests per second within `slo`", "requests/s")
+    goodput_share: MaybeFloat = pooled("mean", "share of the requests within `slo`")
+    goodput_ratio: Interval | None = with_interval(
+        "mean", "`goodput` over the regular arm's", ends="paired 95 % interval over laps"
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        num_good = sum(_num_good(arm.generations, run.slo or {}))
+        if not run.slo or not arm.seconds or not arm.requests:
+            return cls()
+        pair = run.pair(arm)
+        return cls(
+            goodput=num_good / arm.seconds,
+            goodput_share=num_good / len(arm.requests),
+            goodput_ratio=None if pair is None else _ratio(run, *pair),
+        )
 
 
 def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
@@ -32,50 +66,22 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
     return True
 
 
-def goodput_columns(generations: Sequence[Generation], slo: Mapping[str, float]) -> dict[str, Any]:
-    """Return the columns of one arm: good requests per second, and their share."""
-    seconds = sum(generation.seconds for generation in generations)
-    num_good = sum(_num_good(generations, slo))
-    num_requests = sum(len(generation.requests) for generation in generations)
-    if not seconds or not num_requests:
-        return {}
-    return {"goodput": num_good / seconds, "goodput_share": num_good / num_requests}
-
-
-def goodput_ratio_columns(
-    regular: Sequence[Generation],
-    speculative: Sequence[Generation],
-    units: Sequence[int],
-    slo: Mapping[str, float],
-    num_resamples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Return the columns of both arms' ratio, with an interval over laps.
-
-    Args:
-        units: the number of the lap that each generation measured; a lap that is asked again has
-            the same number.
-    """
-    # A run that was stopped may have one generation more of one arm.
-    num_generations = min(len(regular), len(speculative))
-
-    def good_and_seconds(generations: Sequence[Generation]) -> tuple[Floats, Floats]:
-        """Return the number of good requests, and the seconds, of each lap."""
-        measured = generations[:num_generations]
-        laps = units[:num_generations]
-        seconds = [generation.seconds for generation in measured]
-        return totals_by_unit(_num_good(measured, slo), laps), totals_by_unit(seconds, laps)
-
-    ratio = ratio_of_rates(
-        good_and_seconds(speculative), good_and_seconds(regular), num_resamples, seed
-    )
-    return {"goodput_ratio": ratio}
-
-
 def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:
     """The number of good requests of each generation."""
-    counts = []
-    for generation in generations:
-        good = [request for request in generation.requests if is_good(request, slo)]
-        counts.append(len(good))
-    return counts
+    return [sum(is_good(request, slo) for request in one.requests) for one in generations]
+
+
+def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> Interval:
+    """Goodput over the regular arm's, with an interval over laps; a lap that is asked again is one."""
+    from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
+
+    # A run that was stopped may have one generation more of one arm.
+    size = min(len(regular.generations), len(speculative.generations))
+    laps = run.units[:size]
+    rates: dict[str, tuple[Floats, Floats]] = {}
+    for arm in (speculative, regular):
+        generations = arm.generations[:size]
+        good = totals_by_unit(_num_good(generations, run.slo or {}), laps)
+        seconds = totals_by_unit([generation.seconds for generation in generations], laps)
+        rates[arm.name] = good, seconds
+    return ratio_of_rates(rates[speculative.name], rates[regular.name], *run.resampling)

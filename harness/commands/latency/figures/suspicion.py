@@ -14,15 +14,19 @@ of 0.1 over many tokens is suspicious.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.config.errors import RunError
-from harness.engines.protocol import Engine, Question
-from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.distributions import binomial_cdf
+from harness.results.row import pooled
+from harness.results.schema import MaybeBool, MaybeFloat
+
+if TYPE_CHECKING:
+    from harness.engines.protocol import Engine
 
 # Acceptance of tested tokens above this is not suspicious.
 _LOW = 0.2
@@ -34,27 +38,49 @@ _FALSE_ALARM_RATE = 1e-6
 _MOST_QUESTIONS = 5
 
 
-def suspicion(
-    engine: Engine,
-    questions: Sequence[Question],
-    sampled: Sequence[Generation],
-    acceptance: Acceptance,
-) -> dict[str, Any]:
-    """The columns about suspicious acceptance; none where it is not low, or nothing can be
-    compared.
+@dataclass(frozen=True, kw_only=True)
+class Suspicion(Group):
+    """Whether sampled acceptance is implausibly low given greedy acceptance."""
 
-    Args:
-        sampled: the regular arm's answers to the questions.
-        acceptance: of the speculative arm.
+    greedy_acceptance_rate: MaybeFloat = pooled(
+        "mean", "accepted / tested at temperature 0, asked of other engines where acceptance is low"
+    )
+    likeliest_share: MaybeFloat = pooled(
+        "mean",
+        "share of the target's draws that are its likeliest token, asked where acceptance is low",
+    )
+    suspicious: MaybeBool = pooled(
+        "any",
+        "True if sampled acceptance is implausibly low given greedy acceptance: suggests a verification bug",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        return cls() if run.suspicion is None or run.pair(arm) is None else run.suspicion
+
+
+def suspicion(engine: Engine, run: MeasuredRun) -> Suspicion | None:
+    """Ask another engine whether its sampling looks right; None where acceptance is not low, or
+    nothing can be compared.
     """
+    from harness.engines.registry import engine_of
+    from harness.engines.timing import generate
+    from harness.results.statistics.distributions import binomial_cdf
+
+    is_sampled = run.settings.decoding.temperature > 0
+    if engine_of(run.settings).own_loop or not is_sampled or len(engine.arms) == 1:
+        return None
+    acceptance = run.arms["speculative"].acceptance
     num_tested = acceptance.num_tested
     if not num_tested or acceptance.num_accepted > _LOW * num_tested:
-        return {}
+        return None
     beginnings: list[_Beginning] = []
     greedy = Acceptance()
     # Both arms are measured by now: a failure here must not lose that.
     with suppress(RunError):
-        for question, drawn in list(zip(questions, sampled, strict=True))[:_MOST_QUESTIONS]:
+        for drawn in run.arms["regular"].generations[:_MOST_QUESTIONS]:
+            question = drawn.question
+            assert question is not None
             decoding = dataclasses.replace(question.decoding, temperature=0.0)
             greedily = dataclasses.replace(question, decoding=decoding)
             regular, speculative = (generate(engine, arm, greedily) for arm in engine.arms)
@@ -62,16 +88,16 @@ def suspicion(
             greedy += speculative.acceptance
     num_draws = sum(beginning.num_draws for beginning in beginnings)
     if not num_draws or not greedy.num_tested:
-        return {}
+        return None
     greedy_rate = greedy.num_accepted / greedy.num_tested
     likeliest_share = sum(beginning.num_likeliest for beginning in beginnings) / num_draws
     limit = greedy_rate * likeliest_share / _MARGIN
     chance = binomial_cdf(acceptance.num_accepted, num_tested, limit)
-    return {
-        "greedy_acceptance_rate": greedy_rate,
-        "likeliest_share": likeliest_share,
-        "suspicious": chance < _FALSE_ALARM_RATE,
-    }
+    return Suspicion(
+        greedy_acceptance_rate=greedy_rate,
+        likeliest_share=likeliest_share,
+        suspicious=chance < _FALSE_ALARM_RATE,
+    )
 
 
 class _Beginning(NamedTuple):

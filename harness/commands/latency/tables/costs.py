@@ -120,7 +120,7 @@ def lengths_by_k(row: LatencyRow) -> list[ForK]:
     """Tokens per iteration, had at most 1, 2, ... tokens been proposed; [] where these do not follow
     from longer proposals.
     """
-    # Newer files have no lengths then, see `acceptance_files.smaller_k_follow`.
+    # Newer files have no lengths then, see `speculation_profile.smaller_k_follow`.
     if row.draft_tree not in (None, "chain") or row.rule == "block":
         return []
     lengths = row.acceptance_length_by_num_draft_tokens or []

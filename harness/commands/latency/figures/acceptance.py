@@ -1,0 +1,198 @@
+"""How much is accepted: in all, by position, by request, and what smaller K would have yielded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.acceptance import Acceptance, mean_length_per_request
+from harness.results.row import pooled, with_interval
+from harness.results.schema import Accepted, MaybeFloat, MaybeText
+from harness.results.statistics.interval import Interval
+
+# Positions with an interval; a longer proposal has rates alone.
+MOST_INTERVALS = 32
+# There is a bootstrap for every position.
+_MOST_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceFigures(Group, Accepted):
+    """How much is accepted: in all, by position, by request, and what smaller K would have yielded."""
+
+    acceptance_source: MaybeText = pooled(
+        "same",
+        "`metrics` where acceptance is that of the server's counters, because its answers tell none",
+    )
+    acceptance_by_position: list[float | None] | None = pooled(
+        "mean", "accepted / tested at each draft position (conditional), as JSON"
+    )
+    marginal_acceptance_by_position: list[float | None] | None = pooled(
+        "mean",
+        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON",
+    )
+    mean_acceptance_length_per_request: MaybeFloat = pooled(
+        "mean",
+        "mean over requests of their mean acceptance lengths; `mean_acceptance_length` pools iterations",
+        "tokens",
+    )
+    acceptance_histogram: list[int] | None = pooled(
+        "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
+    )
+    acceptance_by_rank: list[float] | None = pooled(
+        "mean",
+        "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
+        " have such a child, as JSON",
+    )
+    acceptance_length_by_num_draft_tokens: list[Interval] | None = with_interval(
+        "mean",
+        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON;"
+        " empty where that does not follow, as for trees, blocks and servers",
+        ends="95 % intervals over prompts, as JSON",
+        unit="tokens",
+    )
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
+    mean_num_draft_tokens: MaybeFloat = pooled(
+        "mean", "the same over all iterations: K of `auto`", "tokens"
+    )
+    tokens_per_iteration: MaybeFloat = pooled(
+        "mean", "tokens per iteration, over all iterations: 1 + accepted / iterations", "tokens"
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        columns = arm.acceptance.columns(run.settings.num_levels)
+        if arm.was_sent:
+            columns |= _reported(arm)
+        lengths = None
+        if run.pair(arm) is not None:
+            lengths = lengths_by_num_draft_tokens(acceptance_by_prompt(run))
+        by_request = [Acceptance.of(request.outcomes) for request in arm.answered]
+        return cls(
+            mean_acceptance_length_per_request=mean_length_per_request(by_request),
+            acceptance_by_rank=arm.rates_by_rank or None,
+            acceptance_length_by_num_draft_tokens=lengths,
+            **columns,
+        )
+
+
+def _reported(arm: MeasuredArm) -> dict[str, Any]:
+    """What a server reports though its answers have no iterations: in its answers, else by its counters."""
+    from harness.engines.requests import acceptance_columns
+    from harness.engines.server.counters import counted_acceptance, traffic_columns
+
+    answered = arm.answered
+    reported = {
+        name: value for name, value in acceptance_columns(answered).items() if value is not None
+    }
+    if arm.counted is None or any(request.outcomes for request in answered):
+        return reported
+    requests = arm.counted_requests
+    if traffic_columns(arm.counted, requests).get("unseen_tokens"):
+        return reported
+    num_begun = sum(request.answered or request.is_cancelled for request in requests)
+    return counted_acceptance(arm.counted, num_begun) | reported
+
+
+@dataclass(frozen=True)
+class MeasuredAcceptance:
+    """The acceptance of a run, by prompt.
+
+    Attributes:
+        requests: of each prompt.
+        categories: of the same prompts; None where a prompt has none.
+        num_resamples, seed: of the bootstrap over prompts.
+        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
+        extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
+            its lengths follow.
+    """
+
+    requests: Sequence[Acceptance]
+    categories: Sequence[str | None]
+    num_resamples: int
+    seed: int
+    num_levels: int | None = None
+    extrapolates: bool = True
+
+    @property
+    def drafted(self) -> list[Acceptance]:
+        """The requests in which an iteration proposed anything."""
+        return [request for request in self.requests if request.num_iterations]
+
+    @property
+    def total(self) -> Acceptance:
+        return sum(self.requests, Acceptance())
+
+    @property
+    def num_places(self) -> int:
+        """Draft positions. Of a tree its levels, of which it has fewer than tokens."""
+        places = self.total.num_places
+        return places if self.num_levels is None else min(places, self.num_levels)
+
+    def rate_of_tested(self, place: int) -> Interval:
+        """Accepted over tested at a draft position, from 0."""
+        tested = [request for request in self.drafted if request.num_tested_at(place)]
+        return self._ratio(
+            [request.num_accepted_at(place) for request in tested],
+            [request.num_tested_at(place) for request in tested],
+        )
+
+    def marginal(self, place: int) -> Interval:
+        """Accepted at a draft position, from 0, over iterations."""
+        accepted = [request.num_accepted_at(place) for request in self.drafted]
+        return self._ratio(accepted, self._num_iterations())
+
+    def length_with(self, num_draft_tokens: int) -> Interval:
+        """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
+        tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
+        return self._ratio(tokens, self._num_iterations())
+
+    def by_category(self) -> dict[str, Acceptance]:
+        """The acceptance of each category, of those that are known."""
+        found: dict[str, Acceptance] = {}
+        for category, request in zip(self.categories, self.requests, strict=True):
+            if category is not None:
+                found[category] = found.get(category, Acceptance()) + request
+        return found
+
+    def _num_iterations(self) -> list[int]:
+        return [request.num_iterations for request in self.drafted]
+
+    def _ratio(self, tops: Sequence[int], bottoms: Sequence[int]) -> Interval:
+        from harness.results.statistics.ratios import ratio_of_totals
+
+        num_resamples = min(self.num_resamples, _MOST_RESAMPLES)
+        return ratio_of_totals(tops, bottoms, num_resamples, self.seed)
+
+
+def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
+    """The acceptance of each prompt that the speculative arm answered."""
+    by_place: dict[int, Acceptance] = {}
+    for request in run.arms["speculative"].answered:
+        # Turns of a conversation are not independent, nor are repetitions of a prompt.
+        place = run.prompt_set.occurrence(request.index).place
+        so_far = by_place.get(place, Acceptance())
+        by_place[place] = so_far + Acceptance.of(request.outcomes)
+    return MeasuredAcceptance(
+        requests=list(by_place.values()),
+        categories=[run.prompt_set.at(place).category for place in by_place],
+        num_resamples=run.num_resamples,
+        seed=run.settings.seed,
+        num_levels=run.settings.num_levels,
+        extrapolates=run.smaller_k_follow,
+    )
+
+
+def lengths_by_num_draft_tokens(measured: MeasuredAcceptance) -> list[Interval] | None:
+    """The mean acceptance length for each smaller K; None where these do not follow."""
+    num_places = min(measured.num_places, MOST_INTERVALS) if measured.extrapolates else 0
+    lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
+    if not lengths or not all(length.is_known for length in lengths):
+        # With a gap, later entries would be those of another K: rather no list.
+        return None
+    return [
+        Interval(round(length.estimate, 4), round(length.low, 4), round(length.high, 4))
+        for length in lengths
+    ]

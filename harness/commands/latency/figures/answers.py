@@ -1,0 +1,78 @@
+"""How much was asked and answered, and how long that took."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Group):
+    """How much was asked and answered, and how long that took."""
+
+    num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
+    num_different_prompts: MaybeInt = pooled(
+        "mean",
+        "different ones among them, where `num_prompts` is above those of the set, which are then asked again",
+    )
+    smallest_batch: MaybeInt = pooled(
+        "smallest", "rows of the smallest batch: the last one may not have been full"
+    )
+    num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
+    num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
+    shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
+    longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
+    ms_per_token: MaybeFloat = pooled(
+        "mean", "time per token of a row, with the prompt's pass; mean over batches", "ms"
+    )
+    ms_per_token_median: MaybeFloat = pooled("mean", "median of the same", "ms")
+    ms_per_token_std: MaybeFloat = pooled(
+        "mean", "standard deviation of the same, over prompts or batches", "ms"
+    )
+    tokens_per_second: MaybeFloat = pooled("mean", "tokens of all rows over total time", "tokens/s")
+    tokens_per_second_per_user: MaybeFloat = pooled(
+        "mean", "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
+    )
+    time_to_first_token_ms: MaybeFloat = pooled("mean", "mean time to the first token", "ms")
+    peak_memory_bytes: MaybeInt = pooled(
+        "largest", "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        answered = arm.answered
+        lengths = [request.num_tokens for request in answered]
+        asked = [run.prompt_set.occurrence(request.index) for request in arm.requests]
+        num_different = None
+        if any(occurrence.repeat for occurrence in asked):
+            num_different = len({(occurrence.place, occurrence.turn) for occurrence in asked})
+        ms_per_token = [ms for generation in arm.generations for ms in generation.times.values()]
+        mean_ms = statistics.fmean(ms_per_token) if ms_per_token else None
+        first_ms = [
+            request.time_to_first_token_ms
+            for request in answered
+            if request.time_to_first_token_ms is not None
+        ]
+        peaks = [generation.peak_memory_bytes or 0 for generation in arm.generations]
+        return cls(
+            num_prompts=len(arm.requests),
+            num_different_prompts=num_different,
+            smallest_batch=min(
+                (len(one.requests) for one in arm.generations if not one.sent), default=None
+            ),
+            num_tokens=sum(lengths),
+            num_prompt_tokens=sum(request.num_prompt_tokens for request in answered),
+            shortest_answer=min(lengths, default=None),
+            longest_answer=max(lengths, default=None),
+            ms_per_token=mean_ms,
+            ms_per_token_median=statistics.median(ms_per_token) if ms_per_token else None,
+            ms_per_token_std=statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
+            tokens_per_second=sum(lengths) / arm.seconds if arm.seconds else None,
+            tokens_per_second_per_user=1000 / mean_ms if mean_ms else None,
+            time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
+            peak_memory_bytes=max(peaks, default=0) or None,
+        )

@@ -1,0 +1,99 @@
+"""Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.acceptance import predicted_speedup
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs(Group):
+    """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
+
+    predicted_speedup: MaybeFloat = pooled(
+        "mean", "tokens per iteration / (K c + v), with measured c and v"
+    )
+    draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms")
+    verify_ms: MaybeFloat = pooled(
+        "mean",
+        "verification per iteration: the target's pass over K + 1 tokens, and the verdict",
+        "ms",
+    )
+    pass_ms_by_width: list[float | None] | None = pooled(
+        "mean",
+        "a pass of the target over 1, 2, ... tokens, as JSON; null for widths that were not measured",
+        "ms",
+    )
+    target_step_ms: MaybeFloat = pooled(
+        "mean", "one forward pass of the target over one token, and the draw of the next", "ms"
+    )
+    target_8bit_share: MaybeFloat = pooled(
+        "mean", "of a step of the target, spent in its 8-bit linear layers"
+    )
+    draft_8bit_share: MaybeFloat = pooled(
+        "mean", "of drafting, spent in the draft's 8-bit linear layers"
+    )
+    iteration_ms: MaybeFloat = pooled("mean", "a whole iteration in the timed run", "ms")
+    step_bytes: MaybeInt = pooled(
+        "mean", "weights and cache that a step of the target reads", "bytes"
+    )
+    draft_step_bytes: MaybeInt = pooled(
+        "mean", "weights and cache that a step of the draft reads", "bytes"
+    )
+    copy_bandwidth_bytes_per_s: MaybeFloat = pooled(
+        "mean", "measured rate of a large copy in the target's memory", "bytes/s"
+    )
+    floor_ms: MaybeFloat = pooled("mean", "least time of a target step at that rate", "ms")
+    draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms")
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        is_regular = arm.name == "regular"
+        pass_ms = arm.phases.mean_ms("forward")
+        pair = run.pair(arm)
+        target, draft = [*run.roofs, None, None][:2]
+        if pair is None:
+            draft = None
+        return cls(
+            predicted_speedup=None if pair is None else _prediction(*pair),
+            draft_ms=None if is_regular else arm.phases.mean_ms("drafting"),
+            verify_ms=None if is_regular else pass_ms,
+            pass_ms_by_width=None if pair is None else run.pass_ms,
+            target_step_ms=pass_ms if is_regular else None,
+            target_8bit_share=arm.phases.share_in_layers("forward") if is_regular else None,
+            draft_8bit_share=None if is_regular else arm.phases.share_in_layers("drafting"),
+            iteration_ms=None if is_regular else _iteration_ms(arm),
+            step_bytes=None if target is None else target.step_bytes,
+            floor_ms=None if target is None else target.floor_ms,
+            copy_bandwidth_bytes_per_s=None if target is None else target.bandwidth,
+            draft_step_bytes=None if draft is None else draft.step_bytes,
+            draft_floor_ms=None if draft is None else draft.floor_ms,
+        )
+
+
+def _iteration_ms(arm: MeasuredArm) -> float | None:
+    """The mean time of an iteration in the timed runs: drafting, verifying, and the rest.
+
+    `decided` has the seconds at which each record came; the first one is of the prompts' pass.
+    """
+    batches = [generation for generation in arm.generations if not generation.sent]
+    num_iterations = sum(len(generation.decided) - 1 for generation in batches)
+    if not num_iterations:
+        return None
+    seconds = sum(generation.seconds - generation.decided[0] for generation in batches)
+    return 1000 * seconds / num_iterations
+
+
+def _prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
+    """The speed-up that theory predicts from the phases; None where these were not measured."""
+    length = speculative.acceptance.tokens_per_iteration
+    step_ms = regular.phases.mean_ms("forward")
+    draft_ms = speculative.phases.mean_ms("drafting")
+    verify_ms = speculative.phases.mean_ms("forward")
+    if not (length and step_ms and draft_ms and verify_ms):
+        return None
+    return predicted_speedup(length, draft_ms, verify_ms, step_ms)

@@ -1,0 +1,32 @@
+"""What else the machine did while a run was timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Group):
+    """What else the machine did while a run was timed."""
+
+    processor_share: MaybeFloat = pooled(
+        "smallest",
+        "CPU time received / requested (run / (run + wait)) during the measurement",
+    )
+    load: MaybeFloat = pooled("largest", "load average over the last minute, at the end")
+    num_cores: MaybeInt = pooled("smallest", "cores that the process may use")
+    other_gpu_processes: MaybeInt = pooled(
+        "largest", "most processes on one of these GPUs at once, other than the run's own, by NVML"
+    )
+    lowest_gpu_clock_mhz: MaybeInt = pooled(
+        "smallest", "lowest clock of a GPU's cores, by NVML", "MHz"
+    )
+    gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile, by NVML")
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        return cls() if run.quietness is None else cls(**run.quietness.columns())

@@ -1,0 +1,185 @@
+"""What a run of `latency` or `map` has measured so far, and groups of figures, which follow from that.
+
+A group has fields of a row, each with its unit, its meaning and how it is pooled over runs, and the
+function that computes them. A row is composed of groups (`rows.LatencyRow`). Groups are loaded
+wherever rows are, also for `--help`: types of the engines are imported for type checkers alone,
+and what takes long to import is imported in functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.engines.local.stopwatches import Phases
+from harness.results.acceptance import Acceptance, rates_by_rank
+from harness.results.statistics.interval import CONFIDENCE, Interval
+
+if TYPE_CHECKING:
+    from harness.config.run import PromptedSettings
+    from harness.engines.checks.divergence import Divergence
+    from harness.engines.requests import RequestRecord
+    from harness.engines.roofline import Roof
+    from harness.engines.server.counters import Counted
+    from harness.engines.timing import Generation
+    from harness.measuring.quietness import Quietness
+    from harness.prompts.sets import PromptSet
+
+
+@dataclass
+class MeasuredArm:
+    """The work of one arm.
+
+    Attributes:
+        generations: the timed answers to the questions, batch by batch, or lap by lap where
+            requests are sent (`Generation.sent`).
+        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches,
+            and the share of them that 8-bit layers took, which are the layers watched.
+        divergences: of greedy speculative output from the regular one, by index of the prompt; None
+            where there is none.
+    """
+
+    name: str
+    generations: list[Generation] = field(default_factory=list)
+    phases: Phases = field(default_factory=Phases)
+    divergences: dict[int, Divergence | None] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        return [request for generation in self.generations for request in generation.requests]
+
+    @property
+    def answered(self) -> list[RequestRecord]:
+        return [request for request in self.requests if request.answered]
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether prompts were requests, kept in flight, so that each has its own time."""
+        return any(generation.sent for generation in self.generations)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return sum((generation.acceptance for generation in self.generations), Acceptance())
+
+    @property
+    def rates_by_rank(self) -> list[float]:
+        """Acceptance of a tree's children by rank, with four decimals; [] for chains."""
+        branches = [branch for request in self.answered for branch in request.branches]
+        return [round(rate, 4) for rate in rates_by_rank(branches)]
+
+    @property
+    def counted(self) -> Counted | None:
+        """Growth of the server's counters meanwhile; None where it has none."""
+        total: Counted | None = None
+        for generation in self.generations:
+            if generation.counted is not None:
+                total = generation.counted if total is None else total.plus(generation.counted)
+        return total
+
+    @property
+    def counted_laps(self) -> list[Generation]:
+        """The laps whose growth is known."""
+        return [one for one in self.generations if one.counted and one.counted.is_known]
+
+    @property
+    def counted_requests(self) -> list[RequestRecord]:
+        """The requests of those laps; the server counts those that only kept up the load, too."""
+        requests: list[RequestRecord] = []
+        for generation in self.counted_laps:
+            requests += generation.requests
+            requests += generation.load.extra if generation.load else ()
+        return requests
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the server was restarted meanwhile, as its counters show."""
+        return sum(one.counted.restarts for one in self.generations if one.counted is not None)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all timed generations."""
+        return sum(generation.seconds for generation in self.generations)
+
+
+@dataclass
+class MeasuredRun:
+    """What a run has measured so far; anything else has its default here.
+
+    Attributes:
+        arms: by name, the regular one first.
+        num_resamples: samples of every bootstrap.
+        units: of each question, the same number for those whose answers are not independent, such
+            as turns of a conversation; intervals are over units.
+        moments: of each question, the number of its batch or lap in time.
+        in_blocks: whether each question is a block, with a start of each arm.
+        share_prompts: whether units share prompts, so that an interval over them covers no prompts.
+        salted: whether a server's prefix cache heeds salts; None where there is none.
+        end_tokens: with which the model ends a text; none with random weights, whose texts mean
+            nothing.
+        identical: the ratio of the regular arm's times to its own.
+        suspicion, experts: groups that the engine was asked for.
+        pass_ms: the time of a pass of the target over one token, over two, and so on; None for
+            those that were not timed.
+        roofs: of the target, and of the draft where it reads weights of its own.
+        smaller_k_follow: whether acceptance at a smaller K follows from what was measured.
+        stopped_by: what ended a run with `precision`.
+        confidence: level of the intervals of the speed-up.
+    """
+
+    settings: PromptedSettings
+    prompt_set: PromptSet
+    arms: Mapping[str, MeasuredArm]
+    num_resamples: int
+    units: Sequence[int] = ()
+    moments: Sequence[int] = ()
+    in_blocks: bool = False
+    share_prompts: bool = False
+    salted: bool | None = None
+    end_tokens: Collection[int] = frozenset()
+    quietness: Quietness | None = None
+    suspicion: Group | None = None
+    identical: Interval | None = None
+    experts: Group | None = None
+    pass_ms: list[float | None] | None = None
+    roofs: Sequence[Roof] = ()
+    smaller_k_follow: bool = True
+    stopped_by: Literal["precision", "prompts", "budget"] | None = None
+    confidence: float = CONFIDENCE
+
+    @property
+    def resampling(self) -> tuple[int, int]:
+        """Samples and seed of every bootstrap."""
+        return self.num_resamples, self.settings.seed
+
+    @property
+    def slo(self) -> Mapping[str, float] | None:
+        """The times that were asked for, of an engine that takes requests."""
+        return getattr(self.settings.engine, "slo", None)
+
+    def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
+        """The regular arm and this one, where this one is compared with it."""
+        if arm.name != "speculative" or "regular" not in self.arms:
+            return None
+        return self.arms["regular"], arm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The figures of one arm that belong together; None for those that are not known."""
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        """The group's figures of one of the run's arms."""
+        raise NotImplementedError
+
+
+def figures_of(kind: type[Group], run: MeasuredRun, arm: MeasuredArm) -> dict[str, Any]:
+    """The known figures of an arm, by the names of their fields in a kind of row, which is composed of groups."""
+    figures: dict[str, Any] = {}
+    groups = [base for base in kind.__mro__ if issubclass(base, Group) and Group in base.__bases__]
+    for group in groups:
+        for name, value in vars(group.measured(run, arm)).items():
+            if value is not None:
+                figures[name] = value
+    return figures

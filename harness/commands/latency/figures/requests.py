@@ -1,0 +1,105 @@
+"""Requests to a server: when their tokens came, how many were in flight, and which failed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.statistics.percentiles import percentile_columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests(Group):
+    """Requests to a server: when their tokens came, how many were in flight, and which failed."""
+
+    time_to_first_token_p50_ms: MaybeFloat = pooled(
+        "mean", "median of the same, over requests to a server", "ms"
+    )
+    time_to_first_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    time_to_first_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    time_per_output_token_p50_ms: MaybeFloat = pooled(
+        "mean",
+        "median over requests of the mean time per token after the first"
+        " (TPOT of vLLM, inter-token latency of AIPerf)",
+        "ms",
+    )
+    time_per_output_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    time_per_output_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    inter_token_latency_p50_ms: MaybeFloat = pooled(
+        "mean",
+        "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM);"
+        " tokens that come within a tenth of its mean time per token are one arrival",
+        "ms",
+    )
+    inter_token_latency_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
+    inter_token_latency_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
+    inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    tokens_per_arrival: MaybeFloat = pooled(
+        "mean",
+        "tokens that arrived together, on average: above 1 the server sends bursts",
+        "tokens",
+    )
+    mean_in_flight: MaybeFloat = pooled(
+        "mean",
+        "requests that a server had in flight, on average, from the first of a lap until its last had ended; those"
+        " that only keep up the load count as well",
+        "requests",
+    )
+    offered_rate: MaybeFloat = pooled(
+        "mean",
+        "requests per second that were sent, as the random times for `engine.rate` came out",
+        "requests/s",
+    )
+    requests_per_second: MaybeFloat = pooled(
+        "mean",
+        "requests that were answered, over total time, less the share of it that went to those that only kept up the"
+        " load",
+        "requests/s",
+    )
+    num_failed: MaybeInt = pooled(
+        "largest", "requests that failed, time-outs too; the other figures leave them out"
+    )
+    num_timed_out: MaybeInt = pooled("largest", "requests that took longer than `engine.timeout_s`")
+    num_sent_again: MaybeInt = pooled(
+        "largest", "requests sent a second time: the server had closed a kept-alive connection"
+    )
+
+    @property
+    def was_served(self) -> bool:
+        """Whether prompts were requests, each of which has its own time."""
+        return self.requests_per_second is not None
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        if not arm.was_sent:
+            return cls()
+        requests = arm.requests
+        answered = arm.answered
+        errors = [request.error for request in requests]
+        with_arrivals = [request for request in answered if request.arrivals]
+        num_bursts = sum(len(request.bursts) for request in with_arrivals)
+        num_arrived = sum(request.num_tokens for request in with_arrivals)
+        loads = [one.load for one in arm.generations if one.load is not None]
+        load_s = sum(load.seconds for load in loads)
+        offered_s = sum(load.offered_s for load in loads)
+        return cls(
+            requests_per_second=len(answered) / arm.seconds,
+            num_failed=len(requests) - len(answered),
+            num_timed_out=sum(error is not None and error.code == 408 for error in errors),
+            num_sent_again=sum(request.sent_again for request in requests),
+            tokens_per_arrival=num_arrived / num_bursts if num_bursts else None,
+            mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
+            offered_rate=len(requests) / offered_s if offered_s else None,
+            **percentile_columns(
+                time_to_first_token=[request.time_to_first_token_ms for request in answered],
+                time_per_output_token=[request.time_per_output_token_ms for request in answered],
+                inter_token_latency=itertools.chain.from_iterable(
+                    request.inter_token_latencies_ms for request in answered
+                ),
+            ),
+        )

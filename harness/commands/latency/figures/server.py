@@ -1,0 +1,122 @@
+"""What servers say about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
+
+Their answers come first. Their counters include other clients, and only fill in what answers leave out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os.path import commonprefix
+from typing import Any
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Group):
+    """What servers say about themselves: tokens of other clients, caches, restarts, whether anything was drafted."""
+
+    salted: MaybeBool = pooled(
+        "all",
+        "whether requests had a salt of the run, so that a server's prefix cache does not know their prompts from"
+        " before; empty where nothing is cached between questions",
+    )
+    server_time_to_first_token_ms: MaybeFloat = pooled(
+        "mean", "mean time to the first token by the server's own clock and metrics", "ms"
+    )
+    server_tokens: MaybeInt = pooled(
+        "mean",
+        "new tokens that the server counted while the arm was measured, by its metrics",
+        "tokens",
+    )
+    foreign_tokens: MaybeInt = pooled(
+        "largest", "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
+    )
+    unseen_tokens: MaybeInt = pooled(
+        "largest",
+        "tokens that arrived and that the server did not count, as one worker of several does; 0 within a token"
+        " a request and 1 %",
+        "tokens",
+    )
+    num_uncounted: MaybeInt = pooled(
+        "largest", "laps without figures from the server's metrics, which could not be read or fell"
+    )
+    num_restarts: MaybeInt = pooled(
+        "largest", "how often the server was restarted meanwhile, by its metrics"
+    )
+    drafted: MaybeBool = pooled(
+        "any", "whether the server drafted tokens, as its answers or its metrics say"
+    )
+    num_preemptions: MaybeInt = pooled(
+        "largest",
+        "how often the server took the cache of a running request for others, by its metrics",
+    )
+    cached_tokens: MaybeInt = pooled(
+        "mean",
+        "tokens of prompts that the server took from a cache, as its answers or its metrics say",
+        "tokens",
+    )
+    read_prompt_tokens: MaybeInt = pooled(
+        "mean", "tokens of all prompts by the server's count", "tokens"
+    )
+    cached_from_before: MaybeInt = pooled(
+        "largest",
+        "those of them, of prompts asked for the first time, that no other prompt of the run begins with",
+        "tokens",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        columns: dict[str, Any] = {
+            "salted": run.salted,
+            "cached_from_before": _from_before(run, arm),
+        }
+        if not arm.was_sent:
+            return cls(**columns)
+        answered = arm.answered
+        cached = [request.num_cached for request in answered if request.num_cached is not None]
+        read = [request.num_read for request in answered if request.num_read is not None]
+        sums = [request.sums for request in answered if request.sums is not None]
+        if cached:
+            columns["cached_tokens"] = sum(cached)
+        if read and len(read) == len(answered):
+            columns["read_prompt_tokens"] = sum(read)
+        if sums:
+            columns["drafted"] = any(one.num_drafted for one in sums)
+        if arm.counted is not None:
+            from harness.engines.server.counters import counter_columns, traffic_columns
+
+            columns["num_restarts"] = arm.num_restarts
+            columns["num_uncounted"] = len(arm.generations) - len(arm.counted_laps)
+            traffic = traffic_columns(arm.counted, arm.counted_requests)
+            columns |= traffic
+            if not traffic.get("unseen_tokens"):
+                columns = counter_columns(arm.counted) | columns
+        return cls(**columns)
+
+
+def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
+    """Cached tokens of prompts that are new to this run, beyond what they share with others of
+    it; None where no answer tells.
+    """
+    cached: dict[tuple[int, ...], int] = {}
+    for generation in arm.generations:
+        assert generation.question is not None
+        for prompt, request in zip(generation.question.prompts, generation.requests, strict=True):
+            asked = run.prompt_set.occurrence(request.index)
+            # The later turns of a conversation go on after answers.
+            is_new = asked.repeat == 0 and asked.turn == 0
+            if is_new and request.answered and request.num_cached is not None:
+                cached[tuple(prompt)] = request.num_cached
+    if not cached:
+        return None
+    prompts = sorted(cached)
+    num_known = 0
+    for place, prompt in enumerate(prompts):
+        # In this order a prompt shares most with one of its neighbours.
+        neighbours = [*prompts[max(0, place - 1) : place], *prompts[place + 1 : place + 2]]
+        shared = [len(commonprefix([prompt, other])) for other in neighbours]  # noqa: RUF071
+        num_known += max(0, cached[prompt] - max(shared, default=0))
+    return num_known

@@ -1,0 +1,79 @@
+"""How far greedy texts of the speculative arm agree with the regular one's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.row import pooled
+from harness.results.schema import MaybeFloat, MaybeInt
+
+if TYPE_CHECKING:
+    from harness.engines.timing import Generation
+    from harness.measuring.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Group):
+    """How far greedy texts of the speculative arm agree with the regular one's."""
+
+    identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
+    tokens_per_difference: MaybeFloat = pooled(
+        "mean",
+        "of an engine elsewhere: greedy tokens up to each difference from the regular arm's text that rounding"
+        " does not explain, as far as that is known",
+        "tokens",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        if not arm.divergences:
+            return cls()
+        num_alike = 0
+        num_differences = 0
+        for request in arm.answered:
+            parted = arm.divergences.get(request.index)
+            if parted is not None:
+                num_alike += parted.position
+                num_differences += parted.excess > 1
+            elif request.index in arm.divergences:
+                num_alike += request.num_tokens
+        tells_apart = arm.was_sent and num_differences > 0
+        return cls(
+            identical_prompts=list(arm.divergences.values()).count(None),
+            tokens_per_difference=num_alike / num_differences if tells_apart else None,
+        )
+
+
+def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Generation]) -> None:
+    """Note where greedy texts of the speculative arm part from the regular ones.
+
+    A turn before which the arms' answers differ already is not compared.
+
+    Args:
+        answers: of both arms to a question, by the name of the arm.
+    """
+    from harness.engines.checks.divergence import first_divergence
+
+    decoding = run.settings.decoding
+    if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
+        return
+    assert session.engine is not None
+    divergences = run.arms["speculative"].divergences
+    regular, speculative = (answers[name] for name in run.arms)
+    assert regular.question is not None
+    assert speculative.question is not None
+    prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
+    requests = zip(regular.requests, speculative.requests, strict=True)
+    for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
+        if not (request.answered and other.answered and prompt == other_prompt):
+            continue
+        texts = [request.token_ids, other.token_ids]
+        if request.from_text != other.from_text:
+            # The tokens that were drawn need not be those of their text.
+            encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
+            texts = [encode(request.text), encode(other.text)]
+        divergences[request.index] = first_divergence(session.engine.reference, prompt, *texts)
