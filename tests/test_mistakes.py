@@ -247,6 +247,7 @@ MISTAKES = {
     f"latency {URL} engine.rate=0": "engine.rate=0.0: must be positive",
     f"latency {URL} engine.slo={{ttft:500}}": "engine.slo={ttft: 500}: must be milliseconds by name, of ttft_ms and",
     f"latency {URL} engine.slo={{itl_ms:0}}": "engine.slo={itl_ms: 0}: must be milliseconds by name, of ttft_ms and",
+    "latency 'prompts.template_arguments={tokenize: false}'": "prompts.template_arguments=tokenize: must be variables",
     f"latency {URL} engine.blocks=4": "engine.blocks=4: is for servers that the harness starts",
     f"latency {URL} engine.flags=[--x]": "engine.flags=[--x]: is for servers that the harness starts",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",

@@ -289,6 +289,19 @@ class DecodingSettings:
         return not RULES[self.rule].is_lossless(self.temperature, self.top_k, self.top_p)
 
 
+# Arguments of `apply_chat_template` that are no variables of a template.
+_TEMPLATE_ARGUMENTS_OF_OURS = (
+    "conversation",
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "return_dict",
+    "return_tensors",
+    "chat_template",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings:
     """A prompt set: a `.txt` file with one prompt per line, or a table (`.jsonl`, `.json`, `.csv`, `.parquet`).
@@ -303,6 +316,8 @@ class PromptSettings:
             here: `prompt`, `turns`, `messages`, `conversations`, `question`, `instruction`,
             `category`. None for columns that have these names.
         template: the text of a prompt, with names of columns in braces; None where a column has it.
+        template_arguments: variables of the chat template, `{enable_thinking: false}`, here and, with
+            `engine.chat=true`, on servers.
         system: a system prompt before every prompt.
         lengths: numbers of tokens that texts of the set are cut to, one length after another, to measure
             contexts of these lengths; without a chat template.
@@ -321,6 +336,7 @@ class PromptSettings:
     revision: str | None = None
     columns: Mapping[str, Any] | None = None
     template: str | None = None
+    template_arguments: Mapping[str, Any] | None = None
     system: str | None = None
     lengths: tuple[int, ...] = ()
     turns: Literal["first", "all"] = "first"
@@ -336,6 +352,9 @@ class PromptSettings:
         known = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():
             require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
+        for name in self.template_arguments or ():
+            is_free = name not in _TEMPLATE_ARGUMENTS_OF_OURS
+            require(is_free, "template_arguments", "must be variables of the template", name)
         lengths = self.lengths
         are_positive = all(length > 0 for length in lengths)
         are_different = len(set(lengths)) == len(lengths)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
@@ -75,24 +75,30 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
 
 
 def encode(
-    planned: PlannedPair, prompts: Sequence[Prompt], template: ChatTemplate
+    planned: PlannedPair,
+    prompts: Sequence[Prompt],
+    template: ChatTemplate,
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Token ids of prompts, through the chat template; those of given lengths are text that is cut.
 
     Raises:
         SettingError: a prompt that no chat template reads, or with a token that a model lacks.
     """
-    token_ids = _encode(planned.tokenizer, prompts, template)
+    token_ids = _encode(planned.tokenizer, prompts, template, arguments)
     planned.check_vocabulary(token_ids)
     return token_ids
 
 
 def _encode(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: ChatTemplate
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    template: ChatTemplate,
+    arguments: Mapping[str, Any] | None,
 ) -> list[list[int]]:
     chats = [prompt.chat() for prompt in prompts]
     if all(prompt.num_tokens is None for prompt in prompts):
-        return encode_prompts(tokenizer, chats, template)
+        return encode_prompts(tokenizer, chats, template, arguments)
     if template == "always":
         rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
         raise SettingError("chat_template", rule, template)
@@ -141,12 +147,13 @@ def encode_set(
             say what to do, or no prompt would be left.
     """
     template = template_here(settings, planned.tokenizer)
-    token_ids = encode(planned, prompts, template)
+    arguments = settings.prompts.template_arguments
+    token_ids = encode(planned, prompts, template, arguments)
     whole = list(token_ids)
     for place, prompt in enumerate(prompts):
         if prompt.turns:
             turn = len(prompt.turns) - 1
-            [ids] = encode(planned, [prompt.after([""] * turn)], template)
+            [ids] = encode(planned, [prompt.after([""] * turn)], template, arguments)
             # Any tokens stand in for the answers.
             whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))

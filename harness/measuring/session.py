@@ -157,7 +157,9 @@ class Session:
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids as `encode` has them, also of prompts that are too long for the models."""
         template = template_here(self.settings, self.tokenizer)
-        return encode(self.planned, prompts, template)
+        settings = getattr(self.settings, "prompts", None)
+        arguments = settings and settings.template_arguments
+        return encode(self.planned, prompts, template, arguments)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int

@@ -131,13 +131,16 @@ def uses_template(tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplat
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], chat_template: ChatTemplate
+    tokenizer: PreTrainedTokenizerBase,
+    chats: Sequence[Chat],
+    chat_template: ChatTemplate,
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt; a plain prompt is a chat of one message.
 
     `auto` uses the tokenizer's template if it has one. Without a template a plain prompt is encoded
     with the special tokens that the tokenizer adds by itself; `never` does the same with the text
-    of a whole chat.
+    of a whole chat. `arguments` are variables of the template.
 
     Raises SettingError for `always` without a template, for a chat of several messages that only a
     template could read, for one that the template refuses, and for a prompt of no tokens.
@@ -158,7 +161,7 @@ def encode_prompts(
     for chat in chats:
         tokens: Any
         if uses_template(tokenizer, chat_template):
-            tokens = _through_template(tokenizer, chat, chat_template)
+            tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
         else:
             text = chat[-1]["content"] if len(chat) == 1 else _as_text(chat)
             tokens = tokenizer(text)["input_ids"]
@@ -169,13 +172,16 @@ def encode_prompts(
 
 
 def _through_template(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, chat_template: ChatTemplate
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    chat_template: ChatTemplate,
+    arguments: Mapping[str, Any],
 ) -> Any:
     """Token ids of a chat, and the beginning of the answer, in the form of the chat template."""
     messages = list(map(dict, chat))
     try:
         return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
+            messages, add_generation_prompt=True, return_dict=False, **arguments
         )
     except (TemplateError, ValueError) as error:
         # A template may take no system prompt, or be one of several without a default.

@@ -31,7 +31,9 @@ def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
         tokenizer=SimpleNamespace(bos_token_id=0),
     )
     settings: Any = SimpleNamespace(
-        prompts=SimpleNamespace(too_long=too_long), chat_template="auto", engine=None
+        prompts=SimpleNamespace(too_long=too_long, template_arguments=None),
+        chat_template="auto",
+        engine=None,
     )
     prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
     prompt_set = PromptSet("mine", prompts, "digest")

@@ -110,6 +110,14 @@ def test_chat_template() -> None:
     assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
 
 
+def test_a_template_has_the_variables_of_the_user() -> None:
+    template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
+    tokenizer = make_tokenizer(chat_template=template)
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    assert encode_prompts(tokenizer, [said("a")], "auto") == [[a]]
+    assert encode_prompts(tokenizer, [said("a")], "auto", {"loud": True}) == [[b, a]]
+
+
 def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")

@@ -68,7 +68,7 @@ class ServerSettings(EngineSettings):
             without one.
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
-        extra: further entries of every request's body: `{chat_template_kwargs: {enable_thinking: false}}`.
+        extra: further entries of every request's body: `{priority: 2}`.
         start: commands that start the server of each arm here, `{regular: ..., speculative: ...}`,
             each a text or a list. `{port}`, `{model}`, `{draft}`, `{K}` and `{directory}` (the
             run's) are filled in. They end with the run, however it ends.
@@ -250,6 +250,10 @@ class Server(EngineRecord):
 
         run = opening.settings
         settings = _settings_of(run)
+        arguments = getattr(getattr(run, "prompts", None), "template_arguments", None)
+        if settings.chat and arguments:
+            extra = {"chat_template_kwargs": arguments, **(settings.extra or {})}
+            settings = dataclasses.replace(settings, extra=extra)
         num_blocks = 0
         if settings.starts and run.draft is not None:
             num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS

@@ -33,7 +33,7 @@ class VllmServerSettings(PresetSettings):
     """Settings of `engine=vllm_server`.
 
     Attributes:
-        tensor_parallel_size: GPUs that each layer is split over; `gpus=` sets it too.
+        tensor_parallel_size: GPUs that each layer is split over; `placement.gpus=` sets it too.
         pipeline_parallel_size: groups of such GPUs that the layers are divided among.
         distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines;
             None lets vLLM choose.
@@ -70,7 +70,7 @@ class VllmServer(StartedServer):
     def check(self, run: RunSettings) -> None:
         super().check(run)
         plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
-        rule = "must be auto with engine=vllm_server: gpus= splits a model"
+        rule = "must be auto with engine=vllm_server: placement.gpus= splits a model"
         require(run.placement == plain, "placement", rule, run.placement.strategy)
         check_weights(run)
 

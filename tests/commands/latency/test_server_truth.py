@@ -282,6 +282,22 @@ def test_chats_need_no_template_here(
     assert not results()["ignore_eos"].any()
 
 
+def test_requests_have_what_the_user_adds(harness: Harness) -> None:
+    """A template's variables go to a server that applies it, beside further entries of the body."""
+    server = EchoServer()
+    thoughtless = {"enable_thinking": False}
+    further = ["prompts.template_arguments={enable_thinking: false}", "engine.extra={priority: 2}"]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        settings = ["engine=server", f"engine.url={url}", "num_prompts=2", *further]
+        harness("latency", *settings, "engine.chat=true", "decoding.max_new_tokens=4")
+        assert server.bodies[-1]["chat_template_kwargs"] == thoughtless
+        assert server.bodies[-1]["priority"] == 2
+        harness("latency", *settings, "decoding.max_new_tokens=4")
+        assert "chat_template_kwargs" not in server.bodies[-1]
+    assert results()["measurement"].nunique() == 2
+
+
 def test_the_chat_endpoint_gets_the_messages(harness: Harness) -> None:
     servers = EchoServer(), EchoServer(num_draft_tokens=4)
     with ExitStack() as stack:

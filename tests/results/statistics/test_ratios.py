@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from harness.results.statistics.ratios import drift, ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import (
+    drift,
+    ratio_of_totals,
+    ratio_over_blocks,
+    totals_by_unit,
+)
 
 
 def test_ratio_of_totals_is_not_the_mean_of_ratios() -> None:
@@ -30,6 +35,25 @@ def test_ratio_of_a_handful_has_no_interval_and_of_nothing_no_value() -> None:
 def test_ratio_of_constant_times_is_a_point() -> None:
     interval = ratio_of_totals([3.0] * 15, [2.0] * 15, num_resamples=200, seed=0)
     assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
+
+
+@pytest.mark.parametrize("num_blocks", [2, 4, 8])
+def test_the_interval_over_blocks_covers_what_differs_from_start_to_start(num_blocks: int) -> None:
+    """Each start is up to some per cent slower or faster, blocks have prompts of their own, and no arm is faster."""
+    rng = np.random.default_rng(num_blocks)
+    num_excluded = 0
+    for _ in range(2_000):
+        prompts = rng.gamma(20, 1, num_blocks)
+        regular, speculative = (prompts * np.exp(rng.normal(0, 0.03, num_blocks)) for _ in range(2))
+        num_excluded += ratio_over_blocks(regular, speculative).excludes(1)
+    assert 0.035 < num_excluded / 2_000 < 0.065
+
+
+def test_one_block_has_no_interval() -> None:
+    one = ratio_over_blocks([3.0], [2.0])
+    assert (one.estimate, one.covers) == (1.5, "1 block")
+    assert math.isnan(one.low)
+    assert math.isnan(ratio_over_blocks([], []).estimate)
 
 
 def test_ratio_depends_on_the_seed_alone() -> None:

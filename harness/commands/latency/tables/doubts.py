@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from harness.commands.latency.rows import QUIET, LatencyRow
 from harness.results.coverage import Coverage
@@ -31,6 +32,7 @@ def doubts(rows: Sequence[LatencyRow]) -> Iterator[str]:
         _too_few_laps(row),
         _one_after_the_other(row),
         _same_server(row),
+        _two_places(row),
         _drifted(row),
         _busy(rows),
         _busy_gpus(rows),
@@ -192,6 +194,17 @@ def _different_lengths(rows: Sequence[LatencyRow]) -> str | None:
         return None
     counts = ", ".join(f"{row.arm} {row.num_tokens} tokens" for row in rows)
     return f"Texts ended by themselves, at different lengths ({counts}): times are per token."
+
+
+def _two_places(row: LatencyRow) -> str | None:
+    if row.url is None or row.regular_url is None:
+        return None
+    if urlsplit(row.url).netloc == urlsplit(row.regular_url).netloc:
+        return None
+    return (
+        "The servers are in two places, which this does not tell from the arms: a slower device"
+        " looks like a slower arm. engine.start has both arms on the same devices."
+    )
 
 
 def _drifted(row: LatencyRow) -> str | None:
