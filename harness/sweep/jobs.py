@@ -29,9 +29,8 @@ from harness.results.files import read_rows, write_rows
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
-from harness.sweep.manifest import Manifest
+from harness.sweep.manifest import Manifest, SweepFile
 from harness.sweep.ranks import num_ranks
-from harness.sweep.sweep_file import SweepFile
 from harness.sweep.tables import exit_code, job_line, print_sweep
 from harness.sweep.worker import Job, Worker, row_kind
 
@@ -251,7 +250,8 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         note: how long the job took, or that it was measured before.
     """
     assert job.sweep is not None
-    rows_of_sweep = _sweep_file(job).put(job.number, rows)
+    file = SweepFile(job.sweep, row_kind(job.command))
+    rows_of_sweep = file.put(job.number, rows)
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
     label = " ".join(manifest.differing(job.overrides))
@@ -262,11 +262,6 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     # One write, so that lines of jobs side by side do not mix.
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
-
-
-def _sweep_file(job: Job) -> SweepFile:
-    assert job.sweep is not None
-    return SweepFile(job.sweep, row_kind(job.command))
 
 
 def _remaining(manifest: Manifest, rows_of_sweep: Sequence[RunRow]) -> str:

@@ -1,7 +1,4 @@
-"""`sweep.json` in a sweep's directory: what is known when a sweep begins, for its jobs and its end.
-
-What came of the jobs is in the sweep's CSV file, see `sweep_file.py`.
-"""
+"""A sweep's directory: `sweep.json`, what is known when it begins, and a CSV file, what came of its jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,9 +19,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.errors import RunError
-
-if TYPE_CHECKING:
-    from harness.results.schema import RunRow
+from harness.menu.names import method_name
+from harness.records.kinds import row_kinds
+from harness.records.registry import COMMANDS
+from harness.results.files import as_csv, read_kind, rows_in
+from harness.results.locked_files import locked, replace_file
+from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
 
@@ -68,6 +68,69 @@ class Manifest:
         return datetime.fromisoformat(row.timestamp).timestamp() >= self.started
 
 
+class SweepFile:
+    """`multirun/…/latency.csv`: one final set of rows for each job, however it ended.
+
+    Jobs of all processes of a launcher put their rows there and read those of others. The rows of a job have its number
+    in the column `job`. Rows without a number are those of single runs in the same directory, which are left alone, and
+    those that pool repeated jobs at the end.
+
+    Args:
+        sweep: the directory of the sweep.
+        kind: of its rows.
+    """
+
+    def __init__(self, sweep: Path, kind: type[RunRow]) -> None:
+        self.path = sweep / f"{kind.kind}.csv"
+        self._kind = kind
+
+    def is_foreign(self) -> bool:
+        """Whether something else than rows of this kind is in its place, which must not be lost."""
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return False
+        return read_kind(self.path, [*row_kinds(), self._kind]) is not self._kind
+
+    def job_rows(self) -> list[RunRow]:
+        """The rows of the jobs that have ended."""
+        return [row for row in rows_in(self.path, self._kind) if row.job is not None]
+
+    def put(self, job: int, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Put the rows of a job into the file, in place of any that it has there.
+
+        Returns:
+            The rows of all jobs that have ended.
+
+        Raises:
+            RunError: when writing fails; what the file held is then unharmed.
+        """
+        number = str(job)
+        with locked(self.path) as file:
+            kept = [row for row in rows_in(file.path, self._kind) if row.job != number]
+            for row in rows:
+                kept.append(dataclasses.replace(row, job=number))
+            if kept:
+                file.replace(as_csv(kept))
+        return [row for row in kept if row.job is not None]
+
+    def remove_jobs(self) -> None:
+        """Remove what an earlier sweep wrote here. The directories of its jobs keep their rows.
+
+        Raises:
+            RunError: when writing fails; what the file held is then unharmed.
+        """
+        if not self.path.exists():
+            return
+        with locked(self.path) as file:
+            rows = rows_in(file.path, self._kind)
+            kept = [
+                row for row in rows if row.job is None and getattr(row, "repeat", None) != "all"
+            ]
+            if kept:
+                file.replace(as_csv(kept))
+            else:
+                file.path.unlink()
+
+
 class SweepCallback(Callback):
     """Writes the manifest, in the process that the user started, before the first job.
 
@@ -79,11 +142,6 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
-        # Hydra imports this module for every command: slow imports wait until there is a sweep.
-        from harness.records.registry import COMMANDS
-        from harness.results.locked_files import replace_file
-        from harness.sweep.sweep_file import SweepFile
-
         directory = Path(config.hydra.sweep.dir)
         kind = COMMANDS[config.command].row
         results_file = OmegaConf.select(config, "results.file")
@@ -93,6 +151,9 @@ class SweepCallback(Callback):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
         sweeps = _swept_overrides(config)
+        # `pair=7B+lookup` sets both models.
+        of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
+        drafts = [*_choices(sweeps, "draft"), *of_pairs]
         # An optimiser says how many jobs it runs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
         if not num_jobs:
@@ -101,7 +162,7 @@ class SweepCallback(Callback):
             num_jobs=num_jobs,
             started=time.time(),
             varying=[sweep.key_or_group for sweep in sweeps],
-            methods=_drafting_methods(sweeps),
+            methods=sorted(set(map(method_name, drafts))),
             engines=sorted(set(_choices(sweeps, "engine"))),
             num_rounds=len(_choices(sweeps, "repeat")) or 1,
             results_file=results_file,
@@ -139,15 +200,6 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
     for override in parser.parse_overrides(texts):
         overrides[override.get_key_element()] = override
     return [override for override in overrides.values() if override.is_sweep_override()]
-
-
-def _drafting_methods(sweeps: list[Override]) -> list[str]:
-    """The ways to draft of the jobs' drafts, if jobs differ in the draft."""
-    from harness.menu.names import method_name
-
-    # `pair=7B+lookup` sets both models.
-    of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
-    return sorted({method_name(draft) for draft in (*_choices(sweeps, "draft"), *of_pairs)})
 
 
 def _choices(sweeps: list[Override], group: str) -> list[str]:

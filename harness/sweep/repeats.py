@@ -11,8 +11,7 @@ from harness.config.errors import SettingError
 from harness.records.registry import COMMANDS
 from harness.results.files import append_rows
 from harness.results.schema import RunRow
-from harness.sweep.manifest import Manifest
-from harness.sweep.sweep_file import SweepFile
+from harness.sweep.manifest import Manifest, SweepFile
 from harness.tables.table import grouped
 
 # A larger number is not made into a sweep: the settings refuse it.
