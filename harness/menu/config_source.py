@@ -77,7 +77,7 @@ def register() -> None:
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
-# Resolvers: `${shipped:tiny}` in a configuration is the value of `_shipped("tiny")` ----------------
+# Resolvers: `${shipped:tiny}` in a configuration is what `shipped` here returns for `tiny` ------------
 
 
 def _default_draft(model: str, engine: str) -> str:
@@ -97,14 +97,6 @@ def _num_gpus(least: int = 0, most: int = 1024) -> int:
     return min(most, max(least, len(gpu_names())))
 
 
-def _shipped(name: str) -> str:
-    return str(PACKAGE / "models" / "shipped" / name)
-
-
-def _prompt_set(name: str) -> str:
-    return str(PACKAGE / "prompts" / "prompt_sets" / f"{name}.jsonl")
-
-
 def _command_help(*, _root_: Any) -> str:
     """The text of `--help`; Hydra passes the whole configuration under this name."""
     return template(_root_)
@@ -114,7 +106,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_draft": _default_draft,
     "default_prompts": _default_prompts,
     "num_gpus": _num_gpus,
-    "shipped": _shipped,
-    "prompt_set": _prompt_set,
+    "shipped": lambda name: str(PACKAGE / "models" / "shipped" / name),
+    "prompt_set": lambda name: str(PACKAGE / "prompts" / "prompt_sets" / f"{name}.jsonl"),
     "command_help": _command_help,
 }

@@ -58,33 +58,17 @@ def meanings(kind: type) -> dict[str, str]:
     """The meanings of a dataclass's fields, from the `Attributes:` of its docstring and of its bases'."""
     found: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(ancestor):
-            found |= _attributes(ancestor.__doc__ or "")
+        if not dataclasses.is_dataclass(ancestor):
+            continue
+        _, _, section = inspect.cleandoc(ancestor.__doc__ or "").partition("Attributes:\n")
+        # Up to the next section.
+        attributes = re.split(r"\n(?=\S)", section)[0]
+        for name, lines in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
+            text = " ".join(lines.split())
+            for value in (None, True, False):
+                text = re.sub(rf"\b{value}\b", as_typed(value), text)
+            found[name] = text
     return found
-
-
-def _attributes(docstring: str) -> dict[str, str]:
-    """The lines `name: meaning` of a docstring's section `Attributes:`, each with those it goes on in."""
-    _, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
-    meanings: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line and not line.startswith(" "):
-            # Another section.
-            break
-        match = re.fullmatch(r" {4}(\w+): (.*)", line)
-        if match:
-            name, meanings[match[1]] = match[1], match[2]
-        elif line.strip() and name:
-            meanings[name] += f" {line.strip()}"
-    return {name: _in_words_of_a_user(text) for name, text in meanings.items()}
-
-
-def _in_words_of_a_user(text: str) -> str:
-    """`None`, `True` and `False` as they are typed."""
-    for value in (None, True, False):
-        text = re.sub(rf"\b{value}\b", as_typed(value), text)
-    return text
 
 
 def described(kind: type, fields: Iterable[str], prefix: str = "") -> list[Setting]:
@@ -175,7 +159,8 @@ def document() -> str:
         _table(of_all_commands()),
     ]
     for group in GROUPS:
-        parts += [f"### {group}", _first_line(GROUPS[group]), _table(of_group(group))]
+        first_line = (GROUPS[group].__doc__ or "").partition("\n")[0]
+        parts += [f"### {group}", first_line, _table(of_group(group))]
     for command in commands():
         if command.settings is None or not COMMANDS.is_built_in(command.name):
             continue
@@ -201,10 +186,6 @@ def document() -> str:
         parts += [f"### engine={name}", sentence(engine.summary)]
         parts.append(_table(of_engine(engine.settings)))
     return "\n\n".join(parts) + "\n"
-
-
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").partition("\n")[0]
 
 
 def _table(settings: Iterable[Setting]) -> str:

@@ -48,13 +48,23 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
-    # "Could not override 'decoding.top_pp'."
-    if isinstance(error, errors.ConfigCompositionException) and "Could not override" in text:
-        return _not_overridden(error, command, settings)
-    # "Could not delete from config. 'temprature' does not exist."
-    if "Could not delete" in text and "does not exist" in text:
+    # "Could not override 'decoding.top_pp'.", "Could not delete from config. 'decoding.top_pp' does not exist."
+    if found := re.search("Could not (?:override|delete from config.) '([^'@]*)", text):
+        key = found[1]
+        cause = str(error.__cause__ or text).splitlines()[0]
+        if not re.search("not in struct|not in '|No match in|does not exist", cause + text):
+            return SettingError(key, cause)
+        # `decoding={temprature: 0}`: "Could not override 'decoding'.", "Key 'temprature' is not in struct"
+        within = re.match("Key '(.*?)' is not in struct", cause)
+        if within and within[1] not in key.split("."):
+            key = f"{key}.{within[1]}"
+        if key in _ADDED_GROUPS:
+            rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
+            return SettingError(key, rule)
         known = list(conversion.setting_hints(settings))
-        return _no_such_setting(text.split("'")[1], command, known)
+        hint = did_you_mean(meant(key, known)[:3]) or nearest(key, known)
+        rule = f"no such setting{hint}; harness help {command} all lists them"
+        return SettingError(key, rule)
     # "Error merging override draft.rates={a:1}"
     if text.startswith("Error merging override "):
         key, _, value = text.removeprefix("Error merging override ").partition("=")
@@ -84,16 +94,19 @@ def _no_such_preset(
         return SettingError(group, rule, choice)
     # Hydra has no options for a name with suffixes.
     known = list(error.options or names.presets(group))
-    if group == "model" and _names_draft(choice):
+    drafts = [*_typed("draft"), *(pair.partition("+")[2] for pair in _typed("pair"))]
+    # The second part of a hybrid is one too.
+    drafts += [draft.partition("+")[2] for draft in drafts]
+    if group == "model" and choice in map(without_suffixes, drafts):
         # Every model is a draft, so Hydra looked there.
         group = "draft"
         known = [*known, *names.drafts()]
     if group in ("model", "draft"):
         bases = [name for name in names.presets("model") if choice.startswith(name)]
         known += [f"{name}_{suffix}" for name in bases for suffix in ("8bit", "4bit", "2GPUs")]
-    listed = (
-        f"there are: {', '.join(known)}" if len(known) <= 12 else f"{command} --help lists them"
-    )
+    listed = f"there are: {', '.join(known)}"
+    if len(known) > 12:
+        listed = f"harness help {command} presets lists them"
     rule = f"no such preset{_meant_preset(choice, known)}; {listed}"
     if group == "draft" and error.options:
         # Hydra stops at the first name that it does not find, and looks for drafts before targets.
@@ -120,35 +133,6 @@ def _meant_preset(choice: str, known: Sequence[str]) -> str:
         or did_you_mean(sorted(models, key=len)[:2])
         or nearest(choice, known)
     )
-
-
-def _not_overridden(error: Exception, command: str, settings: type) -> SettingError:
-    """A setting that is not there, or that does not take the value; the error's cause says which."""
-    text = str(error)
-    key = text.split("'")[1].split("@")[0]
-    cause = str(error.__cause__ or text).splitlines()[0]
-    if not re.search("not in struct|not in '|No match in the defaults list", cause + text):
-        return SettingError(key, cause)
-    # `decoding={temprature: 0}`: "Could not override 'decoding'.", "Key 'temprature' is not in struct"
-    within = re.match("Key '(.*?)' is not in struct", cause)
-    if within and within[1] not in key.split("."):
-        key = f"{key}.{within[1]}"
-    return _no_such_setting(key, command, list(conversion.setting_hints(settings)))
-
-
-def _no_such_setting(key: str, command: str, known: list[str]) -> SettingError:
-    if key in _ADDED_GROUPS:
-        return SettingError(key, f"is typed with a plus: +{key}=...; {command} --help lists them")
-    hint = did_you_mean(meant(key, known)[:3]) or nearest(key, known)
-    return SettingError(key, f"no such setting{hint}; {command} --help lists them")
-
-
-def _names_draft(choice: str) -> bool:
-    """Whether the command line has this as the draft, or as one of several, with suffixes or without."""
-    drafts = [*_typed("draft"), *(pair.partition("+")[2] for pair in _typed("pair"))]
-    # The second part of a hybrid is one too.
-    drafts += [draft.partition("+")[2] for draft in drafts]
-    return choice in map(without_suffixes, drafts)
 
 
 def _typed(group: str) -> list[str]:

@@ -49,7 +49,6 @@ from harness.drafting.method import TextMethod
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu.conversion import plain_settings
-from harness.records.command import Command
 from harness.records.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -235,23 +234,13 @@ def _command(name: str) -> dict[str, Any] | None:
     # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(plain_settings(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
-    is_ours = COMMANDS.is_built_in(name)
-    return config | (written(name) if is_ours else _places_of(record))
-
-
-def _places_of(record: Command) -> dict[str, Any]:
-    """Where a command writes whose name may be a path."""
-    file = f"results/{record.stem}.csv" if record.measures else None
+    if COMMANDS.is_built_in(name):
+        return config | written(name)
+    # The name of another may be a path.
     run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
     outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
-    return {"results": {"file": file}, "hydra": outputs}
-
-
-def _common() -> dict[str, Any]:
-    """The configuration `common`: that of every command begins with it."""
-    groups = {"model": ModelSettings, "decoding": DecodingSettings, "placement": PlacementSettings}
-    defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
-    return _plain_defaults(RunSettings) | defaults | written("common")
+    file = f"results/{record.stem}.csv" if record.measures else None
+    return config | {"results": {"file": file}, "hydra": outputs}
 
 
 # Defaults from classes and files ------------------------------------------------------------------
@@ -312,7 +301,14 @@ def configuration(path: str) -> dict[str, Any] | None:
     None where there is none: Hydra then looks for a file in `conf/`.
     """
     if path == "common":
-        return _common()
+        # That of every command begins with it.
+        groups = {
+            "model": ModelSettings,
+            "decoding": DecodingSettings,
+            "placement": PlacementSettings,
+        }
+        defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
+        return _plain_defaults(RunSettings) | defaults | written("common")
     if path.startswith(_OF_A_COMMAND):
         return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
     if COMMANDS.is_built_in(path):

@@ -130,7 +130,7 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     setting = _only_meant(name, known)
     if setting is None:
         hint = nearest(name, known)
-        raise SettingError(word, f"no such option{hint}; {command} --help lists the settings")
+        raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
     if equals:
         return f"{setting}={value}"
     following = remaining[0] if remaining else "-"

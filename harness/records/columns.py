@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.records.kinds import row_kinds
+from harness.records.registry import row_kinds
 from harness.results.row import ColumnDescription
 
 # What most readers of `latency.csv` need, in the order in which they need it.

@@ -9,6 +9,7 @@ from harness.drafting.registry import method_of
 from harness.drafting.tree_settings import check_trees
 from harness.engines.registry import engine_of
 from harness.records.command import Command
+from harness.results.row import Row
 
 COMMANDS: Registry[Command] = Registry(
     "command", Command, "harness.commands", "harness.commands", file="record"
@@ -29,6 +30,17 @@ def settings_of(command: Command) -> type[RunSettings]:
     """The class of the settings of a command that has some."""
     assert command.settings is not None
     return command.settings
+
+
+def row_kinds() -> list[type[Row]]:
+    """Every kind of row that this project writes; a command from elsewhere brings its own."""
+    kinds: list[type[Row]] = []
+    built_in = COMMANDS.built_in().values()
+    for command in sorted(built_in, key=lambda command: command.help_order):
+        if command.row is not None:
+            kinds.append(command.row)
+        kinds += command.further_rows
+    return kinds
 
 
 def checked(settings: RunSettings) -> RunSettings:

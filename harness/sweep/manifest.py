@@ -20,8 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.errors import RunError
 from harness.menu.names import method_name
-from harness.records.kinds import row_kinds
-from harness.records.registry import COMMANDS
+from harness.records.registry import COMMANDS, row_kinds
 from harness.results.files import as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow

@@ -13,8 +13,6 @@ from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
-    PlacementSettings,
-    PromptSettings,
 )
 from harness.menu.conversion import from_config
 
@@ -40,42 +38,16 @@ def test_a_complete_mapping_becomes_settings() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modle": MODEL}, "modle: no such setting (did you mean model?)"),
         ({"model": {"name": "m"}}, "model.repository: must be set"),
         ({"model": "7B"}, "model=7B: must be a group of settings"),
-        (
-            {"draft": {"name": "lookup", "method": "lookup", "layers": [3]}},
-            "draft.layers=[3]: is for early_exit, models and heads, not for draft=lookup",
-        ),
-        (
-            {"draft": {"name": "lookup", "method": "lookup", "threshold": 0.5}},
-            "draft.threshold=0.5: is for models, heads and suffix, not for draft=lookup",
-        ),
-        ({"draft": {**MODEL, "threshold": 1.5}}, "draft.threshold=1.5: must be in [0, 1]"),
-        ({"draft": {**MODEL, "max_ngram": 2}}, "draft.max_ngram=2: is for lookup, not for draft=m"),
-        (
-            {"draft": {"name": "early_exit", "method": "early_exit", "layers": [3, 4]}},
-            "draft.layers=[3,4]: must be one number: how many of the target's layers draft",
-        ),
-        (
-            {"prompts": {"name": "p", "file": "p.tsv"}},
-            "prompts.file=p.tsv: must be a preset, or a file that ends in .txt, .jsonl, .json, .csv, .parquet",
-        ),
     ],
 )
-def test_a_wrong_value_names_setting_rule_and_value(changes: dict[str, Any], message: str) -> None:
+def test_a_preset_of_ones_own_that_is_wrong_names_setting_rule_and_value(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SettingError) as caught:
         from_config(LatencySettings, {**COMPLETE, **changes})
     assert str(caught.value).startswith(message)
-
-
-def test_settings_check_themselves_wherever_they_are_made() -> None:
-    with pytest.raises(SettingError, match="num_draft_tokens=0"):
-        DecodingSettings(num_draft_tokens=0)
-    with pytest.raises(SettingError, match="gpus=0"):
-        PlacementSettings(gpus=0)
-    with pytest.raises(SettingError, match="file="):
-        PromptSettings(name="p", file="p")
 
 
 def test_lenience_is_lossy_and_googles_alone() -> None:

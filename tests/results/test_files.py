@@ -32,7 +32,7 @@ from harness.commands.eval.rows import AnswerRow, read_answers
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.errors import RunError, SettingError
 from harness.records.columns import described
-from harness.records.kinds import row_kinds
+from harness.records.registry import row_kinds
 from harness.results import files, locked_files
 from harness.results.files import (
     check_appendable,

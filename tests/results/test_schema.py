@@ -18,7 +18,7 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.records.columns import described
-from harness.records.kinds import row_kinds
+from harness.records.registry import row_kinds
 from harness.results.row import Row, kind_of
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
