@@ -41,7 +41,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("n", "limit", "samples", "num_samples"), "num_prompts"),
     **dict.fromkeys(("T", "temp"), "temperature"),
     **dict.fromkeys(("batch", "bs"), "batch_size"),
-    **dict.fromkeys(("device", "device_map"), "placement"),
+    "device": "placement",
 }
 # Settings that choose a preset or what has one.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
@@ -146,9 +146,7 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
 def _with_full_name(argument: str, known: Mapping[str, Any]) -> str:
     """`decoding.num_draft_tokens=2,4` for `K=2,4`; other names stay as they are, and Hydra looks for them."""
     name, equals, value = argument.partition("=")
-    if not equals or "." in name:
-        return argument
-    setting = _only_meant(name, known)
+    setting = _only_meant(name, known) if equals else None
     return argument if setting is None else f"{setting}={value}"
 
 
@@ -162,12 +160,13 @@ def meant(name: str, known: Collection[str]) -> list[str]:
 
 
 def _only_meant(name: str, known: Collection[str]) -> str | None:
-    """The setting that a name means; None where it means none.
+    """The setting that a name means, of the group that it is typed with, if any; None where it means none.
 
     Raises:
         SettingError: it may mean several.
     """
-    settings = meant(name, known)
+    group, dot, _ = name.rpartition(".")
+    settings = [full for full in meant(name, known) if full.startswith(group + dot)]
     if len(settings) > 1:
         raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
     return settings[0] if settings else None

@@ -39,9 +39,10 @@ def value_of(argument: str) -> Any:
         ("num_draft_tokens=auto", "decoding.num_draft_tokens=auto"),
         ("temperature=0,1", "decoding.temperature=0,1"),
         ("T=0", "decoding.temperature=0"),
+        ("decoding.K=2", "decoding.num_draft_tokens=2"),
         ("tokens=128", "decoding.max_new_tokens=128"),
         ("limit=3", "num_prompts=3"),
-        ("budget=8", "draft.budget=8"),
+        ("max_ngram=8", "draft.max_ngram=8"),
         ("least_text=2", "draft.least_text=2"),
         ("device=cpu", "placement=cpu"),
         ("--num-prompts 30", "num_prompts=30"),
@@ -58,7 +59,7 @@ def value_of(argument: str) -> Any:
             (plain, plain)
             for plain in (
                 *("seed=1", "dtype=float16", "draft.dtype=float16", "prompts=gsm8k"),
-                *("decoding.K=2", "+temperature=1", "hydra.run.dir=x", "mine=1"),
+                *("model.temperature=2", "+temperature=1", "hydra.run.dir=x", "mine=1"),
                 *("model=7B,13B", "draft=glob(tiny*)", "+pair=7B+none", "prompt='a','b'"),
             )
         ],
