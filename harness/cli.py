@@ -145,7 +145,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
             raise SettingError("settings", rule, word)
-        if word in (*typed.PRINT_ALONE, "--version"):
+        if word in ("-h", "--help", "--version", "-c", "--cfg", "-i", "--info"):
             raise SettingError(word, f"is for the command line: harness {command}")
     with _running:
         outcome = _outcome = _Outcome(quiet=True)
@@ -249,34 +249,43 @@ def _known(command: str, known: Collection[str]) -> str:
 def _run_hydra(command: str, words: Sequence[str]) -> None:
     """Run a command that has settings, once or as a sweep; its outcome is in `_outcome`."""
     import hydra
+    from hydra._internal.utils import get_args_parser
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.menu import config_source, names, typed
+    from harness.menu import config_source, help, names, typed
     from harness.sweep import repeats
 
-    # Shell completion is for the program as a whole: its first word is the command.
-    line = ["harness", *words]
-    if "-sc" not in words:
-        with _reporting(command):
-            known = typed.setting_hints(settings_of(COMMANDS[command]))
-            options, settings = typed.for_hydra(words, command, known)
-            rounds = [] if typed.prints_alone(options) else repeats.rounds(command, settings)
-            if rounds and {"-m", "--multirun"}.isdisjoint(options):
-                options.append("-m")
-            # Hydra takes its options before or after all settings, but not among them.
-            line = [f"harness {command}", *options, *rounds, *settings]
-        if _outcome.errors:
-            return
     config_source.register()
     # In a notebook there may be one.
     GlobalHydra.instance().clear()
+    # Shell completion is for the program as a whole: its first word is the command.
+    line = ["harness", *words]
+    # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
+    printed: io.StringIO | None = None
+    if "-sc" not in words:
+        with _reporting(command):
+            known = typed.setting_hints(settings_of(COMMANDS[command]))
+            options, settings, topic = typed.for_hydra(words, command, known)
+            flags = get_args_parser().parse_args(options)
+            if flags.help:
+                text = help.shown(COMMANDS[command], settings, topic, flags.config_dir)
+            elif flags.cfg or flags.info or flags.hydra_help:
+                printed = io.StringIO()
+            elif rounds := repeats.rounds(command, settings):
+                settings = [*rounds, *settings]
+                options += [] if flags.multirun else ["-m"]
+            # Hydra takes its options before or after all settings, but not among them.
+            line = [f"harness {command}", *options, *settings]
+        if _outcome.errors:
+            return
+        if flags.help:
+            print(text)
+            return
     # With this set Hydra raises exceptions instead of printing them over many lines.
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
     argv = sys.argv
     sys.argv = line
-    # What Hydra prints in place of a run is printed at the end: an error of stdout must not pass for one of Hydra's.
-    printed = io.StringIO() if typed.prints_alone(line) else None
     try:
         with _reporting(command), env_override(variables), redirect_stdout(printed or sys.stdout):
             main = hydra.main(
@@ -353,12 +362,6 @@ def _explained(error: Exception, command: str) -> HarnessError | None:
     """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
     if command not in with_settings() and not COMMANDS.is_in_file(command):
         return None
-    # OmegaConf wraps an error that a resolver of ours raised.
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, HarnessError):
-            return cause
-        cause = cause.__context__
     from harness.menu import hydra_errors
 
     return hydra_errors.explained(error, command, settings_of(COMMANDS[command]))

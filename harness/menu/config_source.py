@@ -20,7 +20,6 @@ from harness.config.machine import gpu_names
 from harness.config.model_names import without_suffixes
 from harness.engines.registry import ENGINES, default_draft
 from harness.menu import names
-from harness.menu.help import template
 from harness.menu.names import PACKAGE
 
 
@@ -97,16 +96,10 @@ def _num_gpus(least: int = 0, most: int = 1024) -> int:
     return min(most, max(least, len(gpu_names())))
 
 
-def _command_help(*, _root_: Any) -> str:
-    """The text of `--help`; Hydra passes the whole configuration under this name."""
-    return template(_root_)
-
-
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_draft": _default_draft,
     "default_prompts": _default_prompts,
     "num_gpus": _num_gpus,
     "shipped": lambda name: str(PACKAGE / "models" / "shipped" / name),
     "prompt_set": lambda name: str(PACKAGE / "prompts" / "prompt_sets" / f"{name}.jsonl"),
-    "command_help": _command_help,
 }

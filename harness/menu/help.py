@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,11 +21,10 @@ from harness.config.run import RunSettings
 from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
-from harness.menu import documentation
+from harness.menu import documentation, names
 from harness.menu.documentation import Setting
 from harness.menu.typed import meant
 from harness.records.command import Command
-from harness.records.registry import COMMANDS
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
@@ -44,18 +45,24 @@ _USED_MOST = (
 Entry = tuple[str, str, str]
 
 
-def template(root: DictConfig) -> str:
-    """The help of the command whose configuration this is; Hydra would fill in a word behind a `$`.
+def shown(command: Command, settings: Sequence[str], topic: str, presets: str | None) -> str:
+    """The help of a command.
+
+    Hydra's own `--help` looks through all presets twice.
+
+    Args:
+        settings: those that are typed.
+        topic: a section, `all` of them, or a word that entries have; "" for the page.
+        presets: a directory with presets of the user's own.
 
     Raises:
-        SettingError: nothing has the word that is asked for.
+        SettingError: nothing has the word.
     """
-    command = COMMANDS[str(root.command)]
-    sections = _sections(command, root)
-    topic = str(root.hydra.help.header)
-    typed = list(root.hydra.overrides.task)
-    text = _about(topic, command, sections) if topic else _page(command, sections, typed)
-    return text.replace("$", "$$")
+    searched = [] if presets is None else [f"hydra.searchpath=[file://{Path(presets).resolve()}]"]
+    with initialize_config_dir(str(names.CONF), version_base="1.3"):
+        config = compose(names.primary(command.name), [*settings, *searched])
+        sections = _sections(command, config)
+    return _about(topic, command, sections) if topic else _page(command, sections, settings)
 
 
 def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[str]) -> str:
@@ -64,13 +71,13 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
     parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
     models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
-    names = [("model=, draft=", models)]
+    choices = [("model=, draft=", models)]
     for topic in ("draft", "engine"):
         values = [name.partition("=")[2] for name, _, _ in sections[f"{topic}s"]]
-        names.append((f"{topic}=", ", ".join(values)))
+        choices.append((f"{topic}=", ", ".join(values)))
     if "prompts" in sections:
-        names.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
-    parts.append("\n".join(_line(name, text) for name, text in names))
+        choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
+    parts.append("\n".join(_line(name, text) for name, text in choices))
     every = {entry[0]: entry for entries in sections.values() for entry in entries}
     chosen = [entries for title, entries in sections.items() if title in (command.name, *typed)]
     for entries in (*chosen, [every[name] for name in _USED_MOST]):
@@ -134,9 +141,9 @@ def _sections(command: Command, config: DictConfig) -> dict[str, list[Entry]]:
     engines = {name: record.summary for name, record in ENGINES.all().items()}
     sections: dict[str, list[Entry]] = {
         "presets": [
-            (f"{group}=", " ".join(names), "")
-            for group, names in options.items()
-            if names and (group != "prompts" or group in config)
+            (f"{group}=", " ".join(presets), "")
+            for group, presets in options.items()
+            if presets and (group != "prompts" or group in config)
         ],
         "drafts": [(f"draft={name}", summary, "") for name, summary in drafts.items()],
         "engines": [(f"engine={name}", summary, "") for name, summary in engines.items()],

@@ -52,16 +52,14 @@ _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings whose commas belong to a path, and Hydra's settings that name a place.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-# Options of Hydra that print something in place of a run.
-PRINT_ALONE = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc"}
 # In place of a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
 
 def for_hydra(
     words: Sequence[str], command: str, known: Mapping[str, Any]
-) -> tuple[list[str], list[str]]:
-    """The options of Hydra's among the words, and all other words as its overrides.
+) -> tuple[list[str], list[str], str]:
+    """The options of Hydra's among the words, all settings as its overrides, and the word that `--help` is about.
 
     Args:
         known: every setting of the command, with its type.
@@ -71,6 +69,7 @@ def for_hydra(
     """
     options: list[str] = []
     settings: list[str] = []
+    topic = ""
     of_hydra = get_args_parser()._option_string_actions
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     remaining = list(words)
@@ -95,18 +94,12 @@ def for_hydra(
         elif equals or word.startswith("~"):
             settings.append(_with_full_name(word, known))
         elif asks_for_help:
-            # `latency --help trees`: the help of a command is about what Hydra has as its header.
-            settings.append(f"hydra.help.header={in_quotes(word)}")
+            topic = word
         else:
             _refuse_word(word, remaining, known)
     for setting in settings:
         _check(setting, known)
-    return options, [_readable(setting) for setting in settings]
-
-
-def prints_alone(words: Iterable[str]) -> bool:
-    """Whether Hydra prints something in place of a run."""
-    return not PRINT_ALONE.isdisjoint(word.partition("=")[0] for word in words)
+    return options, [_readable(setting) for setting in settings], topic
 
 
 def without_dashes(words: Iterable[str]) -> list[str]:

@@ -57,7 +57,7 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
 def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
     known = conversion.setting_hints(settings_of(COMMANDS[command]))
-    _, settings = typed.for_hydra(words, command, known)
+    _, settings, _ = typed.for_hydra(words, command, known)
     # Launchers and sweepers may not be installed; tests/sweep tries them.
     own = [word for word in settings if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())

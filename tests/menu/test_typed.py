@@ -23,7 +23,7 @@ KNOWN = setting_hints(LatencySettings)
 
 
 def overrides(*words: str) -> list[str]:
-    _, settings = for_hydra(words, "latency", KNOWN)
+    _, settings, _ = for_hydra(words, "latency", KNOWN)
     return settings
 
 
@@ -70,9 +70,10 @@ def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
 
 
 def test_options_of_hydra_stay_beside_the_settings() -> None:
-    words = "seed=1 -m K=2 --config-dir mine -c job --info".split()
-    options, settings = for_hydra(words, "latency", KNOWN)
-    assert options == "-m --config-dir mine -c job --info".split()
+    words = "seed=1 -m K=2 --config-dir mine -c job --help trees --info".split()
+    options, settings, topic = for_hydra(words, "latency", KNOWN)
+    assert options == "-m --config-dir mine -c job --help --info".split()
+    assert topic == "trees"
     assert settings == ["seed=1", "decoding.num_draft_tokens=2"]
 
 
