@@ -120,8 +120,9 @@ def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
 
 
-def test_help_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    line = f"{sys.executable} -m harness latency --help > /dev/full"
+@pytest.mark.parametrize("option", ["--help", "--cfg job"])
+def test_what_is_printed_on_a_full_disk_is_one_line(tmp_path: Path, option: str) -> None:
+    line = f"{sys.executable} -m harness latency {option} > /dev/full"
     result = run(line, cwd=tmp_path, command=["bash", "-c"], code=1)
     assert result.stderr == "harness: stdout cannot be written: No space left on device\n"
 

@@ -10,8 +10,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.version import setbase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -58,10 +61,15 @@ def shown(command: Command, settings: Sequence[str], topic: str, presets: str | 
     Raises:
         SettingError: nothing has the word.
     """
-    searched = [] if presets is None else [f"hydra.searchpath=[file://{Path(presets).resolve()}]"]
-    with initialize_config_dir(str(names.CONF), version_base="1.3"):
-        config = compose(names.primary(command.name), [*settings, *searched])
-        sections = _sections(command, config)
+    searched = create_config_search_path(str(names.CONF))
+    if presets is not None:
+        searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
+    setbase("1.3")
+    Hydra.create_main_hydra2("harness", searched)
+    try:
+        sections = _sections(command, compose(names.primary(command.name), list(settings)))
+    finally:
+        GlobalHydra.instance().clear()
     return _about(topic, command, sections) if topic else _page(command, sections, settings)
 
 
