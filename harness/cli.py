@@ -38,8 +38,8 @@ usage: harness COMMAND [setting=value ...] [-m]
 
 {commands}
 
-To begin, harness latency measures a tiny pair that comes with it: no GPU, no download, half a minute.
-harness COMMAND --help lists a command's settings and presets."""
+To begin, harness latency measures a tiny pair that comes with it: no GPU, no
+download, half a minute. harness COMMAND --help shows a command's settings."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 

@@ -31,6 +31,8 @@ from harness.records.command import Command
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
+# Settings of a section that the page shows.
+_MOST_SETTINGS = 8
 # A value that is longer is left out where one line is to do.
 _LONGEST_VALUE = 20
 # The settings of all commands that the page shows.
@@ -87,15 +89,21 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
         choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
     parts.append("\n".join(_line(name, text) for name, text in choices))
     every = {entry[0]: entry for entries in sections.values() for entry in entries}
-    chosen = [entries for title, entries in sections.items() if title in (command.name, *typed)]
-    for entries in (*chosen, [every[name] for name in _USED_MOST]):
+    own_class = vars(command.settings).get("__annotations__", {})
+    # What only this command has comes first.
+    own = sorted(sections.get(command.name, ()), key=lambda entry: entry[0] not in own_class)
+    chosen = [entries for title, entries in sections.items() if title in typed]
+    for entries in (own, *chosen, [every[name] for name in _USED_MOST]):
         lines = []
-        for name, text, value in entries:
+        for name, text, value in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
             clause = re.split("[;:.] ", text)[0]
             value = value if len(value) <= _LONGEST_VALUE else "[...]"
             space = width - _NAME_WIDTH - len(value) - 1
             lines.append(_line(name, textwrap.shorten(clause, space, placeholder="…"), value))
+        if len(entries) > _MOST_SETTINGS:
+            rest = f"{len(entries) - _MOST_SETTINGS} more: harness help {command.name} all"
+            lines.append(_line("...", rest))
         parts.append("\n".join(lines))
     parts.append(
         textwrap.fill(
