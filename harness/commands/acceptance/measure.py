@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from torch import Tensor
 from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.acceptance.tables import acceptance_document, health_in_words
+from harness.commands.latency.tables.costs import costs_in_steps, proposed_per_iteration
 from harness.commands.optional_plots import optional_plots
 from harness.commands.plan.measure import iteration_bytes
-from harness.commands.read_runs import Run
+from harness.commands.read_runs import Run, read
 from harness.config.errors import SettingError, VerdictError
 from harness.decoding.protocols import Drafter
 from harness.drafting.along import chosen, probabilities_along, read_along
@@ -78,6 +80,7 @@ class Acceptance(Experiment):
         cuts: of the same texts.
         variances: of their log-probabilities.
         costs: of an iteration in target steps, for each K; empty where they are unknown.
+        measured: the run of `latency` that measured what an iteration costs; None for the bytes.
         served: of an engine elsewhere: its answers.
         served_k: the K that it drafts with, as far as it reports it.
         most: the largest K that is computed.
@@ -97,6 +100,7 @@ class Acceptance(Experiment):
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or WRITTEN
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
+        self.measured = None if settings.costs == "bytes" else measured_costs(settings)
         self.texts: list[AcceptanceTextRow] = []
         self.cuts: list[Cut] = []
         self.variances: list[float] = []
@@ -135,7 +139,7 @@ class Acceptance(Experiment):
             raise SettingError(
                 "prompts", "has no answer of two tokens or more", settings.prompts.name
             )
-        self.costs = self._costs(session, encoded)
+        self.costs = self._costs(encoded)
 
     def _placed_here(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> PlacedPair:
         """The models of an engine that computes elsewhere."""
@@ -229,23 +233,34 @@ class Acceptance(Experiment):
         self.cuts.append(of_text)
         self.variances.append(read.variance)
 
-    def _costs(self, session: Session, encoded: Encoded) -> list[float]:
-        """What an iteration costs for each K, by the bytes that it must read."""
+    def _costs(self, encoded: Encoded) -> list[float]:
+        """What an iteration costs for each K, in target steps: by the bytes that it must read, or as `latency`
+        measured it.
+        """
         placed = self.placed
         assert placed is not None
+        numbers = range(1, self.most + 1)
+        in_one_pass = placed.sketches[-1].drafts_in_one_pass
+        if self.measured is not None:
+            run = self.measured
+            costs = costs_in_steps(run.row("regular"), run.last)
+            proposed = proposed_per_iteration(run.last)
+            assert costs is not None
+            assert proposed is not None
+            # Of a pass over more tokens each adds as much as in the run.
+            verifying = (costs.verify - 1) / proposed
+            drafted = [proposed if in_one_pass else number for number in numbers]
+            return [
+                1 + number * verifying + steps * costs.draft
+                for number, steps in zip(numbers, drafted, strict=True)
+            ]
         mean_answer = sum(len(text.token_ids or ()) for text in self.texts) // len(self.texts)
-        demand = Demand(
-            1,
-            round(encoded.mean_length),
-            mean_answer,
-            num_draft_tokens=self.most,
-            runner="eager",
-        )
+        prompt_tokens = round(encoded.mean_length)
+        demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
         _, step = iteration_bytes(case, placed.placements, 0)
-        numbers = range(1, self.most + 1)
         return [sum(iteration_bytes(case, placed.placements, number)) / step for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
@@ -343,6 +358,27 @@ class Acceptance(Experiment):
 
     def document(self, rows: Sequence[AcceptanceRow]) -> Document:
         return acceptance_document(rows, self.texts, self.cuts)
+
+
+def measured_costs(settings: AcceptanceSettings) -> Run:
+    """The last run of `latency` with the pair, among those that `costs` names.
+
+    Raises:
+        SettingError: there is none.
+    """
+    assert settings.draft is not None
+    for run in reversed(read([Path(settings.costs)]).runs):
+        row = run.last
+        if (run.command, row.model, row.draft) != (
+            "latency",
+            settings.model.name,
+            settings.draft.name,
+        ):
+            continue
+        if costs_in_steps(run.row("regular"), row) is not None:
+            return run
+    rule = "has no run of latency with this model and draft in which the costs are known"
+    raise SettingError("costs", rule, settings.costs)
 
 
 def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:

@@ -145,10 +145,22 @@ def test_an_earlier_run_of_latency(harness: Harness) -> None:
         "decoding.ignore_eos=false",
     )
     answered = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
-    harness(
-        "acceptance", *QUICKEST_PAIR, f"prompts={only('latency_prompts.csv').parent}", "up_to=2"
-    )
+    directory = only("latency_prompts.csv").parent
+    harness("acceptance", *QUICKEST_PAIR, f"prompts={directory}", "up_to=8", f"costs={directory}")
     assert texts().completion.tolist() == answered.completion.tolist()
+    # The costs that the run measured, also for a K beyond its own.
+    rows = results("acceptance").set_index("num_draft_tokens")
+    regular, measured = results().to_dict("records")
+    step = regular["target_step_ms"]
+    proposed = measured["mean_num_draft_tokens"]
+    verifying = 1 + 8 * (measured["verify_ms"] / step - 1) / proposed
+    drafting = 8 * measured["draft_ms"] / step / proposed
+    assert rows.iteration_cost[8] == pytest.approx(verifying + drafting)
+    complaint = harness.refused(
+        "acceptance", "model=tiny_draft", "draft=suffix", f"costs={directory}"
+    )
+    assert complaint.startswith("costs=")
+    assert "has no run of latency with this model and draft" in complaint
 
 
 def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
