@@ -294,6 +294,19 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     assert "best K" not in str(cells(contradicting, "pairs"))
     assert any("nothing is ranked" in note for note in tables(contradicting)["pairs"].notes)
     assert "best K" in str(cells(of(9.0, 9.5, 10.0), "pairs"))
+    # Another target is ranked nevertheless.
+    others = [latency_run(k, 1 + k / 10, model="30B") for k in (2, 4)]
+    mixed = [
+        *(
+            run.rows
+            for run in next(
+                runs for command, runs in contradicting.shown if command.name == "latency"
+            )
+        ),
+        *others,
+    ]
+    ranked = build([write(tmp_path / "mixed.csv", *mixed)])
+    assert "30B with 7B, K=4: 1.40× faster" in " ".join(line.text for line in ranked.headlines)
 
 
 def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def _rivals(bests: pd.DataFrame) -> Line:
 def ranking_notes(pairs: pd.DataFrame) -> list[str]:
     """By what share the drafts of each target gain less than its fastest, and what its best K is worth."""
     notes = []
-    for _, group in pairs[pairs.best & pairs.why_not.isna()].groupby("target", sort=False):
+    for _, group in pairs[pairs.best & (pairs.why_not == "")].groupby("target", sort=False):
         times = _common_times(group)
         if times is None:
             continue

@@ -40,7 +40,7 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         curve: the same for pairs that differ in `load` alone, a number of `unit_of_load`.
         verdict: on the pair alone; `speedup` as far as it may be stated, nan for a partial run.
         num_compared: the number of pairs with an interval of its target.
-        why_not: why the target's pairs cannot be ranked; None where they can.
+        why_not: why the target's pairs cannot be ranked; empty where they can.
         sound: whether it has an interval, from a quiet machine.
         best: whether it is the fastest of its series, of sound ones if there are any. It is compared with others.
         best_k: whether its K is the best of several.
@@ -102,7 +102,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
         pairs[column] = pairs.groupby(column, sort=False, dropna=False).ngroup()
     of_target = pairs.groupby("target")
     pairs["num_compared"] = of_target.can_tell.transform("sum").clip(lower=1)
-    pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking))
+    pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking)).fillna("")
     # A few prompts, or a machine that is busy, may show any speed-up: others are preferred.
     pairs["sound"] = pairs.can_tell & pairs.quiet
     complete = pairs[pairs.speedup.notna()].sort_values(["sound", "speedup"], kind="stable")
@@ -111,7 +111,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     num_k = pairs[pairs.can_tell].groupby("series").k.nunique()
     is_first = pairs.speedup == pairs.groupby("series").speedup.transform("max")
     pays = pairs.verdict.map(lambda verdict: verdict.pays).astype(bool)
-    is_known = pairs.sound & is_first & pays & pairs.why_not.isna()
+    is_known = pairs.sound & is_first & pays & (pairs.why_not == "")
     pairs["best_k"] = pairs.best & is_known & (pairs.series.map(num_k) > 1)
     for column in ("model", "curve"):
         by = ["real", column]

@@ -120,7 +120,7 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
         notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
     if repeated:
         notes.append("runs: how often this was measured; the newest is shown.")
-    for why_not, group in pairs.groupby("why_not"):
+    for why_not, group in pairs[pairs.why_not != ""].groupby("why_not"):
         notes.append(f"{group.model.iloc[0]}: nothing is ranked: {why_not}.")
     for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
         if row.status == NO_VERDICT:
