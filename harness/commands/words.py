@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -197,7 +198,10 @@ def _as_text(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    # Of a server its host: a URL is no name.
+    return re.sub(r"https?://([^/,; ]+)[^,; ]*", r"\1", str(value))
 
 
 def _prompts(row: Any) -> str | None:

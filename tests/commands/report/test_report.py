@@ -15,6 +15,7 @@ from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import Report, build
+from harness.commands.report.pages import markdown
 from harness.tables.table import Line, Table
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions
@@ -125,6 +126,15 @@ def test_names_have_no_paths_and_no_fields_of_methods(tmp_path: Path) -> None:
         "13B with 7B · K=8",
         "mine with MyMethod · K=4",
     }
+
+
+def test_servers_are_named_by_their_hosts(tmp_path: Path) -> None:
+    urls = [f"http://gpu{number}:8000/v1" for number in (1, 2)]
+    served = {"engine": "server", "draft": "server", "num_draft_tokens": None}
+    runs = [latency_run(url=url, devices=url, regular_url=url, **served) for url in urls]
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    assert {row[1] for row in cells(report, "pairs")} == {"gpu1:8000", "gpu2:8000"}
+    assert "http" not in markdown(dataclasses.replace(report, parts=report.first), "")
 
 
 def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
