@@ -89,7 +89,8 @@ class PreparedRunner(StaticRunner):
 
         Prepared calls keep the kernels that they find here.
         """
-        if self._is_faster_without_cudnn(shapes):
+        # Of ranks none goes on alone, where the others exchange whether a capture has failed.
+        if any(of_every_rank(self._is_faster_without_cudnn(shapes))):
             with without_cudnn():
                 return self._made(shapes)
         try:

@@ -23,7 +23,7 @@ from harness.decoding.protocols import Runner
 from harness.decoding.randomness import uniforms
 from harness.decoding.warp import Warp
 from harness.drafting.model import ModelDrafter
-from harness.runners import compiled, regions
+from harness.runners import attention, compiled, regions
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import GraphRecorder
@@ -358,6 +358,7 @@ def test_the_faster_attention_kernel_is_captured(
         pytest.skip("real GPUs have times of their own")
     seconds = itertools.cycle([2.0, 1.0] if is_slower else [1.0, 2.0])
     monkeypatch.setattr("harness.runners.attention.replay_seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(compiled, "is_faster_without_cudnn", attention.is_faster_without_cudnn)
     allowed: list[bool] = []
 
     def prepare_calls(*arguments: Any) -> Any:
