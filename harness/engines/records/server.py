@@ -236,6 +236,10 @@ class Server(EngineRecord):
         commands = _settings_of(run).start or {}
         return {arm: filled(commands[arm], values) for arm in ARMS if arm in commands}
 
+    def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
+        """Variables of the servers that are started here, unless the user sets them."""
+        return {}
+
     def fit_together(self, opening: Opening) -> bool:
         """Whether memory holds the servers of both arms. Of a command of the user's it is known
         without a GPU alone, where servers take what they need.
@@ -259,7 +263,8 @@ class Server(EngineRecord):
             num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS
             if settings.blocks == "auto" and self.fit_together(opening):
                 num_blocks = 0
-        environment = {name: str(value) for name, value in (settings.environment or {}).items()}
+        environment = self.variables(opening, num_blocks)
+        environment |= {name: str(value) for name, value in (settings.environment or {}).items()}
         launches = {
             arm: Launch(
                 [*command, *settings.flags],

@@ -77,6 +77,11 @@ class VllmServer(StartedServer):
     def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
         method.check_vllm(draft)
 
+    def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
+        """On a CPU each server binds its threads to the same cores, where both are seldom awake."""
+        is_alone = bool(num_blocks) or opening.settings.draft is None
+        return {} if opening.planned.gpus or is_alone else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
     def fit_together(self, opening: Opening) -> bool:
         from harness.engines.vllm.arguments import arm_arguments, fit_together
 

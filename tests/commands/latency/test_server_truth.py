@@ -320,3 +320,26 @@ def test_compare_shows_an_acceptance_that_is_told_without_iterations(harness: Ha
     with ExitStack() as stack:
         outcome = harness("compare", *asked, *addresses(stack, *servers))
     assert mentions(outcome.stdout, "33% of the draft tokens accepted")
+
+
+def test_a_kind_of_server_in_a_file_of_the_user(harness: Harness, tmp_path: Path) -> None:
+    """Its requests have its own words and salt, and its counters are read."""
+    (tmp_path / "my_server.py").write_text(
+        "from harness.engines.server.dialects import Dialect\n"
+        "MINE = Dialect(\n"
+        "    name='mine', title='MyServer', words={'repetition_penalty': 'repeat'},\n"
+        "    salt={'partition': '{salt}'}, parameters={'plain': True},\n"
+        "    counters={'mine_new_tokens': 'generated'},\n"
+        ")\n"
+    )
+    server = EchoServer()
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(server))
+        settings = ["engine=server", f"engine.url={url}", "num_prompts=2"]
+        dialect = "engine.dialect=./my_server.py:MINE"
+        harness("latency", *settings, dialect, "decoding.max_new_tokens=4")
+    body = server.bodies[-1]
+    assert (body["repeat"], body["plain"]) == (1.0, True)
+    assert body["partition"]
+    assert "repetition_penalty" not in body
+    assert list(results()["server"]) == ["MyServer"]

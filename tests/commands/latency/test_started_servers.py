@@ -124,6 +124,7 @@ def test_one_block_has_no_interval(harness: Harness) -> None:
     ("engine", "expected"),
     [
         ("vllm_server", '"num_speculative_tokens": 3'),
+        ("vllm_server", "VLLM_CPU_OMP_THREADS_BIND=nobind"),
         ("sglang_server", "--speculative-algorithm STANDALONE"),
     ],
 )

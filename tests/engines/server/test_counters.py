@@ -125,3 +125,23 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
     assert counted_acceptance(Counted(100, 0, 0, 0), 1) == {}
     assert counted_acceptance(Counted(100), 1) == {}
+
+
+def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
+    """One that cannot be read makes all of them unknown, and requests that run are no counter."""
+    files = [tmp_path / "first", tmp_path / "second"]
+    page = CounterPage("http://localhost/v1", None, [file.as_uri() for file in files])
+    text = (
+        "vllm:generation_tokens_total 7\nvllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
+    )
+    files[0].write_text(text)
+    assert page.read() is None
+    files[1].write_text(text)
+    before = page.read()
+    assert before is not None
+    assert (before.generated, before.running) == (14, 6)
+    files[1].write_text("vllm:generation_tokens_total 9\nvllm:num_requests_running 0\n")
+    after = page.read()
+    assert after is not None
+    assert after.restarts == 0
+    assert after.since(before).generated == 2

@@ -16,6 +16,8 @@ from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.records.server import ServerSettings
 from harness.engines.requests import RequestRecord, acceptance_columns
+from harness.engines.server import engine as server_module
+from harness.engines.server.counters import Counted, CounterPage
 from harness.engines.server.engine import ServerEngine
 from harness.engines.server.sending import arrival_times
 from harness.engines.timing import Generation, generate
@@ -377,3 +379,23 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     assert by_length[7]["logit_bias"] == {"5": 1.0}
     assert (by_length[7]["min_p"], by_length[60]["min_p"]) == (0.1, 0.0)
     assert by_length[60]["temperature"] == 1.0
+
+
+def test_a_server_that_answers_others_is_waited_for(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has no more requests, or says that it always has some."""
+    engine = open_engine(EchoServer())
+    arm = arm_of(engine)
+    running = iter([2.0, 1.0, 0.0, 0.0])
+    monkeypatch.setattr(CounterPage, "read", lambda page: Counted(running=next(running)))
+    generate(engine, arm, ask(1))
+    assert next(running, None) is None
+
+    said: list[str] = []
+    engine.say = said.append
+    monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
+    monkeypatch.setattr(CounterPage, "read", lambda page: Counted(running=3.0))
+    for _ in range(2):
+        generate(engine, arm, ask(1))
+    assert said == ["regular: the server still answers 3 requests of others"]
