@@ -126,6 +126,14 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return Addresses()
 
+    def programs(self, settings: Any) -> list[str]:
+        """The programs that it starts, whose files are part of what is measured.
+
+        Args:
+            settings: of the class `settings`.
+        """
+        return []
+
     def advice(self, run: RunSettings) -> str | None:
         """A line for the user before anything is measured; None without any."""
         return None

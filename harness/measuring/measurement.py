@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -169,6 +170,7 @@ def _digest(
         "prompts": prompts,
         "weights": [_weights(model) for model in models],
         "servers": [server.about for server in servers],
+        "programs": [_program(one) for one in engine_of(settings).programs(settings.engine)],
         "machine": _machine(settings),
         "versions": {name: package_version(name) for name in packages},
         "source": _source(),
@@ -264,6 +266,15 @@ def _contents(file: Path) -> str | None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def _program(name: str) -> object:
+    """Tell a program from others of the same name: an upgrade writes its file again."""
+    file = shutil.which(name)
+    if file is None:
+        return name
+    found = os.stat(file)
+    return file, found.st_size, found.st_mtime_ns
 
 
 def _own_source(kind: type) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,10 @@ class Server(EngineRecord):
         rule = "must be set for recovery, which compares with its texts"
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
+    def programs(self, settings: Any) -> list[str]:
+        commands = (settings.start or {}).values()
+        return [(shlex.split(one) if isinstance(one, str) else one)[0] for one in commands]
+
     def location(self, settings: Any) -> str | None:
         """The address that rows show, of the server that speculates if there are two; None for
         servers that are started here.
@@ -344,9 +349,10 @@ class StartedServer(Server):
         """
         raise NotImplementedError
 
-    def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
-        import shlex
+    def programs(self, settings: Any) -> list[str]:
+        return [*(shlex.split(settings.program) if settings.program else self.program)][:1]
 
+    def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         settings = opening.settings.engine
         assert isinstance(settings, PresetSettings)
         program = shlex.split(settings.program) if settings.program else self.program

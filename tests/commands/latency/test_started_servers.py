@@ -140,6 +140,24 @@ def test_presets_make_commands_from_the_settings_of_the_run(
     assert "--one" in command
 
 
+def test_another_version_of_a_program_is_another_measurement(
+    harness: Harness, tmp_path: Path
+) -> None:
+    program = tmp_path / "serve"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT / "echo_server.py"} "$@"\n')
+    program.chmod(0o755)
+    command = f"{program} --port {{port}}"
+    settings = ["-m", *started(command, f"{command} -k {{K}}"), *QUICK]
+    harness("latency", *settings)
+    assert (
+        "measured before"
+        in harness("latency", *settings).stdout + harness("latency", *settings).stderr
+    )
+    os.utime(program, (1, 1))
+    harness("latency", *settings)
+    assert results()["measurement"].nunique() == 2
+
+
 def test_our_own_server_is_started(harness: Harness) -> None:
     harness("latency", "engine=harness_server", *QUICK, "K=3", "engine.blocks=0")
     regular, speculative = results().to_dict("records")
