@@ -30,13 +30,13 @@ picture() { # NAME SIZE DIRECTORY FLAG...
 }
 
 measure run K=4
-picture report-run 1100,1180 run
+picture report-run 1240,1180 run
 measure sweep K=1,2,3,4,5,6,8,12 num_prompts=10
-picture report 1100,860 sweep
+picture report 1240,960 sweep
 measure many draft=tiny_draft,tiny_eagle3,suffix,lookup K=2,4,8 T=0,0.5 num_prompts=10 tokens=32
 picture report-many 500,1500 many
 serve 5711 draft=none
 serve 5712
 measure servers engine=server model=tiny batch_size=1,4 num_prompts=32 tokens=32 \
     engine.url=http://127.0.0.1:5712/v1 engine.regular_url=http://127.0.0.1:5711/v1
-picture report-servers 1100,860 servers --force-dark-mode
+picture report-servers 1240,960 servers --force-dark-mode

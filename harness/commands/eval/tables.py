@@ -136,7 +136,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson),
         Column("parsed", of="row.num_parsed", optional=True),
-        Column("difference", of=_difference, optional=True),
+        Column("difference", _difference, "row.difference", optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
         ACCEPTED.at("row"),
@@ -181,10 +181,7 @@ def _wilson(line: Named) -> str | None:
     return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
 
 
-def _difference(line: Named) -> str | None:
-    difference = line.row.difference
-    if difference is None:
-        return None
+def _difference(difference: Interval) -> str:
     bounds = interval(difference, digits=1, scale=100)
     return f"{100 * difference.estimate:+.1f}\n{bounds}"
 

@@ -144,9 +144,9 @@ def test_what_users_name_is_text(html: str) -> None:
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     assert {name: len(svgs) for name, svgs in drawn.items()} == {"num_draft_tokens": 3}
     page = Page(html)
-    # And an interval for each of four pairs.
-    assert page.opened.count("svg") == 3 + 4
-    assert page.classes.count("whisker") == 4
+    # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
+    assert page.opened.count("svg") == 3 + 7
+    assert page.classes.count("whisker") == 7
     assert len(page.ids) == len(set(page.ids))
     for _, svg in (plot for plots_of_kind in drawn.values() for plot in plots_of_kind):
         assert_visible(svg)
@@ -154,6 +154,7 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
 
 def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
     """On one scale, with the line of no difference at the same place in each row."""
+    html = html[html.index("<section id=pairs") : html.index("<section id=reasons")]
     rows = re.findall(
         r"<tr role=row[^>]*>(?:(?!</tr>).)*class=whisker(?:(?!</tr>).)*</tr>", html, re.DOTALL
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.run import figure_in_words
 from harness.commands.regress.comparisons import ms_of_both_arms
 from harness.results.statistics.arrays import Floats
@@ -58,7 +59,10 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             for pair in alone.itertuples()
         ]
     if first.why_not:
-        return [Line(f"{first.model}: nothing is ranked: {first.why_not}.", "warning")]
+        settings = first["name"].settings
+        conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
+        target = ", ".join([first.model, *conditions])
+        return [Line(f"{target}: nothing is ranked: {first.why_not}.", "warning")]
     bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
     is_fastest = best.speedup >= group.speedup.max()
