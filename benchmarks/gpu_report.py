@@ -13,6 +13,7 @@ import common
 import growth
 from gpu_pairs import table as pair_table
 
+from harness.commands.report.command import Report
 from harness.commands.report.pages import markdown
 from harness.tables.table import Line, Table
 
@@ -99,7 +100,7 @@ def fill(page: Path, results: Mapping[str, Result]) -> None:
     if name is not None and results[name].lines:
         result = with_peers(name, results)
         parts.append(pair_table(result.about, result.lines))
-    filled = markdown("", [], parts).strip().removeprefix("#").strip()
+    filled = _markdown("", parts).strip().removeprefix("#").strip()
     page.write_text(f"{before}{begin}\n{filled}\n\n{end}{after}", encoding="utf-8")
 
 
@@ -131,8 +132,12 @@ def report(results: Mapping[str, Result]) -> str:
     # A section of a page that has its own title.
     return "\n".join(
         f"#{line}" if line.startswith("#") else line
-        for line in markdown(title, [], parts).splitlines()
+        for line in _markdown(title, parts).splitlines()
     )
+
+
+def _markdown(title: str, parts: Sequence[Table | Line]) -> str:
+    return markdown(Report(title, about=(), answers=(), parts=parts, first=(), shown=()), note="")
 
 
 def targets(results: Mapping[str, Result]) -> Table:
