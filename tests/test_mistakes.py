@@ -270,6 +270,7 @@ MISTAKES = {
     "latency engine=harness_server engine.url=http://h/v1": "engine.url=http://h/v1: is for engine=server",
     "latency engine=harness_server engine.blocks=-1": "engine.blocks=-1: must not be negative",
     "latency engine=harness_server engine.start_timeout_s=0": "engine.start_timeout_s=0.0: must be positive",
+    "latency engine=harness_server draft=tiny_eagle3_tree": "draft.tree=dynamic: must be chain",
     "latency engine=llama_server": "model=tiny: must be a GGUF file",
     "latency engine=vllm_server draft=early_exit": "draft=early_exit: must be a model",
     "latency engine=sglang_server draft=suffix": "draft=suffix: must be",

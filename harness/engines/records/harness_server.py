@@ -6,12 +6,14 @@ import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from harness.config.settings import DraftSettings, ModelSettings
+from harness.config.settings import DraftSettings, ModelSettings, require
 from harness.engines.record import Opening
 from harness.engines.records.server import PresetSettings, StartedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from harness.config.run import RunSettings
 
 # What a name stands for, and not what is set beside it.
 _NAMED = ("name", "repository", "gguf_file", "method")
@@ -31,6 +33,12 @@ class HarnessServer(StartedServer):
     summary = "starts this project's own server, with and without the draft"
     settings = HarnessServerSettings
     program = (sys.executable, "-m", "harness", "serve")
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        is_chain = run.draft is None or run.draft.most_nodes == 0
+        rule = "must be chain with engine=harness_server"
+        require(is_chain, "draft.tree", rule, getattr(run.draft, "tree", None))
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         run = opening.settings
