@@ -134,6 +134,9 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
                 )
                 raise SettingError(name, rule)
     # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
+    share = getattr(settings, "share", None)
+    if getattr(settings, "race", False) and share is None:
+        raise SettingError("race", "must be typed as race=true, in a sweep", True)
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and (manifest is None or manifest.num_rounds == 1):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)

@@ -26,13 +26,14 @@ from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.records.registry import COMMANDS
 from harness.results.files import read_rows, write_rows
-from harness.results.schema import NO_VERDICT, RunRow
+from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest, SweepFile
 from harness.sweep.ranks import num_ranks
 from harness.sweep.tables import exit_code, job_line, print_sweep
 from harness.sweep.worker import Job, Worker, row_kind
+from harness.tables.table import Document
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
 _IDLE_S = 5.0
@@ -99,6 +100,18 @@ def run_job(job: Job) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
+    assert job.sweep is not None
+    rows: Sequence[RunRow]
+    share = getattr(job.settings, "share", None)
+    if share is not None:
+        # Its DataFrames take a second to load, which only a race waits for.
+        from harness.sweep import race
+
+        reason = race.reason_to_leave(share, job.sweep, job.number)
+        if reason is not None:
+            rows = [race.row_of_one_that_left(job, reason)]
+            _record(job, rows)
+            return rows
     rows = _measured_before(job)
     if rows:
         write_rows(job.file, rows)
@@ -174,7 +187,13 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
     pooled = repeats.pool(directory, rows)
-    print_sweep(command, rows, file.path, num_jobs, pooled, is_refused=is_refused)
+    raced: Document = []
+    if Manifest.read(directory).racers and rows:
+        from harness.sweep import race
+
+        rows_of_race, raced = race.finish(directory)
+        pooled = [[row] for row in rows_of_race]
+    print_sweep(command, rows, file.path, num_jobs, pooled, raced, is_refused=is_refused)
     # A job without a row had a wrong setting.
     missing = len({row.job for row in rows}) < num_jobs
     of_all_runs = [row for of_job in pooled for row in of_job]
@@ -229,7 +248,7 @@ def _measure(job: Job) -> Sequence[RunRow]:
         raise
     rows = job.ensure_rows(error or RunError("its process wrote no row"))
     rows = _with_error(rows, error)
-    failed = any(row.status not in ("ok", NO_VERDICT) for row in rows)
+    failed = any(row.status not in ("ok", NO_VERDICT, LEFT_OUT) for row in rows)
     if error is not None and worker.loading and not isinstance(error, UnreachableError):
         _crew.failures[attempt] = error
     if failed or worker.has_ended:

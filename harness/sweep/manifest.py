@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -39,6 +40,7 @@ class Manifest:
         engines: the engines of all jobs, if jobs differ in the engine; else none.
         num_rounds: how often each job is measured (`repeats`).
         results_file: the file that collects the rows of all runs; None for no such file.
+        racers: the names of the jobs that a race asks share by share (`race`); none for other sweeps.
     """
 
     num_jobs: int
@@ -48,6 +50,7 @@ class Manifest:
     engines: list[str]
     num_rounds: int
     results_file: str | None
+    racers: list[str] = dataclasses.field(default_factory=list)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -122,7 +125,10 @@ class SweepFile:
         with locked(self.path) as file:
             rows = rows_in(file.path, self._kind)
             kept = [
-                row for row in rows if row.job is None and getattr(row, "repeat", None) != "all"
+                row
+                for row in rows
+                if row.job is None
+                and "all" not in (getattr(row, "repeat", None), getattr(row, "share", None))
             ]
             if kept:
                 file.replace(as_csv(kept))
@@ -164,6 +170,7 @@ class SweepCallback(Callback):
             methods=sorted(set(map(method_name, drafts))),
             engines=sorted(set(_choices(sweeps, "engine"))),
             num_rounds=len(_choices(sweeps, "repeat")) or 1,
+            racers=_racers(sweeps),
             results_file=results_file,
         )
         try:
@@ -199,6 +206,18 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
     for override in parser.parse_overrides(texts):
         overrides[override.get_key_element()] = override
     return [override for override in overrides.values() if override.is_sweep_override()]
+
+
+def _racers(sweeps: list[Override]) -> list[str]:
+    """The jobs of a share of a race, as typed, in Hydra's order."""
+    if not _choices(sweeps, "share"):
+        return []
+    varying = [
+        [f"{sweep.get_key_element()}={value}" for value in sweep.sweep_string_iterator()]
+        for sweep in sweeps
+        if sweep.key_or_group != "share"
+    ]
+    return [" ".join(settings) for settings in itertools.product(*varying)]
 
 
 def _choices(sweeps: list[Override], group: str) -> list[str]:

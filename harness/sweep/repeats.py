@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
+from harness.config.settings import require
 from harness.records.registry import COMMANDS
 from harness.results.files import append_rows
 from harness.results.schema import RunRow
@@ -16,22 +17,33 @@ from harness.tables.table import grouped
 
 # A larger number is not made into a sweep: the settings refuse it.
 MOST = 1000
+# Of a race: how often jobs are asked more prompts (`statistics.stopping.share_of`).
+SHARES = 4
 
 
-def rounds(command: str, settings: Sequence[str]) -> list[str]:
-    """Overrides that make a sweep of the rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round.
+def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
+    """Overrides that make a sweep of the rounds: `["repeat=1,2,3"]` for repeats=3, `["share=1,2,3,4"]` for race=true,
+    [] for a single round.
 
     The first setting that varies varies slowest: every job runs once before any runs again, so
     that drift of the machine meets all jobs alike.
 
     Raises:
-        SettingError: repeats of a search.
+        SettingError: repeats or a race of a search, or a race of one job.
     """
+    is_search = any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings)
+    is_race = any(re.fullmatch(r"\+*race=true", setting, re.IGNORECASE) for setting in settings)
     typed = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
     numbers = [int(match[1]) for match in typed if match]
-    if not COMMANDS[command].repeats or not numbers or not 1 < numbers[-1] <= MOST:
+    is_repeated = bool(numbers) and 1 < numbers[-1] <= MOST
+    if not COMMANDS[command].repeats or not (is_repeated or is_race):
         return []
-    if any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings):
+    if is_race:
+        rule = "cannot be combined with a search or with repeats"
+        require(not is_search and not is_repeated, "race", rule, True)
+        require(is_sweep, "race", "needs -m and several jobs: harness latency -m K=2,4,8", True)
+        return [f"share={','.join(map(str, range(1, SHARES + 1)))}"]
+    if is_search:
         rule = "cannot be combined with a search, which chooses its own runs"
         raise SettingError("repeats", rule, numbers[-1])
     return [f"repeat={','.join(map(str, range(1, numbers[-1] + 1)))}"]

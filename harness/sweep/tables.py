@@ -15,7 +15,7 @@ from harness.commands.read_runs import group, merge
 from harness.commands.words import labels
 from harness.engines.registry import is_elsewhere
 from harness.records.registry import COMMANDS
-from harness.results.schema import NO_VERDICT, REFUSED
+from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
 from harness.results.verdict import CANNOT_TELL
 from harness.tables.table import Document, Line, grouped, without_empty
 from harness.tables.terminal import WIDE, LastingConsole, plain_console, print_document
@@ -42,6 +42,7 @@ def print_sweep(
     file: Path,
     num_jobs: int,
     pooled: Sequence[Rows] = (),
+    raced: Document = (),
     *,
     is_refused: bool = False,
 ) -> None:
@@ -51,9 +52,12 @@ def print_sweep(
         is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
+        raced: what came of a race, in place of the tables.
     """
     record = COMMANDS[command]
-    if len(pooled) == 1:
+    if raced:
+        print_document(raced, plain_console(WIDE))
+    elif len(pooled) == 1:
         # One job, repeated: printed like a single run.
         print_document(record.pooled(pooled[0]), plain_console(WIDE))
     elif rows:
@@ -106,4 +110,4 @@ def exit_code(command: str, rows: Rows) -> int:
 
 
 def _any_failed(rows: Rows) -> bool:
-    return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)
+    return any(row.status not in ("ok", NO_VERDICT, REFUSED, LEFT_OUT) for row in rows)

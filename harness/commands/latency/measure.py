@@ -34,7 +34,7 @@ from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
 from harness.records.experiment import Experiment
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks, share_of
 from harness.results.verdict import (
     ArmEvidence,
     judged,
@@ -70,9 +70,13 @@ class Latency(Experiment):
             self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
-        if self.settings.precision is not None and self.settings.num_prompts == "auto":
+        asks_all = self.settings.precision is not None or self.settings.race
+        if asks_all and self.settings.num_prompts == "auto":
             self.settings = dataclasses.replace(self.settings, num_prompts=available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
+        if self.settings.share is not None:
+            self.prompts = self.prompts[share_of(len(self.prompts), self.settings.share)]
+            self.settings = dataclasses.replace(self.settings, num_prompts=len(self.prompts))
         self._check_batch()
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)

@@ -37,6 +37,9 @@ class LatencySettings(PromptedSettings):
             `num_prompts`.
         budget: stop then in any case, `10min`; needs precision.
         num_warmup: batches that every arm decodes first and that are not counted.
+        race: in a sweep, jobs that are slower than the best beyond chance leave, and the others are asked more prompts:
+            up to `num_prompts`, by default all prompts of the set.
+        share: the share of these that the job is asked, from 1; `race` sets it.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
@@ -50,6 +53,8 @@ class LatencySettings(PromptedSettings):
     precision: float | str | None = None
     budget: float | str | None = None
     num_warmup: int = 1
+    race: bool = False
+    share: int | None = None
     repeats: int = 1
     repeat: int = 1
     laps: int | Literal["auto"] = "auto"
@@ -63,6 +68,12 @@ class LatencySettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_precision()
+        rule = "is set by race=true"
+        require(self.share is None or self.race, "share", rule, self.share)
+        rule = "cannot be combined with race, which chooses the number of prompts"
+        require(not self.race or self.precision is None, "precision", rule, self.precision)
+        rule = "is of speed-ups, which need a draft"
+        require(not self.race or self.draft is not None, "race", rule, self.race)
         require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
         require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
         if self.laps != "auto":

@@ -42,6 +42,11 @@ _MOST_MS = 3e9
 class _Asked(PromptedRow, ComparedRow):
     """How the measurement was asked for."""
 
+    share: int | Literal["all"] | None = setting(
+        "share of the prompts that a job of a race was asked, from 1; `all` for the row over all of them, whose"
+        " interval is after a selection",
+        "share",
+    )
     repeats: MaybeInt = setting(
         "how many runs were asked for; of a pooled row, were pooled", "repeats"
     )

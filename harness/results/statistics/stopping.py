@@ -1,11 +1,14 @@
-"""When a run has measured enough: fixed-width sequential intervals."""
+"""When enough is measured: runs that stop when their interval is narrow, and races of the jobs of a sweep."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from harness.results.statistics.interval import Interval
+from numpy.typing import ArrayLike
+
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
+from harness.results.statistics.multiplicity import ranking
 
 # Units before the first look. With fewer, a run that happens to begin with alike units ends too early.
 FIRST_LOOK = 12
@@ -38,3 +41,36 @@ def is_precise(interval: Interval, precision: float) -> bool:
     return (
         interval.has_bounds and (interval.high - interval.low) / 2 <= precision * interval.estimate
     )
+
+
+# A race over the jobs of a sweep: the shares of the prompts that its jobs are asked one after the other.
+SHARES = 4
+# The chance that the best job of a race leaves it, over all looks.
+_FALSE_ELIMINATIONS = 0.05
+
+
+def share_of(num_prompts: int, share: int) -> slice:
+    """The prompts of a share, from 1 to `SHARES`: of 40 the first 8, the next 8, then 16 and 8; of 1,024 128, 128, 256
+    and 512; of 20 or so a quarter each.
+
+    The first share allows for an interval, and each share as good as doubles what a job was asked, where there are
+    prompts enough for both.
+    """
+    first = max(FEWEST_FOR_INTERVAL, num_prompts // 2 ** (SHARES - 1))
+    ends = [0, *(first * 2**number for number in range(SHARES - 1)), num_prompts]
+    if ends[-2] >= num_prompts:
+        ends = [num_prompts * number // SHARES for number in range(SHARES + 1)]
+    return slice(*ends[share - 1 : share + 1])
+
+
+def eliminated(regular: ArrayLike, speculative: ArrayLike) -> list[int]:
+    """The indices of the jobs that are slower than the best of them beyond chance, at one of the looks of a race.
+
+    Successive elimination (Even-Dar, Mannor and Mansour, "Action Elimination and Stopping Conditions", 2006) with the
+    simultaneous intervals of `ranking`, at a level that Bonferroni divides among the looks.
+
+    Args:
+        regular, speculative: [num_jobs, num_units], times of the arms on the same prompts.
+    """
+    level = _FALSE_ELIMINATIONS / (SHARES - 1)
+    return [one.index for one in ranking(regular, speculative) if one.p_value < level]

@@ -1,0 +1,177 @@
+"""`-m ... race=true`: jobs that are slower than the best beyond chance leave, and the others are asked more prompts.
+
+Every job is asked the first share of the prompts before any is asked the second (`statistics.stopping.share_of`), all
+of them the same prompts. With `draft=lookup,suffix race=true` the jobs are
+
+    job 0   share=1 draft=lookup
+    job 1   share=1 draft=suffix
+    job 2   share=2 draft=lookup      ... up to job 7
+
+A job that has left writes a row that says so in place of each further share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
+from harness.results.environment import new_run_id
+from harness.results.files import append_rows
+from harness.results.schema import LEFT_OUT, RunRow
+from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.multiplicity import ranking
+from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.stopping import SHARES, eliminated
+from harness.sweep.manifest import Manifest, SweepFile
+from harness.sweep.worker import Job
+from harness.tables.table import Column, Document, Line, Table, in_brackets, interval, times
+
+_NUM_RESAMPLES = 10_000
+
+
+@dataclass
+class Racer:
+    """A job and what it was asked so far.
+
+    Attributes:
+        name: the settings in which it differs from other jobs, as typed.
+        times: milliseconds per token of the columns `regular` and `speculative`, by share and unit.
+        last: its last row that was measured.
+        left_after: the number of prompts after which it left; None for a job that has not.
+        error: why it was not measured to the end; None where nothing went wrong.
+    """
+
+    name: str
+    times: pd.DataFrame = field(default_factory=pd.DataFrame)
+    last: LatencyRow | None = None
+    num_prompts: int = 0
+    left_after: int | None = None
+    error: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.left_after is None and self.error is None
+
+    def take(self, share: int, rows: Sequence[LatencyRow]) -> None:
+        """Add the answers to a share."""
+        speculative = [row for row in rows if row.arm == "speculative" and row.status == "ok"]
+        if not speculative:
+            self.error = next((row.error for row in rows if row.error), "it was not measured")
+            return
+        [self.last] = speculative
+        self.num_prompts += self.last.num_prompts or 0
+        answers = pd.read_csv(Path(self.last.directory or "") / PROMPTS_FILE)
+        answers = answers[answers["run"] == self.last.run]
+        answers["ms_per_token"] = answers["time_ms"] / answers["num_tokens"]
+        by_unit = answers.pivot_table(
+            index="unit", columns="arm", values="ms_per_token", aggfunc="sum", sort=False
+        )
+        by_unit.index = pd.MultiIndex.from_product([[share], by_unit.index])
+        self.times = pd.concat([self.times, by_unit.dropna()])
+
+    @property
+    def speedup(self) -> Interval:
+        """Its speed-up over all prompts that it was asked, with an interval over these."""
+        if self.times.empty:
+            return Interval()
+        regular, speculative = self.times["regular"], self.times["speculative"]
+        found = ratio_of_totals(regular, speculative, _NUM_RESAMPLES, 0)
+        covers = f"{counted(self.num_prompts, 'prompt')}, after a selection"
+        return Interval(found.estimate, found.low, found.high, covers)
+
+
+def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
+    """The jobs after some shares. Which of them have left depends on the files alone, whoever asks, and when."""
+    rows = [row for row in SweepFile(sweep, LatencyRow).job_rows() if isinstance(row, LatencyRow)]
+    names = Manifest.read(sweep).racers
+    racers = [Racer(name) for name in names]
+    for share in range(1, num_shares + 1):
+        for number, racer in enumerate(racers):
+            job = str((share - 1) * len(racers) + number)
+            if racer.is_running:
+                racer.take(share, [row for row in rows if row.job == job])
+        running = [racer for racer in racers if racer.is_running]
+        if share == SHARES or len(running) < 2:
+            continue
+        # Units that all of them answered.
+        joint = pd.concat([racer.times for racer in running], axis=1, join="inner")
+        if not joint.empty:
+            regular = joint["regular"].T.to_numpy()
+            for index in eliminated(regular, joint["speculative"].T.to_numpy()):
+                running[index].left_after = running[index].num_prompts
+    return racers
+
+
+def reason_to_leave(share: int, sweep: Path, number: int) -> str | None:
+    """Why a job of a race is not measured any more; None for one that is."""
+    racers = _standings(sweep, share - 1)
+    racer = racers[number % len(racers)]
+    if racer.error is not None:
+        return f"an earlier share of the race failed: {racer.error}"
+    if racer.left_after is None:
+        return None
+    return f"slower than the best beyond chance after {racer.left_after} prompts"
+
+
+def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
+    """The end of a race: a row for each job, over all prompts that it was asked, and what came of the race."""
+    racers = _standings(sweep)
+    rows = []
+    for racer in racers:
+        if racer.last is not None:
+            columns = LatencyRow.columns().items()
+            asked = {name: one.of(racer.last) for name, one in columns if one.kind != "figure"}
+            # It is no measurement that another sweep could take over.
+            asked |= {"run": new_run_id(), "measurement": None, "job": None}
+            asked |= {"share": "all", "arm": "speculative"}
+            asked |= {"num_prompts": racer.num_prompts, "speedup": racer.speedup}
+            rows.append(LatencyRow(**asked))
+    append_rows(SweepFile(sweep, LatencyRow).path, rows)
+    results_file = Manifest.read(sweep).results_file
+    if results_file is not None:
+        append_rows(Path(results_file), rows)
+
+    last = [racer for racer in racers if racer.is_running]
+    if not last:
+        return rows, [Line("Every job of the race failed.", "warning")]
+    joint = pd.concat([racer.times for racer in last], axis=1, join="inner")
+    ranked = ranking(joint[["regular"]].T.to_numpy(), joint[["speculative"]].T.to_numpy())
+    first, *others = [last[one.index] for one in ranked if not one.worse]
+    figures = f"{times(first.speedup.estimate)}{in_brackets(first.speedup)}"
+    answer = f"{first.name} is the fastest: {figures} after {first.num_prompts} prompts."
+    if others:
+        names = ", ".join(racer.name for racer in [first, *others])
+        answer = f"Cannot tell which is the fastest: {names}."
+
+    def came_to(racer: Racer) -> str:
+        if racer.error is not None:
+            return f"failed: {racer.error}"
+        if racer.left_after is not None:
+            return f"left after {counted(racer.left_after, 'prompt')}"
+        if racer not in (first, *others):
+            return "slower than the best"
+        return "cannot be told apart" if others else "best"
+
+    columns_of_table = [
+        Column("job", of="name", text=True),
+        Column("prompts", of="num_prompts"),
+        Column("speed-up", times, of=lambda racer: racer.last and racer.speedup.estimate),
+        Column("95 % interval", of=lambda racer: interval(racer.speedup), text=True),
+        Column("", of=came_to, text=True),
+    ]
+    racers.sort(key=lambda racer: -(0 if racer.times.empty else racer.speedup.estimate))
+    note = "Intervals are over what each job was asked, after a selection."
+    table = Table.of("race", "", racers, columns_of_table, notes=(note,))
+    return rows, [Line(answer, "strong"), table]
+
+
+def row_of_one_that_left(job: Job, reason: str) -> RunRow:
+    """The row of a job that is not measured any more."""
+    asked = LatencyRow.setting_columns(job.settings)
+    return LatencyRow(
+        run=job.run_id, status=LEFT_OUT, error=reason, directory=str(job.directory), **asked
+    )
