@@ -147,6 +147,11 @@ def _differing(
     """
     import pandas as pd
 
+    # Of thousands of rows most columns have one value; the first settings are put together of several.
+    if column not in FIRST_SETTINGS and "." not in column:
+        first = getattr(rows[0], column, None)
+        if all(getattr(row, column, None) == first for row in rows):
+            return
     # None where a row does not know its value. Empty for one that goes without saying, which is a
     # value all the same.
     words = [in_words(row, column) for row in rows]

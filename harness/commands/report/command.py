@@ -53,7 +53,7 @@ pip install 'specharness[report]'"""
 
 # More rows are in the CSV files alone, and a page of more takes minutes to make and to open.
 _ROWS_ON_A_TERMINAL = 20
-_ROWS_OF_A_PAGE = 2_000
+_ROWS_OF_A_PAGE = 1_000
 _MOST_NOTES = 20
 # So many take longer than a reader waits without a word.
 _MANY_RUNS = 2_000

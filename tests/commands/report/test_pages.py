@@ -312,3 +312,34 @@ def test_labels_that_differ_at_their_end_look_different() -> None:
     assert labels[0] != labels[1]
     assert max(len(line) for label in labels for line in label.split("\n")) <= 56
     assert "8 in flight" in labels[1]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_the_table_of_pairs_sorts_and_filters(tmp_path: Path) -> None:
+    runs = [
+        latency_run(k, 1 + k / 10, draft=draft)
+        for k in (2, 4, 16)
+        for draft in ("7B", "lookup", "1B")
+    ]
+    page = tmp_path / "report.html"
+    page.write_text(
+        html_page(build([write(tmp_path / "latency.csv", *runs)]), {}), encoding="utf-8"
+    )
+    with browser(tmp_path) as chromium:
+        chromium.open(page.as_uri(), width=1200)
+        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
+        column = "[...document.querySelectorAll('.pairs th')].findIndex(th => th.innerText == 'K')"
+        rows = "[...document.querySelectorAll('.pairs tbody tr')].filter(tr => !tr.hidden)"
+        shown = f"{rows}.map(tr => tr.cells[{column}].innerText)"
+        heading = f"document.querySelectorAll('.pairs th button')[{column}]"
+        # By number, not as text: 16 is more than 4.
+        assert (
+            chromium.evaluate(f"{heading}.click(), {shown}") == ["16"] * 3 + ["4"] * 3 + ["2"] * 3
+        )
+        assert (
+            chromium.evaluate(f"{heading}.click(), {shown}") == ["2"] * 3 + ["4"] * 3 + ["16"] * 3
+        )
+        typed = "document.querySelector('#pairs input')"
+        words = f"{typed}.value = 'lookup 2.60×', {typed}.oninput(), {rows}.map(tr => tr.cells[0].innerText)"
+        assert chromium.evaluate(words) == ["13B with lookup"]
+        assert "1 of 9" in chromium.evaluate("document.querySelector('#pairs output').innerText")

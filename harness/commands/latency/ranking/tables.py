@@ -43,7 +43,7 @@ from harness.tables.table import UNKNOWN, Column, Table, interval, number, perce
 _MOST_SETTINGS = 5
 _MOST_NOTES = 20
 # A page of more takes minutes to make and to open.
-_MOST_ROWS = 2_000
+_MOST_ROWS = 1_000
 PAIR = Column("pair", text=True, of="name.cell", once=True)
 K = Column("K", of="k", identifies_row=True, optional=True)
 
