@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -185,7 +186,12 @@ def main(arguments: Sequence[str]) -> None:
         return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()
-    report = build(paths, further)
+    # All that is read stays: the collector would look through millions of objects again and again.
+    gc.disable()
+    try:
+        report = build(paths, further)
+    finally:
+        gc.enable()
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
     first = [
