@@ -43,7 +43,7 @@ def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture
     again = harness.run("latency", *SHORT, "decoding=greedy", verbose=True)
     assert list(again["arm"]) == ["regular", "speculative"]
     assert isinstance(again["acceptance_histogram"][1], list)
-    assert "tiny with draft tiny_draft" in capsys.readouterr().out
+    assert "tiny + tiny_draft" in capsys.readouterr().out
     # Both are in the file that collects all runs, as from the command line.
     collected = pd.read_csv("results/latency.csv")
     assert list(collected["run"]) == [*rows["run"], *again["run"]]

@@ -17,9 +17,14 @@ from harness.measuring.session import Session
 from harness.records.experiment import Experiment
 from harness.records.registry import COMMANDS
 from harness.results.files import check_appendable
+from harness.results.locked_files import replace_file
 from harness.results.result_file import write_result
 from harness.results.schema import REFUSED, RunRow
-from harness.tables.terminal import print_document
+from harness.tables.table import Line
+from harness.tables.terminal import as_text, print_document
+
+# The whole result as text, in the run's directory.
+SUMMARY_FILE = "summary.txt"
 
 
 def run_command(
@@ -70,10 +75,15 @@ def run_command(
             written = session.write_rows(rows)
             write_result(directory, session.written, session.devices)
         session.close()
-        document = rows and experiment.document(rows)
-        if document:
+        answer = experiment.document(rows) if rows else []
+        if answer:
+            details = experiment.details(rows)
+            summary = as_text([*answer, Line(""), *details])
+            replace_file(directory / SUMMARY_FILE, summary.encode())
             try:
-                print_document(document)
+                print_document(
+                    [*answer, Line(""), *details] if settings.results.details else answer
+                )
             finally:
                 say(str(written))
     experiment.judge(rows)

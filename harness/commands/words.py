@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.commands.eval.rows import EvalRow
+from harness.config.machine import command_line
 from harness.config.synthetic import is_length, rates_of_row
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 from harness.tables.table import UNKNOWN
+
+# Of a command to type, so that it stays on a line.
+_LONGEST_COMMAND = 60
 
 
 def title(row: RunRow) -> str:
@@ -28,6 +33,21 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     texts = {column: in_words(row, column) for column in _LINE}
     texts["max_new_tokens"] = _lengths(rows)
     return " · ".join(filter(None, [*texts.values(), *labels(row)]))
+
+
+def typed_again(setting: str) -> str:
+    """The command that was typed, with another setting: `harness latency draft=lookup K=8`.
+
+    Of a long command, and of a sweep, only what changes.
+    """
+    words = shlex.split(command_line())
+    typed = words[1:]
+    name = setting.partition("=")[0]
+    names = {name, "details", "num_draft_tokens" if name == "K" else name}
+    kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in names]
+    command = shlex.join(["harness", *kept, setting])
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
+    return f"the same with {setting}" if is_sweep or len(command) > _LONGEST_COMMAND else command
 
 
 def device_of(row: RunRow) -> str:

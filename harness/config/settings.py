@@ -375,13 +375,18 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """Where rows go.
+    """Where results go.
 
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.
+        details: print every figure, not the answer alone; `summary.txt` of the run has them in any case.
+        export: also write files for other tools: an acceptance profile, requests in AIPerf's form, schedules of
+            K for servers.
     """
 
     file: str | None
+    details: bool = False
+    export: bool = False
 
     def __post_init__(self) -> None:
         is_named = self.file not in ("", "none", "None")

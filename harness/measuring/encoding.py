@@ -11,7 +11,7 @@ from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
 from harness.engines.pair import PlannedPair
-from harness.measuring.progress import say
+from harness.measuring.progress import note, say
 from harness.models.tokenizers import encode_prompts, uses_template
 from harness.prompts.prompt_files import fetched_commit
 from harness.prompts.sets import Prompt, PromptSet, listed
@@ -160,7 +160,7 @@ def encode_set(
     encoded = _fitted(encoded, whole, planned, settings, new_tokens)
     described = prompt_set.described(encoded.prompts)
     if described:
-        say(described)
+        note(described)
     num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
     if template == "never" and num_chats and not asks_chats(settings):
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")

@@ -84,12 +84,13 @@ def ask_all(
 def _answer(
     session: Session, engine: Engine, arm: Arm, question: Question, allow_failures: bool
 ) -> Generation:
-    """Let an arm answer, and write its requests in the form of AIPerf."""
+    """Let an arm answer, and with `export=true` write its requests in the form of AIPerf."""
     if engine.queues:
         time.sleep(_REST_S)
     generation = generate(engine, arm, question, allow_failures=allow_failures)
-    lines = [request.aiperf() for request in generation.requests]
-    append_lines(session.directory / f"profile_export_{arm.name}.jsonl", lines)
+    if session.settings.results.export:
+        lines = [request.aiperf() for request in generation.requests]
+        append_lines(session.directory / f"profile_export_{arm.name}.jsonl", lines)
     return generation
 
 

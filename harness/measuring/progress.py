@@ -1,60 +1,105 @@
-"""Messages and progress bars of a command, all on stderr: stdout is for results."""
+"""Messages and progress of a command, all on stderr: stdout is for results.
+
+On a terminal one line lives: it says what is happening, and goes when there is something else to say. A job of a sweep
+writes its output into a file, and its living line to the terminal of the sweep.
+"""
 
 from __future__ import annotations
 
-import math
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from contextlib import contextmanager, suppress
+from typing import IO
 
 from harness.measuring.pace import in_words
+from harness.tables.table import visible
 from harness.tables.terminal import LastingConsole
 
-# Only what takes longer is announced.
+# Without a terminal only what takes longer is announced.
 _LONG_S = 60.0
+_BAR = 20
+# To the beginning of the line, and clear it.
+_CLEAR = "\r\x1b[2K"
+
+# Of a job: the terminal of its sweep, and what its lines begin with.
+_elsewhere: IO[str] | None = None
+_prefix = ""
+
+
+def live_on(terminal: IO[str] | None, prefix: str = "") -> None:
+    """From now on draw the line that lives on this terminal; None: on stderr, if that is one."""
+    global _elsewhere, _prefix
+    _elsewhere = terminal
+    _prefix = prefix
 
 
 def say(message: str) -> None:
-    """One message to the user."""
+    """One message to the user, which stays."""
+    show("")
     LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
         message, style="dim", markup=False
     )
 
 
+def note(message: str) -> None:
+    """What is happening: on a terminal in place of what was shown before, elsewhere a line."""
+    if sys.stderr.isatty() or _elsewhere is not None:
+        show(message)
+    if not sys.stderr.isatty():
+        LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
+            message, style="dim", markup=False
+        )
+
+
+def show(text: str) -> None:
+    """Show this as the line that lives, or nothing; without a terminal there is none."""
+    terminal = _elsewhere or sys.stderr
+    if not terminal.isatty():
+        return
+    if text:
+        one_line = " · ".join(f"{_prefix}{text}".splitlines())
+        text = visible(one_line)[: shutil.get_terminal_size().columns - 1]
+    # The terminal may be gone.
+    with suppress(OSError):
+        terminal.write(f"{_CLEAR}{text}")
+        terminal.flush()
+
+
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
-    """A progress bar over `total` steps. Where stderr is no terminal, a line says how long they take.
+    """The progress over `total` steps: what is done, and the time left.
 
-    Yields the function that ends a step; its argument replaces the text of the bar, unless it is
-    None. Nothing is drawn between two steps: a bar that refreshes itself would take time from the
-    measurement.
+    Yields the function that ends a step; its argument replaces the description, unless it is None.
+    Nothing is drawn between two steps, because that would take time from the measurement.
     """
-    console = LastingConsole(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not console.is_terminal,
-        # By default steps of more than 30 s have no estimate.
-        speed_estimate_period=math.inf,
-    ) as bars:
-        task = bars.add_task(description, total=total)
-        bars.refresh()
+    num_done = 0
+    # The first step comes with the warm-up: only the later ones have the usual time.
+    began = time.monotonic()
 
-        def advance(description: str | None) -> None:
-            bars.update(task, advance=1, description=description)
-            bars.refresh()
-            # The first step comes with the warm-up: only the second one tells how long the others take.
-            left = bars.tasks[task].time_remaining or 0.0
-            if not console.is_terminal and bars.tasks[task].completed == 2 and left > _LONG_S:
-                say(f"{description or bars.tasks[task].description}: about {in_words(left)} more")
+    def advance(text: str | None) -> None:
+        nonlocal num_done, began, description
+        num_done += 1
+        description = text or description
+        if num_done == 1:
+            began = time.monotonic()
+        seconds = (time.monotonic() - began) / max(1, num_done - 1)
+        left = seconds * (total - num_done)
+        _draw(description, num_done, total, left if num_done > 1 else None)
+        is_terminal = sys.stderr.isatty() or _elsewhere is not None
+        if not is_terminal and num_done == 2 and left > _LONG_S:
+            say(f"{description}: about {in_words(left)} more")
 
+    _draw(description, 0, total, None)
+    try:
         yield advance
+    finally:
+        show("")
+
+
+def _draw(description: str, num_done: int, total: int, left: float | None) -> None:
+    length = round(_BAR * num_done / max(1, total))
+    time_left = "" if left is None else f" · about {in_words(left)} left"
+    bar = "━" * length + "─" * (_BAR - length)
+    show(f"{bar} {num_done}/{total} · {description}{time_left}")

@@ -20,7 +20,7 @@ from harness.engines.protocol import Engine, Question
 from harness.engines.registry import engine_of
 from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin, template_here
 from harness.measuring.measurement import Measurement, further_settings, identify
-from harness.measuring.progress import say
+from harness.measuring.progress import note, say
 from harness.measuring.weight_columns import identity_columns, placed_columns
 from harness.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
@@ -232,7 +232,7 @@ class Session:
         """Place the pair for the first demand of the run, which is the largest."""
         if self.placed is None:
             self.placed = self._keeper.place(self.settings, demand)
-            say(self.placed.describe())
+            note(self.placed.describe())
             self.devices = self.placed.device_names()
 
     def open(
@@ -352,14 +352,17 @@ class Session:
             return None
         self.append(f"{rows[0].kind}.csv", rows)
         self.written += rows
-        own = f"written to {self.directory}/"
+        directory = self.directory.resolve()
+        if directory.is_relative_to(Path.cwd()):
+            directory = directory.relative_to(Path.cwd())
+        own = f"  Saved  {directory}/"
         collected = self.settings.results.file
         if not collected or self.status == REFUSED:
             return own
         try:
             file = append_rows(collected, rows)
         except HarnessError as error:
-            raise RunError(f"{error}; the rows are in {self.directory}/") from error
+            raise RunError(f"{error}; the rows are in {directory}/") from error
         note = "" if file == Path(collected) else f" ({collected} has other columns)"
         return f"{own} and {file}{note}"
 

@@ -42,6 +42,7 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
     PromptSettings,
+    ResultSettings,
     require,
 )
 from harness.drafting.hybrid_method import HybridSettings
@@ -308,7 +309,9 @@ def configuration(path: str) -> dict[str, Any] | None:
             "placement": PlacementSettings,
         }
         defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
-        return _plain_defaults(RunSettings) | defaults | written("common")
+        common = written("common")
+        common["results"] = _plain_defaults(ResultSettings) | common["results"]
+        return _plain_defaults(RunSettings) | defaults | common
     if path.startswith(_OF_A_COMMAND):
         return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
     if COMMANDS.is_built_in(path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from harness.results.schema import RunRow
-    from harness.tables.table import Document
+    from harness.tables.table import Answer, Document
 
 
 class Experiment(Protocol):
@@ -28,8 +28,12 @@ class Experiment(Protocol):
     def rows(self, session: Any) -> Sequence[RunRow]:
         """The rows of all measurements so far; rows that say so where there are none."""
 
-    def document(self, rows: Sequence[Any]) -> Document:
-        """The tables and sentences to print; none by default, or where nothing was measured."""
+    def document(self, rows: Sequence[Any]) -> Answer:
+        """The answer to print; none by default, or where nothing was measured."""
+        return []
+
+    def details(self, rows: Sequence[Any]) -> Document:
+        """The figures behind the answer: in `summary.txt`, and printed with `details=true`."""
         return []
 
     def judge(self, rows: Sequence[Any]) -> None:

@@ -52,12 +52,12 @@ def run(config: Any) -> Sequence[Any]:
         engine_of(settings).check_installed()
     if sweep is None and "torch" not in sys.modules:
         # Before libraries are imported that take seconds.
-        from harness.measuring.progress import say
+        from harness.measuring.progress import note
 
         draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
         computes_here = engine_of(settings).computes_here
         libraries = "torch and transformers" if computes_here else "transformers"
-        say(f"{settings.model.name}{draft}: importing {libraries}")
+        note(f"{settings.model.name}{draft}: importing {libraries}")
     # Slow to import: only for settings that are right.
     from harness.sweep import jobs
 

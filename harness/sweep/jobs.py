@@ -24,6 +24,7 @@ from harness.config.errors import (
 from harness.config.run import RunSettings
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
+from harness.measuring.progress import show
 from harness.records.registry import COMMANDS
 from harness.results.files import read_rows, write_rows
 from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
@@ -132,6 +133,9 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     settings: Any = job.settings
     file = settings.results.file
     if file is None or not settings.resume or not COMMANDS[job.command].measures:
+        return []
+    if settings.results.export:
+        # Only a run itself writes the files for other tools.
         return []
     kind = row_kind(job.command)
     rows = measured_rows(file, kind, identify(settings))
@@ -279,6 +283,8 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     if notes:
         words += f" ({notes})"
     # One write, so that lines of jobs side by side do not mix.
+    # A job's line that lives may be on the terminal still.
+    show("")
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
 

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -42,12 +42,14 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
+from harness.measuring.progress import live_on
 from harness.records.registry import COMMANDS
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.locked_files import write_nothing
 from harness.results.schema import RunRow
 from harness.sweep import signals
+from harness.sweep.manifest import Manifest
 
 # How long a rank may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
@@ -324,8 +326,11 @@ def serve(file_descriptor: int) -> None:
         # This imports torch, which has to find those variables.
         keepers = signals.load("harness.engines.keeper", must_go_on=True)
         keeper = keepers.PairKeeper(connection.send)
+        terminal = None
+        if sys.stderr.isatty() and not rank:
+            terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
-            error = _run(job, keeper, rank)
+            error = _run(job, keeper, rank, terminal)
             is_last = isinstance(error, RunError) or keeper.needs_new_process()
             connection.send(_Answer(error, is_last))
             if is_last:
@@ -335,18 +340,22 @@ def serve(file_descriptor: int) -> None:
     os._exit(0)
 
 
-def _run(job: Job, keeper: object, rank: int) -> HarnessError | None:
+def _run(job: Job, keeper: object, rank: int, terminal: IO[str] | None) -> HarnessError | None:
     """Run the job, and return the error that ended it early.
 
     Each rank but the first has a directory of its own, which is kept only if the rank fails.
 
     Args:
         keeper: the `PairKeeper` with the pair of the job before, if there was one.
+        terminal: of the sweep, for the line about progress.
     """
     directory = job.directory / f"rank-{rank}" if rank else job.directory
     directory.mkdir(parents=True, exist_ok=True)
     is_logged = bool(rank or job.sweep)
     if is_logged:
+        if terminal is not None and job.sweep:
+            differing = Manifest.read(job.sweep).differing(job.overrides)
+            live_on(terminal, f"[{job.number + 1}] {' '.join(differing)}: ")
         with (directory / "log.txt").open("ab") as log:
             # Below Python's own streams, to log the output of libraries that crash too.
             os.dup2(log.fileno(), 1)

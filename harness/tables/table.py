@@ -117,9 +117,10 @@ class Table:
         return cls(key, title, tuple(columns), tuple(rows), **details)
 
     @classmethod
-    def of_lines(cls, key: str, lines: Iterable[tuple[str, str]]) -> Self:
-        """Names and values, one pair per line."""
-        return cls(key, "", (Column("", text=True),) * 2, tuple(map(TableRow, lines)), look="lines")
+    def of_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
+        """Names and values, one pair per line; without lines that have no value."""
+        rows = tuple(TableRow(line) for line in lines if line[1])
+        return cls(key, title, (Column("", text=True),) * 2, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
         """The table with at most so many rows, and a note about the others."""
@@ -147,10 +148,31 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence."""
+    """A sentence.
+
+    Attributes:
+        more: follows the text on a terminal, in an ordinary style.
+    """
 
     text: str
     style: Style = "plain"
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar between a name and figures."""
+
+    name: str
+    size: float
+    figures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars below each other, the longest as long as there is room."""
+
+    bars: tuple[Bar, ...]
 
 
 def sentences(style: Style, *texts: str | None) -> list[Line]:
@@ -174,8 +196,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-# In reading order.
+# In reading order; an answer is only for a terminal.
 Document = Sequence[Table | Line]
+Answer = Sequence[Table | Line | Bars]
 
 
 def without_empty(document: Document) -> Document:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import IO, NamedTuple
 
@@ -16,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.tables.table import Column, Document, Line, Table, TableRow, visible
+from harness.tables.table import Answer, Bars, Column, Line, Table, TableRow, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -30,6 +31,12 @@ _UNBROKEN = 24
 _LEAST_TEXT = 14
 # Characters that a table draws around each column.
 _FRAME = 3
+# Answers, and lines with a name, begin here.
+_INDENT = "  "
+_LONGEST_BAR = 24
+_SHORTEST_BAR = 6
+# Eighths of a character.
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class LastingConsole(Console):
@@ -73,7 +80,7 @@ def plain_console(width: int = PLAIN_WIDTH) -> Console:
     )
 
 
-def print_document(document: Document, console: Console | None = None) -> None:
+def print_document(document: Answer, console: Console | None = None) -> None:
     """Print tables and sentences, by default on stdout; tables in full are only for files.
 
     Raises:
@@ -83,7 +90,9 @@ def print_document(document: Document, console: Console | None = None) -> None:
     try:
         for part in document:
             if isinstance(part, Line):
-                _print_text(part.text, _STYLES[part.style], console)
+                _print_text(part.text, _STYLES[part.style], console, part.more)
+            elif isinstance(part, Bars):
+                _print_bars(part, console)
             elif not part.in_full:
                 _print_table(part, console)
     except OSError as error:
@@ -91,10 +100,70 @@ def print_document(document: Document, console: Console | None = None) -> None:
         raise RunError(f"stdout cannot be written: {error.strerror}") from error
 
 
-def _print_text(text: str, style: str, console: Console) -> None:
+def as_text(document: Answer, width: int = PLAIN_WIDTH) -> str:
+    """The document as `print_document` prints it where there is no terminal."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    print_document(document, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
+    if more:
+        joined = f"{text}     {more}"
+        # Below the text where there is no room beside it.
+        if cell_len(joined) > console.width:
+            joined = f"{text}\n{textwrap.fill(more, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT)}"
+        shown = Text(visible(joined))
+        shown.stylize(style, 0, len(visible(text)))
+        console.print(shown, soft_wrap=True)
+        return
+    parts = text.split(" · ")
+    if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
+        # Lines of settings end between two of them.
+        whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
+        text = textwrap.fill(whole, console.width).replace("\N{NO-BREAK SPACE}", " ")
+    if text.startswith(_INDENT):
+        text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
     # A path longer than a line is of no use in pieces.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
+
+
+def _print_bars(bars: Bars, console: Console) -> None:
+    """Each bar between its name and its figures; figures for which there is no room are left out."""
+    names = _aligned([visible(bar.name) for bar in bars.bars], str.ljust)
+    columns = [
+        _aligned(figures, str.rjust)
+        for figures in zip(*(bar.figures for bar in bars.bars), strict=True)
+    ]
+    before = 2 * len(_INDENT) + len(names[0]) + 2
+    while (
+        len(columns) > 1
+        and before + _SHORTEST_BAR + sum(len(cells[0]) + 3 for cells in columns) > console.width
+    ):
+        columns.pop()
+    room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
+    length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
+    longest = max(bar.size for bar in bars.bars)
+    for place, bar in enumerate(bars.bars):
+        drawn = _drawn(length * bar.size / longest, console.encoding)
+        figures = "".join(f"   {cells[place]}" for cells in columns)
+        line = f"{2 * _INDENT}{names[place]}  {drawn:{length}}{figures}"
+        console.print(Text(line), soft_wrap=True)
+
+
+def _aligned(texts: Sequence[str], align: Callable[[str, int], str]) -> list[str]:
+    width = max(map(len, texts))
+    return [align(text, width) for text in texts]
+
+
+def _drawn(length: float, encoding: str) -> str:
+    """A bar of this many characters, in eighths where the encoding has them."""
+    if not encoding.startswith("utf"):
+        return "#" * max(1, round(length))
+    whole, eighths = divmod(max(1, round(8 * length)), 8)
+    return "█" * whole + _EIGHTHS[eighths].strip()
 
 
 def _print_table(table: Table, console: Console) -> None:
@@ -114,12 +183,19 @@ def _print_table(table: Table, console: Console) -> None:
 
 def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
     """Names and values."""
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for cells in rows:
-        grid.add_row(*(Text(visible(cell)) for cell in cells))
-    console.print(grid)
+    width = max((cell_len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        room = max(_UNBROKEN, console.width - len(_INDENT) - width - 2)
+        lines: list[str] = []
+        for line in visible(value).split("\n"):
+            lines += textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) or [
+                ""
+            ]
+        for place, line in enumerate(lines):
+            label = visible(name) if place == 0 else ""
+            shown = Text(f"{_INDENT}{label:{width}}  {line}")
+            shown.stylize("dim", 0, len(_INDENT) + width)
+            console.print(shown, soft_wrap=True)
 
 
 def _print_parts(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.figures.paired import Speedup
-from harness.commands.latency.tables.doubts import doubts
+from harness.commands.latency.tables.doubts import doubts, notes
 from harness.engines import energy
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
@@ -26,7 +26,8 @@ from wording import mentions
 
 
 def said(**changes: Any) -> str:
-    return " ".join(doubts(latency_run(speedup=2.0, **changes)))
+    rows = latency_run(speedup=2.0, **changes)
+    return " ".join([*doubts(rows), *notes(rows)])
 
 
 def test_time_that_threads_ran_and_waited(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def answered(index: int, seconds: float) -> Generation:
 def test_a_run_has_the_columns(harness: Harness) -> None:
     asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
     asked += ["decoding.num_draft_tokens=auto"]
-    shown = harness("latency", *asked).stdout
+    shown = harness("latency", *asked).summary
     row = results().iloc[-1]
     assert 0 < row["processor_share"] <= 1
     assert row["num_cores"] >= 1

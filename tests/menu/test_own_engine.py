@@ -90,7 +90,7 @@ def test_latency(harness: Harness, parrot: str) -> None:
     assert set(rows["engine"]) == {parrot}
     assert set(rows["runner"]) == {"parrot"}
     assert set(rows["num_tokens"]) == {18}
-    assert "2 of 2" in outcome.stdout
+    assert "2 of 2" in outcome.summary
     assert "engine.breath" in rows["settings"][1]
 
 

@@ -49,7 +49,7 @@ def _target() -> PreTrainedConfig:
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_it_is_measured_and_lossless(draft: list[str], batch_size: int, harness: Harness) -> None:
     outcome = harness("latency", *QUICK, *draft, f"batch_size={batch_size}")
-    assert "identical token for token on 2 of 2 prompts" in outcome.stdout
+    assert "identical token for token on 2 of 2 prompts" in outcome.summary
     rows = results()
     assert list(rows["draft"].dropna().unique()) == [draft[0].removeprefix("draft=")]
 

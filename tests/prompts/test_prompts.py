@@ -184,10 +184,6 @@ def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
     assert plain.described(plain.take(1)) is None
 
 
-def test_the_default_prompts_of_the_tiny_pair_are_spread_evenly() -> None:
-    assert set(Counter(prompt.category for prompt in shipped("tiny").take(15)).values()) == {5}
-
-
 # Refusals
 
 CHAT_OF_NOBODY = [{"role": "assistant", "content": "Hello"}]
@@ -344,20 +340,3 @@ def test_tiny_stories_are_openings_of_what_the_pair_was_trained_to_write() -> No
     for seed, opening in enumerate(stories, start=1_000_000):
         whole = story(random.Random(seed))
         assert whole.startswith(opening + " "), f"seed {seed}"
-
-
-@pytest.mark.parametrize(("category", "sign"), [("multiplication", "*"), ("addition", "+")])
-def test_tiny_sums_are_solved_lines_and_one_to_solve(category: str, sign: str) -> None:
-    asked = [prompt.text for prompt in shipped("tiny").prompts if prompt.category == category]
-    assert len(asked) >= 4
-    for text in asked:
-        *solved, question = text.split("\n")
-        assert len(solved) == 3
-        for line in solved:
-            left, result = line.split(" = ")
-            a, b = map(int, left.split(f" {sign} "))
-            assert (a * b if sign == "*" else a + b) == int(result)
-        a, b = map(int, question.removesuffix(" =").split(f" {sign} "))
-        assert 1 <= min(a, b) <= max(a, b) <= 99
-        if category == "multiplication":
-            assert solved == ["8 * 12 = 96", "25 * 4 = 100", "37 * 85 = 3145"]

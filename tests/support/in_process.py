@@ -28,6 +28,12 @@ class Outcome(NamedTuple):
     stderr: str
 
     @property
+    def summary(self) -> str:
+        """All that there is to say about the newest run: its `summary.txt`."""
+        newest = max(Path().rglob("summary.txt"), key=lambda file: file.stat().st_mtime_ns)
+        return newest.read_text()
+
+    @property
     def complaint(self) -> str:
         """The error line, without what was said before it."""
         (line,) = [line for line in self.stderr.splitlines() if line.startswith("harness: ")]

@@ -20,7 +20,8 @@ from harness.commands.latency.figures.texts import compare_texts
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.commands.latency.speculation_profile import smaller_k_follow, write_acceptance
-from harness.commands.latency.tables.run import latency_document
+from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.run import latency_details
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.engines.protocol import Arm, Engine, Question
@@ -41,7 +42,7 @@ from harness.results.verdict import (
     require_verdict,
     too_many_failures,
 )
-from harness.tables.table import Document, Table
+from harness.tables.table import Answer, Document, Table
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS = 2
@@ -138,7 +139,8 @@ class Latency(Experiment):
             # Afterwards, because a cache that heeds no salts would know the prompts.
             self._compare_identical(session, engine, asking)
         self.run.suspicion = suspicion(engine, self.run)
-        write_acceptance(session, self.run)
+        if settings.results.export:
+            write_acceptance(session, self.run)
 
         example = asking.questions[0]
         self.run.experts = experts_read(engine, example)
@@ -173,11 +175,11 @@ class Latency(Experiment):
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)
 
-    def document(self, rows: Sequence[LatencyRow]) -> Document:
-        """The report of this run, and its profiles."""
-        if not self.prompt_rows:
-            return []
-        return [*latency_document(rows, self.prompt_rows), *self.profiles]
+    def document(self, rows: Sequence[LatencyRow]) -> Answer:
+        return latency_answer(rows, self.prompt_rows)
+
+    def details(self, rows: Sequence[LatencyRow]) -> Document:
+        return [*latency_details(rows, self.prompt_rows), *self.profiles]
 
     def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and what they spend their time on."""
@@ -229,11 +231,12 @@ class Latency(Experiment):
             if engine.queues:
                 self._keep(session, answers, new=list(answers)[-1:])
 
-        def after_question(question: Question, answers: Answers) -> None:
+        def after_question(question: Question, answers: Answers) -> str | None:
             for arm in again:
                 generate(engine, arm, conversations.for_arm(question, arm.name))
             if not engine.queues:
                 self._keep(session, answers, new=list(answers))
+            return self._so_far()
 
         self._ask(
             session,
@@ -244,6 +247,19 @@ class Latency(Experiment):
             after_answer=after_answer,
             is_enough=is_enough,
         )
+
+    def _so_far(self) -> str | None:
+        """The present estimate of the speed-up, for the line about progress."""
+        if len(self.run.arms) < 2:
+            return None
+        seconds_per_token = []
+        for measured in self.run.arms.values():
+            seconds = sum(answer.seconds for answer in measured.generations)
+            num_tokens = sum(request.num_tokens for request in measured.requests)
+            if not seconds or not num_tokens:
+                return None
+            seconds_per_token.append(seconds / num_tokens)
+        return f"{seconds_per_token[0] / seconds_per_token[1]:.2f}× so far"
 
     def _ask(self, session: Session, asking: Asking, **options: Any) -> dict[str, list[Generation]]:
         """Give every arm every question; `options` are those of `ask_all`."""

@@ -30,7 +30,7 @@ from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.interleaving import ask_all
-from harness.measuring.progress import say
+from harness.measuring.progress import note
 from harness.measuring.session import Session
 from harness.prompts.sets import PromptSet, load_prompts
 from harness.records.experiment import Experiment
@@ -185,7 +185,7 @@ class Map(Experiment):
         k = self.draft_tokens[cell[2]]
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
-        say(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
+        note(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
         engine = self._open(session, batch_size, encoded.longest, decoding)
         num_asked = self._num_asked(batch_size)
         num_prompts = min(num_asked, len(encoded.prompts))
@@ -298,7 +298,7 @@ class Map(Experiment):
         """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
         files: dict[str, str] = {}
         schedule = schedule_of(rows)
-        if not isinstance(schedule, str):
+        if self.settings.results.export and not isinstance(schedule, str):
             files |= schedule_files(schedule, _draft_for_vllm(session))
         plots = optional_plots()
         if plots is not None:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TypeGuard
 
 from harness.commands.map.rows import MapRow
-from harness.commands.map.schedules import Schedule, schedule_files, unsayable
+from harness.commands.map.schedules import Schedule, unsayable
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, settings_line, title
@@ -256,8 +256,8 @@ def _next_step(cells: Sequence[MapRow]) -> str:
         return f"No schedule of K for servers: {schedule}."
     load = load_of(cells)
     ranges = ", ".join(f"K={k} at {_range(first, last)}" for first, last, k in schedule)
-    texts = [f"Next, by {load}: {ranges} ({', '.join(schedule_files(schedule, {}))})."]
-    texts += [f"No file for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
+    texts = [f"Next, by {load}: {ranges} (export=true writes it for vLLM and others)."]
+    texts += [f"Not for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
     by_size = grouped([row for row in cells if row.measured], _size_of)
     undecided = [
         size

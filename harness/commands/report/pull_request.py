@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.latency.tables.run import figure_in_words, in_words
+from harness.commands.latency.tables.run import figure_in_words, headline
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, pair_name, settings_line
-from harness.results.verdict import judge, verdict_of
+from harness.results.verdict import judge
 
 
 def pull_request(runs: Sequence[Run]) -> Iterator[str]:
@@ -28,7 +28,8 @@ def _lines(run: Run) -> Iterator[str | None]:
     method = last.draft_method or "none"
     served = f", served as {last.served_model}" if last.served_model else ""
     yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
-    yield f"**{in_words(verdict_of(last))}**"
+    head = headline(last)
+    yield f"**{head.text}** ({head.more})"
     if last.decode_speedup is not None:
         speedup = judge(last.decode_speedup)
         yield f"without the time to the first token: {figure_in_words(speedup)}"

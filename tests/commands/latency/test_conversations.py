@@ -99,7 +99,7 @@ TALK = (
 @pytest.mark.usefixtures("settings")
 def test_latency_answers_all_turns(harness: Harness) -> None:
     outcome = harness(*TALK, "prompts.turns=all")
-    assert "turn 3" in outcome.stdout
+    assert "turn 3" in outcome.summary
     regular, speculative = results().to_dict("records")
     assert regular["num_prompts"] == speculative["num_prompts"] == 6
     assert speculative["identical_prompts"] == 6

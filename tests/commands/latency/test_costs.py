@@ -38,7 +38,7 @@ def predicted(*args: Any, **changes: Any) -> list[float]:
 
 
 def by_k(pair: tuple[LatencyRow, LatencyRow]) -> str | None:
-    lines = dict(row.cells for row in reason(*pair).rows)
+    lines = dict(row.cells for table in reason(*pair) for row in table.rows)
     return lines.get("by K")
 
 
@@ -99,5 +99,5 @@ def test_no_token_of_a_block_is_tested_by_itself() -> None:
         "conditional_acceptance_rate": 0.8,
         "acceptance_by_position": [0.9, 0.8, 0.7, 0.6],
     }
-    assert "of those tested" in str(reason(*rows(1.2, **tested)))
-    assert "of those tested" not in str(reason(*rows(1.2, rule="block", **tested)))
+    assert "of those tested there" in str(reason(*rows(1.2, **tested)))
+    assert "of those tested there" not in str(reason(*rows(1.2, rule="block", **tested)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.figures.ends import Ends
-from harness.commands.latency.tables.doubts import doubts
+from harness.commands.latency.tables.doubts import notes
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
@@ -72,11 +72,11 @@ def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
     # Without drafts there is nothing to divide.
     assert ends(answer([1, END, 3], []))["num_undivided_answers"] == 0
     row = latency_run(4, 1.5, ignore_eos=True, num_prompts=2, **columns)
-    assert mentions(" ".join(doubts(row)), "after it", "1 of 2 answers")
+    assert mentions(" ".join(notes(row)), "after it", "1 of 2 answers")
     row = latency_run(
         4, 1.5, ignore_eos=True, num_prompts=2, **{**columns, "num_undivided_answers": 0}
     )
-    assert "of 2 answers" not in " ".join(doubts(row))
+    assert "of 2 answers" not in " ".join(notes(row))
 
 
 @pytest.mark.parametrize("per_step", [True, False])
@@ -101,11 +101,11 @@ def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
     assert ends(request)["acceptance_rate_before_end"] is None
 
 
-QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=48"]
+QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=160"]
 
 
 def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:
-    shown = harness(*QUICK, "decoding=greedy").stdout
+    shown = harness(*QUICK, "decoding=greedy").summary
     row = results().iloc[-1]
     assert row["share_after_end"] > 0.05
     assert row["ignore_eos"]

@@ -159,7 +159,7 @@ def test_joules_are_told_where_gpus_count_them(
         assert row["joules_per_token"] == pytest.approx(3 / 8)
         assert (row["num_units"], row["num_throttled_units"]) == (8, 0)
     assert speculative["energy_ratio"] == pytest.approx(1.0)
-    assert mentions(outcome.stdout, "0.375 J per token regular", "1.00×")
+    assert mentions(outcome.summary, "0.375 J per token regular", "1.00×")
 
 
 def test_without_gpus_the_cells_are_empty(harness: Harness) -> None:
@@ -167,4 +167,4 @@ def test_without_gpus_the_cells_are_empty(harness: Harness) -> None:
     columns = ["joules_per_token", "energy_ratio", "num_units", "num_throttled_units"]
     rows: Any = results()[columns]
     assert rows.isna().all(axis=None)
-    assert "J per token" not in outcome.stdout
+    assert "J per token" not in outcome.summary

@@ -18,14 +18,14 @@ QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=16"]
 @pytest.mark.parametrize("draft", ["tiny_draft", "lookup", "early_exit_2", "none"])
 def test_generate_is_measured_as_our_loop_is(harness: Harness, draft: str) -> None:
     outcome = harness("latency", *QUICK, f"draft={draft}", "decoding=greedy")
-    assert "engine huggingface" in outcome.stdout
+    assert "engine huggingface" in outcome.summary
     rows = results()
     assert set(rows["engine"]) == {"huggingface"}
     assert set(rows["num_tokens"]) == {32}
     # It does not tell where its time goes, so nothing can be predicted.
     assert rows[["draft_ms", "verify_ms", "target_step_ms"]].isna().all(axis=None)
     if draft != "none":
-        assert mentions(outcome.stdout, "identical", "2 of 2")
+        assert mentions(outcome.summary, "identical", "2 of 2")
         assert rows["mean_acceptance_length"][1] >= 1
 
 

@@ -110,4 +110,4 @@ def test_latency_tells_how_many_experts_a_verification_reads(
     assert speculative.num_experts == 8
     assert 2 <= speculative.experts_per_step <= 2 * batch_size
     assert speculative.experts_per_step < speculative.experts_per_verification <= 8
-    assert mentions(outcome.stdout, "verification reads", "of 8 experts in a layer")
+    assert mentions(outcome.summary, "verification reads", "of 8 experts in a layer")

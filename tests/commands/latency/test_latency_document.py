@@ -44,7 +44,8 @@ def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str
         "15 prompts (english) · 64 new tokens · K=4 · temperature 0.5 · float16",
     ]
     assert mentions(text, "1.83× faster", "1.70 to 1.95")
-    assert mentions(text, "62.5%", "76.9%", "3.50")
+    assert mentions(text, "62.5%", "3.50")
+    assert mentions(text, "of those tested", "76.9%")
     assert "100%  75%  67%  –" in text
     assert "0: 0%  1: 25%  2: 25%  3: 25%  4: 25%  of 4 iterations" in text
     assert mentions(text, "630.00", "280.00", "330.00", "20.00", "320.00")
@@ -82,17 +83,17 @@ def test_trees_of_chosen_depth_have_nodes_and_not_k(capsys: pytest.CaptureFixtur
 
 def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
-    assert "does not pay here: 0.80×" in text
+    assert mentions(text, "1.25× slower", "1.11 to 1.43")
     assert "the draft is too slow" in text
     # The phases were slower than the timed iterations: no sum.
     assert mentions(" ".join(text.split()), "630.00", "1200.00", "330.00")
 
 
 def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "makes no significant difference here: 1.05×" in printed(
+    assert "cannot tell: 1.05× (0.97 to 1.12)" in printed(
         capsys, speedup=1.05, speedup_low=0.97, speedup_high=1.12
     )
-    assert "(no interval from fewer than 8 prompts)" in printed(
+    assert "no interval from fewer than 8 prompts" in printed(
         capsys, speedup_low=None, speedup_high=None
     )
 
@@ -147,7 +148,8 @@ def test_tokens_per_iteration_are_those_of_all_iterations(
     text = printed(capsys, prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
     lines = [line.split() for line in text.splitlines()]
     assert ["story", "1", "2.50×", "12.5%", "1.10"] in lines
-    assert mentions(text, "1.10 tokens per iteration", "1.50 where something was drafted")
+    assert mentions(text, "1.10 tokens per iteration")
+    assert mentions(text, "1.50 tokens per iteration that drafted")
     assert "story" not in printed(capsys, prompts, batch_size=4), "a batch has one time"
 
 
@@ -173,7 +175,7 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "interrupted: the figures cover 15 prompts only" in text
     text = printed(capsys, weights="random", synthetic_acceptance=0.8)
     assert text.startswith("30B with draft 7B, random weights, synthetic 0.8 on")
-    assert "weights=random: times are those of the architecture" in text
+    assert "weights=random: the times are those of the architecture" in text
     assert "decoding.synthetic_acceptance=0.8: a coin accepted" in text
 
 
@@ -288,7 +290,7 @@ def test_in_batches_the_acceptance_of_all_iterations_keeps_its_line(
     lines = text.splitlines()
     places = [
         next(number for number, line in enumerate(lines) if words in line)
-        for words in ("of those tested there", "as vLLM has it", "predicted ", "its slowest row")
+        for words in ("as vLLM has it", "of those tested there", "predicted ", "its slowest row")
     ]
     assert places == sorted(places)
 

@@ -60,7 +60,7 @@ def test_latency(
 ) -> None:
     outcome = harness("latency", *chatty, *GREEDY, *typed)
     assert described in outcome.stderr
-    assert settings in " ".join(outcome.stdout.split())
+    assert settings in " ".join(outcome.summary.split())
     rows = results()
     row = rows.iloc[-1]
     assert row["identical_prompts"] == 3, "greedy output is the regular one, with every method"
@@ -72,9 +72,9 @@ def test_latency(
     )
     lossy = "decoding.rule=typical" in typed
     assert row["lossy"] == lossy
-    assert ("no longer follows the target (lossy)" in outcome.stdout) == lossy
-    assert ("speculative (lossy)" in outcome.stdout) == lossy
-    assert ("the order of prompts matters" in " ".join(outcome.stdout.split())) == (
+    assert ("no longer follows the target (lossy)" in outcome.summary) == lossy
+    assert ("speculative (lossy)" in outcome.summary) == lossy
+    assert ("the order of prompts matters" in " ".join(outcome.summary.split())) == (
         "draft.shared=true" in typed
     )
 
@@ -108,7 +108,7 @@ def test_recovery_finds_the_lossy_rule_and_no_other(
     outcome = harness(
         "recovery", *chatty, *DRAWN, *METHODS[method][0], code=int(method == "typical")
     )
-    assert ("Lossy" if method == "typical" else "Lossless") in outcome.stdout
+    assert ("Lossy" if method == "typical" else "Lossless") in outcome.summary
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.measuring import interleaving, pace
+from harness.measuring import progress as progress_module
 from harness.measuring.pace import Pace, in_words
 from harness.measuring.progress import progress
 from in_process import Harness
@@ -55,7 +56,7 @@ def test_without_a_bar_a_line_says_what_is_left_after_the_step_behind_the_warm_u
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = [0.0]
-    monkeypatch.setattr("rich.console.monotonic", lambda: times[-1])
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: times[-1]))
     with progress("drawing", 22) as advance:
         for seconds in (500.0, 530.0, 560.0):
             times.append(seconds)

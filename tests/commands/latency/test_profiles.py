@@ -30,12 +30,12 @@ def interval_at(row: Any, k: int) -> tuple[float, float]:
 
 
 def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:
-    outcome = harness("latency", *QUICK, "decoding.num_draft_tokens=5")
+    outcome = harness("latency", *QUICK, "decoding.num_draft_tokens=5", "export=true")
     real = last_row()
-    assert "by K " in outcome.stdout
+    assert "by K " in outcome.summary
     # Passes of 1, 2, 3, 5 and 6 tokens were timed.
     assert [ms is not None for ms in real.pass_ms_by_width] == [True, True, True, False, True, True]
-    assert mentions(outcome.stdout, "predicted", "acceptance alone", "verification timed by width")
+    assert mentions(outcome.summary, "predicted", "acceptance alone", "verification timed by width")
     profile_file = only("speculation_profile.json")
     profile = json.loads(profile_file.read_text())
     assert profile["method"] == "draft_model"
@@ -75,8 +75,8 @@ def test_a_mean_length_is_met(harness: Harness) -> None:
 def test_blocks_and_drafts_of_one_pass_say_nothing_of_smaller_k(
     harness: Harness, what: str
 ) -> None:
-    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=12", what)
-    assert "by K " not in outcome.stdout
+    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=12", what, "export=true")
+    assert "by K " not in outcome.summary
     row = last_row()
     assert row.pass_ms_by_width is not None
     assert getattr(row, LENGTHS) is None

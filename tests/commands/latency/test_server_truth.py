@@ -13,7 +13,7 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.latency.tables.caveats import caveats
+from harness.commands.latency.tables.doubts import caveats
 from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
@@ -43,8 +43,8 @@ def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect
     assert speculative["acceptance_source"] == "metrics"
     assert pd.isna(regular["acceptance_source"])
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
-    assert mentions(outcome.stdout, "2.33 tokens per iteration", "counters")
-    assert "answered others" not in outcome.stdout
+    assert mentions(outcome.summary, "2.33 tokens per iteration", "counters")
+    assert "answered others" not in outcome.summary
 
 
 def test_traffic_of_others_is_noticed(harness: Harness) -> None:
@@ -54,7 +54,7 @@ def test_traffic_of_others_is_noticed(harness: Harness) -> None:
     regular, speculative = results().to_dict("records")
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
     assert speculative["foreign_tokens"] == 0
-    assert mentions(outcome.stdout, "answered others", "40 of 104 tokens", "regular")
+    assert mentions(outcome.summary, "answered others", "40 of 104 tokens", "regular")
 
 
 def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
@@ -62,7 +62,9 @@ def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
     with ExitStack() as stack:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert list(results()["num_preemptions"]) == [0, 16]
-    assert mentions(outcome.stdout, "0 times in the regular arm", "16 times in the speculative arm")
+    assert mentions(
+        outcome.summary, "0 times in the regular arm", "16 times in the speculative arm"
+    )
 
 
 def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) -> None:
@@ -70,7 +72,7 @@ def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) ->
     with ExitStack() as stack:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert mentions(
-        outcome.stdout, "32 of 64 tokens", "regular", "32 of 64", "one worker of several"
+        outcome.summary, "32 of 64 tokens", "regular", "32 of 64", "one worker of several"
     )
     rows = results()
     assert list(rows["unseen_tokens"]) == [32, 32]
@@ -85,7 +87,7 @@ def test_a_page_that_could_not_be_read_once_is_read_again(harness: Harness) -> N
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert list(results()["num_uncounted"]) == [0, 0]
     assert results()["server_tokens"].iloc[-1] == 64
-    assert "could not be read" not in outcome.stdout
+    assert "could not be read" not in outcome.summary
 
 
 def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
@@ -97,7 +99,7 @@ def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
     assert 0 < row["num_uncounted"] < 8
     assert row["server_tokens"] == 8 * (8 - row["num_uncounted"])
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
-    assert mentions(outcome.stdout, "could not be read in", "laps of the speculative arm")
+    assert mentions(outcome.summary, "could not be read in", "laps of the speculative arm")
 
 
 def test_first_tokens_that_wait_in_this_process_are_said(harness: Harness) -> None:
@@ -107,7 +109,7 @@ def test_first_tokens_that_wait_in_this_process_are_said(harness: Harness) -> No
     ]
     with ExitStack() as stack:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
-    assert mentions(outcome.stdout, "ms in the regular arm", "0 ms by the server", "bottleneck")
+    assert mentions(outcome.summary, "ms in the regular arm", "0 ms by the server", "bottleneck")
     assert results()["server_time_to_first_token_ms"].iloc[-1] == pytest.approx(0.001)
 
 
@@ -145,7 +147,7 @@ def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
         urls = addresses(stack, EchoServer(**regular), EchoServer(**speculative))
         outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
     assert reason in outcome.complaint
-    assert "Speculative decoding" not in outcome.stdout
+    assert "Speculative decoding" not in outcome.summary
     assert set(results()["status"]) == {"no_verdict"}
 
 
@@ -178,11 +180,11 @@ def test_bursts_and_goodput_are_told(harness: Harness) -> None:
     # Events that this process reads late come together, too.
     assert regular["tokens_per_arrival"] >= 1
     assert speculative["tokens_per_arrival"] >= 8 / 4
-    assert mentions(outcome.stdout, "bursts", "at once")
+    assert mentions(outcome.summary, "bursts", "at once")
     assert regular["goodput_share"] == speculative["goodput_share"] == 1
     assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
     assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
-    assert mentions(outcome.stdout, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
+    assert mentions(outcome.summary, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
     for row in (regular, speculative):
         assert (
             row["time_to_first_token_p90_ms"]
@@ -206,8 +208,8 @@ def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Har
         outcome = harness("latency", *QUICK, *servers, asked)
     assert "llama-server --spec-synth-rates 0.9,0.45,0,0, or vLLM" in outcome.stderr
     assert '"synthetic_acceptance_rates": [0.9, 0.45, 0.0, 0.0]' in outcome.stderr
-    assert mentions(outcome.stdout, "and was", "2.33 tokens", "2.35 were asked for")
-    assert "synthetic [0.9,0.5,0]" in outcome.stdout
+    assert mentions(outcome.summary, "and was", "2.33 tokens", "2.35 were asked for")
+    assert "synthetic [0.9,0.5,0]" in outcome.summary
 
 
 def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
@@ -223,7 +225,7 @@ def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
     # So few iterations say little.
     assert "and was:" in said(0.75, num_tokens=20)
     assert mentions(said(4.5, mean_proposed=3.0), "and was not", "3 tokens")
-    assert "it does not tell" in said(0.9, mean_proposed=None)
+    assert "it does not report" in said(0.9, mean_proposed=None)
 
 
 def asked_texts(server: EchoServer) -> list[str]:

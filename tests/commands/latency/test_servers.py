@@ -42,10 +42,10 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
     in_flight = ["num_prompts=24", "batch_size=3", "decoding=greedy"]
     outcome = harness("latency", *QUICK, *serve(*servers), *in_flight)
-    assert "tiny with its own draft on http://127.0.0.1:" in outcome.stdout
-    assert "3 in flight" in outcome.stdout
-    assert mentions(outcome.stdout, "identical", "24 of 24")
-    assert mentions(outcome.stdout, "two places")
+    assert "tiny with its own draft · http://127.0.0.1:" in outcome.summary
+    assert "3 in flight" in outcome.summary
+    assert mentions(outcome.summary, "identical", "24 of 24")
+    assert mentions(outcome.summary, "two places")
     regular, speculative = results().to_dict("records")
     assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
@@ -80,7 +80,8 @@ finally:
     servers = EchoServer(), EchoServer(num_draft_tokens=4)
     command = [sys.executable, "-c", script, "latency", *QUICK, "decoding=greedy"]
     done = processes.run(*serve(*servers), cwd=tmp_path, command=command)
-    assert mentions(done.stdout, "identical", "9 of 9")
+    (summary,) = tmp_path.rglob("summary.txt")
+    assert mentions(summary.read_text(), "identical", "9 of 9")
     assert done.stdout.endswith("set()\n")
     assert "tiny with draft server: importing transformers\n" in done.stderr
 
@@ -89,8 +90,8 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
     """Neither K nor what a draft of that name would be here; its name is the user's label."""
     servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
     labelled = ["draft=tiny_medusa", "decoding.num_draft_tokens=8"]
-    shown = harness("latency", *QUICK, *labelled, *serve(*servers)).stdout
-    assert "tiny (vLLM 0.32.0) with draft tiny_medusa (as labelled) on http://127" in shown
+    shown = harness("latency", *QUICK, *labelled, *serve(*servers)).summary
+    assert "tiny (vLLM 0.32.0) + tiny_medusa (as labelled) · http://127" in shown
     assert "K=" not in shown
     row = results().iloc[-1]
     assert row["server"] == "vLLM 0.32.0"
@@ -135,7 +136,7 @@ def test_a_server_alone_that_speculates_is_a_speculative_arm(
     harness: Harness, serve: Serve
 ) -> None:
     server = EchoServer(num_draft_tokens=4)
-    shown = harness("latency", *QUICK, *serve(server)).stdout
+    shown = harness("latency", *QUICK, *serve(server), "export=true").summary
     assert mentions(shown, "acceptance", "33.3% of the draft tokens", "2.33 tokens")
     row = results().iloc[-1]
     assert (row["arm"], row["num_prompts"]) == ("speculative", 9)
@@ -197,7 +198,7 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
     monkeypatch.setenv("A_KEY", "sk-s3cret")
     server = EchoServer(key="sk-s3cret", fail_every=4)
     asked = "engine.api_key_variable=A_KEY", "num_warmup=0"
-    outcome = harness("latency", *QUICK, *serve(server), *asked, code=1)
+    outcome = harness("latency", *QUICK, *serve(server), *asked, "export=true", code=1)
     lines = [
         json.loads(line) for line in only("profile_export_regular.jsonl").read_text().splitlines()
     ]
@@ -211,7 +212,7 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
         7 * 8,
     )
     assert pd.isna(row["draft"])
-    assert "2 of 9 requests failed: InternalServerError" in outcome.stdout
+    assert "2 of 9 regular requests failed (InternalServerError" in outcome.summary
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
@@ -223,8 +224,8 @@ def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
     outcome = harness("latency", *QUICK, *serve(*servers), "num_warmup=0", code=1)
     reason = "0 of 9 regular requests failed and 4 of 9 speculative requests failed"
     assert f"no verdict: {reason}, the first with http://" in outcome.complaint
-    assert ".." not in outcome.stdout
-    assert "Speculative decoding" not in outcome.stdout
+    assert ".." not in outcome.summary
+    assert "faster" not in outcome.summary
     rows = results()
     assert list(rows["num_failed"]) == [0, 4]
     assert set(rows["status"]) == {"failed"}
@@ -265,7 +266,7 @@ def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
 
     addresses = serve(*servers)
     servers[1].twist = look
-    harness("latency", *QUICK, *addresses, "num_warmup=0")
+    harness("latency", *QUICK, *addresses, "num_warmup=0", "export=true")
     # Eight laps of both arms, and the regular arm's ninth.
     assert found[-1] == 17
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 18
@@ -275,12 +276,12 @@ def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
 def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
     outcome = harness("latency", *QUICK, *serve(*servers), code=3)
-    said = "No verdict: the arms did not do the same work"
+    said = "the arms did not do the same work"
     assert "no verdict: the arms did not do the same work" in outcome.complaint
     assert set(results()["status"]) == {"no_verdict"}
-    assert f"{said}: regular generated 72 tokens, speculative 27." in outcome.stdout
-    assert "3 to 8 new tokens" in outcome.stdout
-    assert "Speculative decoding" not in outcome.stdout
+    assert f"{said}: regular generated 72 tokens, speculative 27" in outcome.summary
+    assert "3 to 8 new tokens" in outcome.summary
+    assert "faster" not in outcome.summary
     assert results()["speedup"].isna().all()
     assert "no verdict" in harness("report").stdout.lower()
 
@@ -300,7 +301,7 @@ def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve:
     servers = EchoServer(), EchoServer(num_draft_tokens=4, die_after=5)
     ask = ["eval", "engine=server", "task=addition", "num_prompts=6", "batch_size=1"]
     outcome = harness(*ask, *serve(*servers), code=1)
-    said = " ".join(outcome.stdout.split())
+    said = " ".join(outcome.summary.split())
     assert "No verdict: speculative: 1 of 1 requests failed" in said
     assert "significant difference" not in said
     assert results("eval")[["difference", "mcnemar_p_value"]].isna().all(axis=None)
@@ -309,11 +310,11 @@ def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve:
 def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
     outcome = harness("latency", *QUICK, *serve(*servers))
-    assert "3 new tokens" in outcome.stdout
-    assert "8 new tokens" not in outcome.stdout
+    assert "3 new tokens" in outcome.summary
+    assert "8 new tokens" not in outcome.summary
     means = "tokens on average: regular 3.0, speculative 3.0."
-    assert f"Answers ended before decoding.max_new_tokens=8; {means}" in outcome.stdout
-    assert "Speculative decoding" in outcome.stdout
+    assert f"Answers ended before decoding.max_new_tokens=8; {means}" in outcome.summary
+    assert "cannot tell" in outcome.summary or "er     95 %" in outcome.summary
     assert list(results()["longest_answer"]) == [3, 3]
 
 
@@ -328,7 +329,7 @@ def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serv
         return event
 
     servers[1].twist = without_ids
-    shown = harness("latency", *QUICK, *addresses, "decoding=greedy").stdout
+    shown = harness("latency", *QUICK, *addresses, "decoding=greedy").summary
     assert mentions(shown, "identical", "9 of 9")
 
 
@@ -343,7 +344,7 @@ def test_answers_without_text_are_measured(harness: Harness, serve: Serve) -> No
 
     for server in servers:
         server.twist = without_text
-    assert "Speculative decoding" in harness("latency", *QUICK, *addresses).stdout
+    assert "95 % interval" in harness("latency", *QUICK, *addresses).stdout
     assert list(results()["num_tokens"]) == [72, 72]
     assert results()["time_to_first_token_ms"].isna().all()
 
@@ -377,7 +378,7 @@ def test_acceptance_far_below_what_greedy_texts_explain_is_a_fault_of_the_engine
     """A draft that is simply bad is bad greedily too, and one that is good is not looked into."""
     servers = EchoServer(), EchoServer(num_draft_tokens=4, rejects_at=rejects_at)
     sampled = ["num_prompts=20", "batch_size=4", "decoding.temperature=0.7"]
-    shown = harness("latency", *QUICK, *serve(*servers), *sampled).stdout
+    shown = harness("latency", *QUICK, *serve(*servers), *sampled).summary
     row = results().iloc[-1]
     shown = " ".join(shown.split())
     assert ("looks like a fault of the engine" in shown) == bool(suspicious)
@@ -392,7 +393,7 @@ def test_acceptance_far_below_what_greedy_texts_explain_is_a_fault_of_the_engine
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
     server = EchoServer(delay_s=0.01)
     asked = ["engine.rate=100", "num_warmup=0"]
-    shown = harness("latency", *QUICK, *serve(server), *asked).stdout
+    shown = harness("latency", *QUICK, *serve(server), *asked).summary
     (row,) = results().to_dict("records")
     assert "100 requests/s" in shown
     assert server.most_in_flight > 1
@@ -408,8 +409,8 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(
     harness: Harness, serve: Serve, dialect: str
 ) -> None:
     servers = [EchoServer(dialect=dialect, num_draft_tokens=count) for count in (None, 4)]  # type: ignore[arg-type]
-    shown = harness("latency", *QUICK, *serve(*servers)).stdout
-    assert "Speculative decoding" in shown
+    shown = harness("latency", *QUICK, *serve(*servers)).summary
+    assert "95 % interval" in shown
     told = results()[["acceptance_rate", "mean_acceptance_length"]].notna().iloc[1].tolist()
     assert told == [dialect == "llama.cpp", False]
     # The flag that makes vLLM tell, where the server may be one.
@@ -436,7 +437,7 @@ def test_recovery_of_a_server_whose_texts_are_shorter(harness: Harness, serve: S
     servers = EchoServer(), EchoServer(stop_after=3)
     outcome = harness(*RECOVERY, *serve(*servers), "decoding=greedy", code=None)
     assert outcome.exit_code in (1, 3)
-    assert "undecided" in outcome.stdout + outcome.stderr
+    assert "undecided" in outcome.summary + outcome.stderr
 
 
 def test_recovery_refuses_tokens_that_the_model_does_not_have(

@@ -47,6 +47,7 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
         "decoding=greedy",
         "decoding.num_draft_tokens=4",
         f"batch_size={batch_size}",
+        "export=true",
         *FEW,
     )
     rows = results()
@@ -73,7 +74,7 @@ def test_a_static_tree_reads_the_rates_that_a_run_measured(
     monkeypatch.setattr(PreparedTrees, "prepare", lambda head, *shapes: None)
     few = [*FEW[1:], "num_prompts=2", "decoding=greedy"]
     levels = "decoding.num_draft_tokens=4"
-    harness("latency", "draft=tiny_eagle3_tree", levels, "runner=compiled", *few)
+    harness("latency", "draft=tiny_eagle3_tree", levels, "runner=compiled", "export=true", *few)
     row = results().iloc[-1]
     assert row.runner.startswith("compiled")
     assert (row.draft_tree, row.num_draft_tokens, row.identical_prompts) == ("dynamic", 4, 2)

@@ -54,8 +54,8 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
         "weights=random:",
         "decoding.synthetic_acceptance=0.8:",
     ):
-        assert expected in outcome.stdout
-    assert "lenience" not in outcome.stdout
+        assert expected in outcome.summary
+    assert "lenience" not in outcome.summary
 
     rows = results()
     assert list(rows["weights"]) == ["random"] * 2
@@ -65,11 +65,11 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
 
     (directory,) = (tmp_path / "outputs" / "latency").glob("*/*")
     for arm in ("regular", "speculative"):
-        assert f"of {arm} decoding spend CPU time" in outcome.stdout
+        assert f"of {arm} decoding spend CPU time" in outcome.summary
         with gzip.open(directory / f"trace_{arm}.json.gz", "rt") as trace:
             names = {event.get("name") for event in json.load(trace)["traceEvents"]}
         assert {"aten::mm", "aten::linear"} & names
-    assert "aten::" in outcome.stdout
+    assert "aten::" in outcome.summary
     assert "Handler" not in outcome.stderr, "the profiler's own library is quiet"
 
 
@@ -82,7 +82,7 @@ def test_a_coin_that_always_falls_right_accepts_everything(harness: Harness) -> 
         assert pd.isna(row["identical_prompts"]), (
             "texts are not held against each other: they differ by intention"
         )
-        assert "Greedy output" not in outcome.stdout
+        assert "Greedy output" not in outcome.summary
 
 
 def test_the_rule_comes_back_with_null(harness: Harness, tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_the_roof_stands_beside_the_measurement(harness: Harness, save_model: Sa
         copy_bandwidth(torch.device("cpu"))
     )
     for name in ("target reads", "draft reads"):
-        assert name in outcome.stdout
+        assert name in outcome.summary
     alone = harness("latency", f"model={model.name}", "draft=none", *QUICK)
-    assert "target reads" in alone.stdout
-    assert "draft reads" not in alone.stdout
+    assert "target reads" in alone.summary
+    assert "draft reads" not in alone.summary
 
 
 @pytest.mark.gpu

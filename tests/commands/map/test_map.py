@@ -72,7 +72,7 @@ ROWS = [
 
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     pair = ["model=tiny", "draft=tiny_draft"]
-    outcome = harness(*QUICK, *pair, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]")
+    outcome = harness(*QUICK, *pair, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]", "export=true")
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert list(rows["num_draft_tokens"]) == [1, 2, 4] * 3
@@ -130,7 +130,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
         urls = [stack.enter_context(serving(server)) for server in servers]
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
         asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "share=1", "engine=server"]
-        outcome = harness(*QUICK, *asked, *addresses)
+        outcome = harness(*QUICK, *asked, *addresses, "export=true")
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 2, 4]
     # As the server tells by its counts.
@@ -286,8 +286,8 @@ def test_a_k_that_pays_from_a_larger_batch_on() -> None:
     text = lines(rows)
     assert mentions(text, "pays at batch size 1.3 to 16 and does not pay at batch size 1 to 1.3")
     assert schedule_of(rows) == [(1, 1, 0), (2, 16, 3)]
-    assert mentions(text, "K=0 at 1, K=3 at 2 to 16", "schedule_vllm.json, schedule_sglang.json)")
-    assert mentions(text, "No file for TensorRT-LLM", "No file for llama.cpp")
+    assert mentions(text, "K=0 at 1, K=3 at 2 to 16", "export=true")
+    assert mentions(text, "Not for TensorRT-LLM", "Not for llama.cpp")
 
 
 def test_a_cell_without_an_interval_says_nothing() -> None:

@@ -25,7 +25,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_resamples=100", "prompts=p.jsonl"]
     ran = harness("latency", f"model={model}", "draft=tiny_draft", *quick)
     shown = harness("report", "results", "outputs")
-    for text in (ran.stdout, shown.stdout):
+    for text in (ran.summary, shown.stdout):
         # The terminal wraps where it likes.
         words = "".join(text.split()).replace("│", "")
         assert "[boldred]m<i>" in words

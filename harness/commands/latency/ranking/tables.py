@@ -15,7 +15,6 @@ import pandas as pd
 from harness.commands.latency.ranking.answers import ranking_notes
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.categories import by_category
-from harness.commands.latency.tables.caveats import caveats
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
@@ -25,6 +24,7 @@ from harness.commands.latency.tables.costs import (
     share_of_predicted,
     tokens_per_iteration,
 )
+from harness.commands.latency.tables.doubts import caveats
 from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,

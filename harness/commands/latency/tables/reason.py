@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import (
+    ForK,
     best_of,
     contradicting_passes,
     costs_in_steps,
@@ -24,74 +25,80 @@ from harness.tables.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.
 _MOST_K = 8
+# The last K is still rising where it gains this much over the one before.
+_RISING = 1.01
 
 
-def reason(regular: LatencyRow, row: LatencyRow) -> Table:
-    """Acceptance, costs and prediction of the speculative arm, one per line."""
+def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
+    """Acceptance, where the time goes, and what follows, of the speculative arm."""
     # Where whole blocks are verified, no token is tested by itself.
     tested = None if row.rule == "block" else row.acceptance_by_position
     of_all = row.marginal_acceptance_by_position
     loses = row.speedup is not None and row.speedup.estimate < 1
-    return _table_of_known(
+    acceptance = (
         ("acceptance", _acceptance(row)),
-        ("by position", _by_position(tested, "of those tested there")),
-        ("", _by_position(of_all, "of all iterations, as vLLM has it")),
+        ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
         ("accepted", _histogram(row.acceptance_histogram or [])),
+        ("of those tested", _of_those_tested(row)),
+        ("by position", _by_position(tested, "of those tested there")),
+        ("where drafted", _where_drafted(row)),
+    )
+    times = (
+        *_prediction(regular, row),
+        ("by K", _by_k(regular, row)),
+        ("why", held_back_in_words(regular, row) if loses else None),
         ("target reads", _target_reads(regular)),
         ("draft reads", _draft_reads(row)),
         ("8-bit layers", _eight_bit(regular, row)),
-        ("identical arms", _identical_arms(row)),
-        *_prediction(regular, row),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
-        ("by K", _by_k(regular, row)),
-        ("why", held_back_in_words(regular, row) if loses else None),
+        ("identical arms", _identical_arms(row)),
     )
+    return [
+        Table.of_lines("acceptance", acceptance, "Acceptance: accepted ÷ proposed draft tokens"),
+        Table.of_lines("reason", times, "Where the time goes"),
+    ]
 
 
 def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
     """The cost of a target step, where there is no more to say."""
-    return _table_of_known(
-        ("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row))
-    )
-
-
-def _table_of_known(*lines: tuple[str, str | None]) -> Table:
-    """A table of the lines, name and text, that have a text; a line without a name goes on with the
-    one above.
-    """
-    return Table.of_lines("reason", [(name, text) for name, text in lines if text])
+    lines = (("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row)))
+    return Table.of_lines("reason", lines)
 
 
 def _acceptance(row: LatencyRow) -> str | None:
     tokens = tokens_per_iteration(row)
     parts = []
     if row.acceptance_rate is not None:
-        share = f"{row.acceptance_rate:.1%} of the draft tokens"
-        tested = None if row.rule == "block" else row.conditional_acceptance_rate
-        parts.append(share if tested is None else f"{share} ({tested:.1%} of those tested)")
+        parts.append(f"{row.acceptance_rate:.1%} of the draft tokens")
     if tokens:
-        length = f"{tokens:.2f} tokens per iteration{_of_those_that_drafted(row, tokens)}"
+        length = f"{tokens:.2f} tokens per iteration, the target's own one included"
         if row.num_draft_tokens == "auto":
             proposed = f"{proposed_per_iteration(row):.2f}"
             is_tree = row.draft_tree not in (None, "chain")
             length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
         parts.append(length)
     if not parts:
-        return _not_reported(row) if is_elsewhere(row.engine) else None
+        return not_reported(row) if is_elsewhere(row.engine) else None
     source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
     return "; ".join(parts) + source
 
 
-def _of_those_that_drafted(row: LatencyRow, tokens: float) -> str:
-    """` (4.29 where something was drafted)`; empty where that is the same figure as `tokens`."""
+def _of_those_tested(row: LatencyRow) -> str | None:
+    if row.conditional_acceptance_rate is None or row.rule == "block":
+        return None
+    return f"{row.conditional_acceptance_rate:.1%}: tokens behind a rejection are not tested"
+
+
+def _where_drafted(row: LatencyRow) -> str | None:
+    """The mean acceptance length, if it differs from the tokens per iteration."""
     length = row.mean_acceptance_length
-    if length is None or f"{length:.2f}" == f"{tokens:.2f}":
-        return ""
-    return f" ({length:.2f} where something was drafted)"
+    if length is None or f"{length:.2f}" == f"{tokens_per_iteration(row) or 0:.2f}":
+        return None
+    return f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
 
 
-def _not_reported(row: LatencyRow) -> str:
+def not_reported(row: LatencyRow) -> str:
     if row.drafted is False:
         return "nothing was drafted"
     may_be_vllm = row.server is None or "vLLM" in row.server
@@ -187,14 +194,26 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
         shown.append(
             f"{prediction.num_draft_tokens}: {interval(figure) or f'{figure.estimate:.2f}'}×"
         )
-    best = best_of(predictions)
-    largest = " or a larger one" if best is predictions[-1] else ""
     covers = "95 % intervals of acceptance alone; " if predictions[0].figure.has_bounds else ""
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     return (
         f"{'  '.join(shown)} predicted ({covers}verification {verification});"
-        f" the best is K={best.num_draft_tokens}{largest}"
+        f" {choice_of_k(predictions)}"
     )
+
+
+def choice_of_k(predictions: Sequence[ForK]) -> str:
+    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays."""
+    best = best_of(predictions)
+    last = predictions[-1].num_draft_tokens
+    if best.figure.estimate <= 1:
+        return f"no K from 1 to {last} pays"
+    if best is not predictions[-1]:
+        return f"K={best.num_draft_tokens} is the best of 1 to {last}"
+    rises = (
+        len(predictions) > 1 and best.figure.estimate > _RISING * predictions[-2].figure.estimate
+    )
+    return f"K={last} is the best up to {last}{' and still rising' if rises else ''}"
 
 
 def _target_reads(regular: LatencyRow) -> str | None:

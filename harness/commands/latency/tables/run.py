@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
-from harness.commands.latency.tables.caveats import mean_answer_length, run_caveats
-from harness.commands.latency.tables.doubts import limits_of_the_interval
+from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
 from harness.commands.words import arm_name, settings_line, title
-from harness.results.schema import NO_VERDICT
+from harness.results.coverage import Coverage
+from harness.results.schema import NO_VERDICT, ComparedRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.verdict import Verdict, verdict_of
 from harness.tables.table import (
     UNKNOWN,
     Column,
     Document,
     Line,
-    Style,
     Table,
     in_brackets,
     interval,
@@ -26,6 +26,7 @@ from harness.tables.table import (
     percent,
     sentences,
     times,
+    without_empty,
 )
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
@@ -35,34 +36,64 @@ _MOST_OFF = 0.02
 def latency_document(
     rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
 ) -> Document:
-    """One run in detail; empty where nothing was measured.
+    """One run in full; empty where nothing was measured.
 
     Args:
         rows: of the run, the regular arm first.
         prompts: rows of its prompts file.
     """
-    if all(row.ms_per_token is None for row in rows):
+    if not was_measured(rows):
         return []
-    last = rows[-1]
     document: list[Table | Line] = [
         Line(title(rows[0]), "strong"),
         Line(settings_line(rows), "dim"),
     ]
-    document.append(_arms(rows))
+    if has_verdict(rows):
+        head = headline(rows[-1])
+        document.append(Line(f"{head.text} ({head.more})", head.style))
+    return [*document, *latency_details(rows, prompts)]
+
+
+def latency_details(
+    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
+) -> Document:
+    """The figures behind the answer: times, acceptance, costs, categories, notes."""
+    regular = rows[0]
+    last = rows[-1]
+    document: list[Table | Line] = [_arms(rows)]
     requests = [row for row in rows if row.was_served]
     if requests:
         columns = (ARM[0], *REQUESTS)
         document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
         document += sentences("plain", _load(requests))
-    document += _verdict(rows)
+    document += sentences("plain", _decode_only(last))
+    is_alone = last.arm == "speculative" and len(rows) == 1
+    if has_verdict(rows) or is_alone:
+        document += reason(regular, last)
+    else:
+        document.append(costs_of_a_step(regular, last))
     if last.status != NO_VERDICT:
         document += _divided("categories", "category", by_category(prompts, last))
         document += _divided("turns", "turn", by_turn(prompts, last))
-    return [
-        *document,
-        *sentences("plain", _compared_texts(last, prompts)),
-        *sentences("warning", *run_caveats(rows, prompts)),
-    ]
+    against = doubts(rows, prompts)
+    about = [note for note in notes(rows) if note not in against]
+    document += sentences("warning", *against)
+    document += sentences("plain", _compared_texts(last, prompts), *about)
+    return without_empty(document)
+
+
+def was_measured(rows: Sequence[LatencyRow]) -> bool:
+    return any(row.ms_per_token is not None for row in rows)
+
+
+def has_verdict(rows: Sequence[LatencyRow]) -> bool:
+    """Whether both arms were compared, or were refused a comparison."""
+    last = rows[-1]
+    if last.status == NO_VERDICT:
+        return True
+    # A server need not report its acceptance; elsewhere a draft without any proposed nothing.
+    has_drafted = last.mean_acceptance_length is not None or last.was_served
+    return len(rows) > 1 and last.speedup is not None and has_drafted
 
 
 def _load(rows: Sequence[LatencyRow]) -> str | None:
@@ -93,40 +124,36 @@ def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
     return [table] if len(parts) > 1 else []
 
 
-def _verdict(rows: Sequence[LatencyRow]) -> Document:
-    """Whether speculation pays and why; or why that cannot be told."""
-    regular = rows[0]
-    last = rows[-1]
-    if last.status == NO_VERDICT:
-        return [Line(f"No verdict: {last.error}.", "warning"), reason(regular, last)]
-    # A server need not tell its acceptance; elsewhere a draft without any proposed nothing.
-    has_drafted = last.mean_acceptance_length is not None or last.was_served
-    if last.arm == "speculative" and len(rows) == 1:
-        return [reason(regular, last)]
-    if last.speedup is None or not has_drafted:
-        table = costs_of_a_step(regular, last)
-        return [table] if table.rows else []
-    verdict = verdict_of(last)
-    style: Style = "strong" if verdict.can_tell else "plain"
-    return [
-        Line(f"{in_words(verdict)}.", style),
-        *sentences("plain", _decode_only(last)),
-        *sentences("dim", *limits_of_the_interval(last)),
-        reason(regular, last),
-    ]
+def headline(row: ComparedRow) -> Line:
+    """The verdict on a speed-up, in one of four forms, with what it rests on.
 
-
-def in_words(verdict: Verdict, subject: str = "Speculative decoding") -> str:
-    """`Speculative decoding is 2.31× faster (95 % interval 2.18 to 2.42 over 15 prompts)`."""
-    if not verdict.can_tell:
-        figure = figure_in_words(verdict)
-        return f"Cannot tell whether {subject[:1].lower()}{subject[1:]} pays: {figure}"
-    speedup = figure_in_words(verdict)
+    `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval: 3 prompts, 8
+    needed`.
+    """
+    if row.status == NO_VERDICT:
+        return Line("no verdict", "warning", f"{row.error}")
+    verdict = verdict_of(row)
+    speedup = verdict.speedup
+    if math.isnan(speedup.estimate):
+        return Line("cannot tell", "warning", verdict.reason)
+    coverage = Coverage.of(speedup)
+    if not speedup.has_bounds:
+        text = verdict.reason
+        if coverage is not None and "fewer than" in text:
+            text = f"no interval: {counted(coverage.num_units, coverage.unit)}, {FEWEST_FOR_INTERVAL} needed"
+        return Line(text, "strong", f"{times(speedup.estimate)} in this run")
+    covers = f", over {speedup.covers}" if speedup.covers else ""
+    if coverage is not None and coverage.num_runs is None:
+        covers += " of one run"
     if verdict.conclusion == "faster":
-        return f"{subject} is {speedup.replace('×', '× faster', 1)}"
+        bounds = interval(speedup)
+        return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
     if verdict.conclusion == "slower":
-        return f"{subject} does not pay here: {speedup}"
-    return f"{subject} makes no significant difference here: {speedup}"
+        bounds = interval(Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low))
+        more = f"95 % interval {bounds}{covers} (speed-up {times(speedup.estimate)})"
+        return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
+    because = verdict.reason or f"95 % interval{covers}, includes 1"
+    return Line(f"cannot tell: {times(speedup.estimate)} ({interval(speedup)})", "strong", because)
 
 
 def figure_in_words(verdict: Verdict, num_compared: int = 1) -> str:

@@ -1,0 +1,151 @@
+"""The answer of one run of `latency` in a dozen lines: the verdict, both arms, why, and what to type next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.costs import (
+    AUTO_GAVE_UP,
+    auto_gave_up,
+    best_of,
+    costs_in_steps,
+    held_back,
+    predicted_by_k,
+    proposed_per_iteration,
+    tokens_per_iteration,
+)
+from harness.commands.latency.tables.doubts import doubts
+from harness.commands.latency.tables.reason import choice_of_k, not_reported
+from harness.commands.latency.tables.run import has_verdict, headline, was_measured
+from harness.commands.words import arm_name, device_of, pair_name, settings_line, typed_again
+from harness.engines.registry import is_elsewhere
+from harness.results.coverage import Coverage
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.verdict import verdict_of
+from harness.tables.table import Answer, Bar, Bars, Line, Table
+
+# More prompts than this are not asked for: such a small difference is none that matters.
+_MOST_PROMPTS = 500
+
+
+class Step(NamedTuple):
+    """What to do next: why, and the setting to add to the command."""
+
+    text: str
+    setting: str
+
+
+def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Answer:
+    """At most twelve lines of 80 characters about one run; empty where nothing was measured.
+
+    Args:
+        rows: of the run, the regular arm first.
+        prompts: rows of its prompts file.
+    """
+    if not was_measured(rows):
+        return []
+    last = rows[-1]
+    heading = f"{pair_name(last, ' + ')} · {device_of(last)} · {settings_line(rows)}"
+    answer: list[Table | Line | Bars] = [Line(heading, "dim"), Line("")]
+    against = doubts(rows, prompts)
+    if against:
+        others = f" (+{len(against) - 1}: details=true)" if len(against) > 1 else ""
+        answer.append(Line(f"  {against[0]}{others}", "warning"))
+    if has_verdict(rows):
+        head = headline(last)
+        answer += [Line(f"  {head.text}", head.style, head.more), Line("")]
+    measured = [row for row in rows if row.ms_per_token is not None]
+    answer.append(Bars(tuple(map(_bar, measured))))
+    steps = list(_next_steps(rows))[: 1 if against else 2]
+    width = max((len(step.text) for step in steps), default=0)
+    lines = [("Why", why) for why in _reasons(rows)]
+    lines += [("Next", f"{step.text:{width}}   {typed_again(step.setting)}") for step in steps]
+    named = [
+        (name if place == 0 or lines[place - 1][0] != name else "", text)
+        for place, (name, text) in enumerate(lines)
+    ]
+    if named:
+        answer += [Line(""), Table.of_lines("next", named)]
+    return answer
+
+
+def _bar(row: LatencyRow) -> Bar:
+    figures = [f"{row.ms_per_token:.2f} ms/token"]
+    if row.tokens_per_second:
+        figures.append(f"{row.tokens_per_second:.1f} tokens/s")
+    if row.time_to_first_token_ms:
+        figures.append(f"first token {row.time_to_first_token_ms:.1f} ms")
+    return Bar(arm_name(row), row.ms_per_token or 0.0, tuple(figures))
+
+
+def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    """Acceptance and its price; of a loss also what causes it."""
+    regular, row = rows[0], rows[-1]
+    tokens = tokens_per_iteration(row)
+    known = []
+    if row.acceptance_rate is not None:
+        known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
+    if tokens is not None:
+        known.append(f"{tokens:.1f} tokens per iteration")
+    if not known:
+        if is_elsewhere(row.engine) and row.arm == "speculative":
+            yield f"acceptance is {not_reported(row)}"
+        return
+    text = ": ".join(known)
+    costs = costs_in_steps(regular, row)
+    if costs is not None:
+        price = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
+        text += f" at the price of {price:.2f} steps"
+    yield text
+    limit = held_back(regular, row)
+    if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
+        yield AUTO_GAVE_UP if auto_gave_up(row) else limit.in_short
+
+
+def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
+    """What would make the answer better, the most useful first."""
+    regular, row = rows[0], rows[-1]
+    if row.test:
+        yield Step("measure", "test=false")
+        return
+    if row.status == NO_VERDICT or not has_verdict(rows):
+        return
+    verdict = verdict_of(row)
+    coverage = Coverage.of(row.speedup)
+    num_units = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
+    if coverage is not None and not verdict.speedup.has_bounds:
+        yield Step("an interval", f"num_prompts={FEWEST_FOR_INTERVAL * num_units}")
+    elif verdict.conclusion == "no difference" and row.visible_difference and coverage:
+        distance = abs(math.log(verdict.speedup.estimate))
+        needed = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
+        if needed <= _MOST_PROMPTS:
+            number = math.ceil(max(needed, 2 * coverage.num_units)) * num_units
+            yield Step(
+                f"enough prompts for a difference of {distance:.0%}", f"num_prompts={number}"
+            )
+    predictions = predicted_by_k(regular, row)
+    if predictions:
+        best = best_of(predictions)
+        choice = choice_of_k(predictions)
+        if best.figure.estimate > 1 and best is not predictions[-1]:
+            yield Step(
+                f"{choice}, {best.figure.estimate:.2f}× predicted", f"K={best.num_draft_tokens}"
+            )
+        elif "rising" in choice:
+            yield Step(choice, f"K={2 * best.num_draft_tokens}")
+        elif best.figure.estimate <= 1:
+            yield from _other_drafts(rows, choice)
+    elif verdict.conclusion == "slower":
+        yield from _other_drafts(rows, "it does not pay")
+    if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
+        yield Step("how far off another run may be", "repeats=5")
+
+
+def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
+    """A draft that costs nothing, where another one does not pay."""
+    if rows[-1].draft not in ("lookup", "suffix"):
+        yield Step(f"{finding}; a draft that costs nothing", "draft=lookup")

@@ -1,0 +1,131 @@
+"""The answer that a run of `latency` prints: short at any width, and the same verdict as anywhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.commands.latency.tables.answer import latency_answer
+from harness.config.machine import note_command_line
+from harness.tables.table import Bar, Bars
+from harness.tables.terminal import as_text, print_document
+from in_process import QUICKEST_PAIR, Harness
+from report_files import latency_run
+from wording import mentions
+
+FIGURES: dict[str, Any] = {
+    "num_tokens": 960, "iteration_ms": 630.0, "mean_proposed": 4.0, "acceptance_rate": 0.625,
+    "mean_acceptance_length": 3.5, "draft_ms": 80.0, "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.83,
+    "speedup_low": 1.7, "speedup_high": 1.95, "speedup_covers": "15 prompts", "processor_share": 1.0,
+    "ignore_eos": True, "acceptance_length_by_num_draft_tokens": [1.9, 2.6, 3.1, 3.5], "visible_difference": 0.05,
+}  # fmt: skip
+
+
+def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
+    note_command_line(arguments.split())
+    regular, speculative = latency_run(**FIGURES | changes)
+    costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
+    rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
+    return as_text(latency_answer(rows), width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_it_fits_twelve_lines_and_bars_are_aligned(width: int, share: float) -> None:
+    text = answer(width, processor_share=share)
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 80:
+        assert len(text.splitlines()) <= 12
+    regular, speculative = (line for line in text.splitlines() if "ms/token" in line)
+    assert regular.index("ms/token") == speculative.index("ms/token")
+    assert regular.count("█") > 1.5 * speculative.count("█") > 0
+
+
+def test_the_four_forms_of_the_verdict() -> None:
+    assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
+    slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
+    assert mentions(slower, "1.25× slower", "1.18 to 1.33", "speed-up 0.80×")
+    unsure = answer(speedup=0.74, speedup_low=0.38, speedup_high=1.56)
+    assert mentions(unsure, "cannot tell: 0.74× (0.38 to 1.56)")
+    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "3 prompts"}
+    without = answer(**few, num_prompts=3)
+    assert mentions(without, "no interval: 3 prompts, 8 needed")
+    assert mentions(without, "harness latency num_prompts=8")
+    assert not mentions(without, "faster")
+    regular, speculative = latency_run(**FIGURES)
+    error = {"status": "no_verdict", "error": "the regular server drafts", "speedup": None}
+    refused = as_text(latency_answer([regular, dataclasses.replace(speculative, **error)]), 80)
+    assert mentions(refused, "no verdict", "the regular server drafts")
+    assert "Next" not in refused
+
+
+def test_a_doubt_stands_above_the_verdict() -> None:
+    text = answer(processor_share=0.4, load=9.0, num_cores=4, num_threads=4, interleaved=False)
+    assert mentions(text, "not quiet", "40%", "OMP_NUM_THREADS=1")
+    assert text.index("not quiet") < text.index("1.83× faster")
+    assert "details=true" in text
+    assert "take turns" not in text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found", "setting"),
+    [
+        ([1.9, 2.6, 3.1, 3.5], "K=4 is the best up to 4 and still rising", "K=8"),
+        ([1.9, 1.95, 1.96, 1.96], "K=1 is the best of 1 to 4", "K=1"),
+        ([1.01, 1.01, 1.01, 1.01], "no K from 1 to 4 pays; a draft that costs nothing", "draft=lookup"),
+    ],
+)  # fmt: skip
+def test_k_is_chosen_in_one_way(lengths: list[float], found: str, setting: str) -> None:
+    changes = {"acceptance_length_by_num_draft_tokens": lengths}
+    text = answer(tokens_per_iteration=lengths[-1], **changes)
+    assert mentions(text, found, f"harness latency {setting}")
+
+
+def test_the_next_command_is_the_one_that_was_typed_with_a_change() -> None:
+    typed = answer(arguments="latency decoding.num_draft_tokens=4 seed=1 details=true")
+    assert mentions(typed, "harness latency seed=1 K=8")
+    assert mentions(answer(arguments="latency -m K=2,4"), "the same with K=8")
+
+
+def test_a_target_alone_has_its_times_and_no_verdict() -> None:
+    (regular,) = latency_run(draft=None, num_draft_tokens=None)
+    text = as_text(latency_answer([regular]), 80)
+    assert "ms/token" in text
+    assert "×" not in text
+    assert latency_answer(latency_run(status="failed", error="killed")) == []
+
+
+def test_details_are_in_the_summary_and_printed_when_asked_for(harness: Harness) -> None:
+    quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    short = harness(*quick)
+    assert len(short.stdout.splitlines()) < 15
+    assert "target reads" not in short.stdout
+    assert "target reads" in short.summary
+    # Fewer than eight prompts: no conclusion.
+    assert not mentions(short.stdout, "faster")
+    (directory,) = {file.parent for file in Path().rglob("summary.txt")}
+    names = {file.name for file in directory.iterdir() if not file.name.startswith(".")}
+    tables = {"latency.csv", "latency_prompts.csv"}
+    assert names == tables | {"environment.json", "result.json", "summary.txt"}
+    assert "target reads" in harness(*quick, "details=true").stdout
+
+
+def test_settings_of_the_output_make_no_other_measurement(harness: Harness) -> None:
+    quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    harness(*quick)
+    again = harness(*quick, "-m", "seed=0", "details=true")
+    assert "measured before" in again.stderr
+
+
+def test_bars_are_plain_where_letters_are() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    bars = Bars((Bar("a", 2.0, ("2",)), Bar("b", 1.0, ("1",))))
+    print_document([bars], Console(file=stream, width=40))
+    stream.flush()
+    text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert text.count("#") == 36
