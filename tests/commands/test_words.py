@@ -33,6 +33,8 @@ COMMANDS = [
 # Where results go and how a sweep is carried out.
 NOT_MEASURED = {
     "results.file",
+    "results.details",
+    "results.export",
     "resume",
     "job_timeout_s",
     "gpus_per_job",
