@@ -100,7 +100,7 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     timed = [row for row in rows if row.regular_ms_per_token is not None]
     races_by_name: dict[tuple[str, object], list[CompareRow]] = {}
     for name, row in zip(told_apart(timed), timed, strict=True):
-        cell = f"{name.pair}\n{' · '.join(name.settings)}".strip()
+        cell = f"{name.pair}\n{' · '.join(name.settings.values())}".strip()
         races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
     lines = [TableRow((*key, *_medians(races))) for key, races in races_by_name.items()]
     columns = (

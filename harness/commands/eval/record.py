@@ -125,5 +125,11 @@ class Eval(Command):
 
         return accuracy_losses(runs)
 
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """Accuracy, question by question."""
+        from harness.commands.regress.comparisons import change_of_accuracy
+
+        return [change_of_accuracy(sides)]
+
 
 RECORD = Eval()

@@ -95,7 +95,7 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
         for row, name in zip(plans, told_apart(plans), strict=True):
-            settings[id(row)] = "\n".join(name.settings)
+            settings[id(row)] = "\n".join(name.settings.values())
     return [_NamedPlan(row, settings[id(row)]) for row in rows]
 
 
