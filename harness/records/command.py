@@ -18,7 +18,7 @@ from harness.config.run import RunSettings
 if TYPE_CHECKING:
     from harness.results.row import Row
     from harness.results.schema import RunRow
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 
 class Command(Record):
@@ -99,7 +99,7 @@ class Command(Record):
 
         return [figures_table(self.name, [row for run in runs for row in run.rows])]
 
-    def pooled(self, rows: Sequence[Any]) -> Document:
+    def pooled(self, rows: Sequence[Any]) -> Answer:
         """The document of a job that was repeated, from its rows over all repetitions."""
         return []
 

@@ -15,7 +15,7 @@ from harness.records.command import Command
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 # Requests of a lap that are sent at random times.
 OPEN_LOOP_LAP = 8
@@ -192,10 +192,10 @@ class Latency(Command):
         reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
         return [pairs_table(pairs), *reasons, *trees_tables(pairs)]
 
-    def pooled(self, rows: Sequence[Any]) -> Document:
-        from harness.commands.latency.tables.run import latency_document
+    def pooled(self, rows: Sequence[Any]) -> Answer:
+        from harness.commands.latency.tables.answer import latency_answer
 
-        return latency_document(rows)
+        return latency_answer(rows)
 
     def report(self, runs: Sequence[Any]) -> Document:
         from harness.commands.latency.ranking.pairs import latency_pairs
