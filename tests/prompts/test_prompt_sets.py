@@ -266,7 +266,7 @@ def test_without_pyarrow_a_parquet_file_names_the_extra(
     file.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'harness\[parquet\]'"):
+    with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'specharness\[parquet\]'"):
         load_prompts(PromptSettings(name="mine", file=str(file)))
 
 
