@@ -53,7 +53,7 @@ def test_help_about_a_word_shows_what_has_it(harness: Harness) -> None:
     (title, first, *_) = harness("help", "K").stdout.splitlines()
     assert (title, first.split()[0]) == ("decoding", "decoding.num_draft_tokens")
     complaint = harness.refused("latency", "-h", "xyz")
-    assert complaint.startswith("xyz: nothing in the help of latency has this word; there are all,")
+    assert complaint.startswith("xyz: is not in the help of latency; its sections: all,")
 
 
 def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:

@@ -330,7 +330,7 @@ MISTAKES = {
     "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
-    "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, and draft=none is none",
+    "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, but draft=none",
     "latency draft=tiny_eagle3_tree_tree": "draft=tiny_eagle3_tree_tree: no such preset",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for models and heads, not for draft=lookup",
     "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",

@@ -31,8 +31,8 @@ _CHOSEN: Mapping[object, Methods | Engines] = {
 }
 
 # The largest integer of torch and numpy.
-_MOST = 2**63 - 1
-# What a value may be, for errors.
+_LARGEST = 2**63 - 1
+# Types of values in the words of error messages.
 _IN_WORDS: Mapping[object, Sequence[str]] = {
     int: ("a whole number",),
     float: ("a number",),
@@ -77,8 +77,10 @@ def setting_hints(kind: type, prefix: str = "") -> dict[str, Any]:
         group = _group_of(hint)
         if group in _CHOSEN:
             for chosen in _CHOSEN[group].settings_classes():
-                own = _hints(chosen)
-                hints |= {f"{prefix}{name}.{key}": own[key] for key in chosen.setting_names()}
+                chosen_hints = _hints(chosen)
+                hints |= {
+                    f"{prefix}{name}.{key}": chosen_hints[key] for key in chosen.setting_names()
+                }
         elif group is not None:
             hints |= setting_hints(group, f"{prefix}{name}.")
     return hints
@@ -138,7 +140,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         is_number = kind in (float, str) and type(value) in (int, float)
         converted = kind(value) if is_number else value
         if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
-            if kind is int and abs(converted) > _MOST:
+            if kind is int and abs(converted) > _LARGEST:
                 raise SettingError(setting, "must be below 2^63", value)
             return converted
     if tuple in origins and not isinstance(value, Mapping):
@@ -155,16 +157,14 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
 
 
 def _group(kind: type, value: Any, setting: str) -> Any:
-    """A group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
+    """The dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
     if not isinstance(value, Mapping):
         example = next(iter(_hints(kind)))
         rule = f"must be a group of settings, such as {setting}.{example}=..."
         raise SettingError(setting, rule, value)
     if issubclass(kind, ModelSettings) and value.get("name") == "none":
         for key in set(value) - {"name"}:
-            raise SettingError(
-                f"{setting}.{key}", "needs a draft, and draft=none is none", value[key]
-            )
+            raise SettingError(f"{setting}.{key}", "needs a draft, but draft=none", value[key])
         return None
     if kind in _CHOSEN:
         kind = _CHOSEN[kind].settings_class(value)

@@ -1,6 +1,7 @@
 """`--help` of a command, from its record, its settings and the configuration that was typed.
 
-`harness latency --help` is a page; `--help all` is everything, and `--help WORD` a part of it, or what has the word.
+`harness latency --help` is a page, `--help all` is everything, and `--help WORD` is a section, or the entries with
+the word.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from harness.records.command import Command
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
-# Settings of a section that the page shows.
+# How many settings of a section the page shows.
 _MOST_SETTINGS = 8
-# A value that is longer is left out where one line is to do.
+# Longer values are left out on the page, where a setting has one line.
 _LONGEST_VALUE = 20
 # The settings of all commands that the page shows.
 _USED_MOST = (
@@ -56,12 +57,12 @@ def shown(command: Command, settings: Sequence[str], topic: str, presets: str | 
     Hydra's own `--help` looks through all presets twice.
 
     Args:
-        settings: those that are typed.
+        settings: overrides that were typed, which the values follow.
         topic: a section, `all` of them, or a word that entries have; "" for the page.
-        presets: a directory with presets of the user's own.
+        presets: a directory with the user's presets; None for none.
 
     Raises:
-        SettingError: nothing has the word.
+        SettingError: no section or entry has the word.
     """
     searched = create_config_search_path(str(names.CONF))
     if presets is not None:
@@ -76,7 +77,7 @@ def shown(command: Command, settings: Sequence[str], topic: str, presets: str | 
 
 
 def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[str]) -> str:
-    """What most users need, in about forty lines, and the settings of a draft or engine that is typed."""
+    """The help that most users need, in about forty lines, with the settings of a draft or engine that was typed."""
     width = terminal_width()
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
     parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
@@ -86,14 +87,14 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
         values = [name.partition("=")[2] for name, _, _ in sections[f"{topic}s"]]
         choices.append((f"{topic}=", ", ".join(values)))
     if "prompts" in sections:
-        choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or a file of your own"))
+        choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or your own file"))
     parts.append("\n".join(_line(name, text) for name, text in choices))
     every = {entry[0]: entry for entries in sections.values() for entry in entries}
-    own_class = vars(command.settings).get("__annotations__", {})
-    # What only this command has comes first.
-    own = sorted(sections.get(command.name, ()), key=lambda entry: entry[0] not in own_class)
+    only_here = vars(command.settings).get("__annotations__", {})
+    # Settings that only this command has come first.
+    of_command = sorted(sections.get(command.name, ()), key=lambda entry: entry[0] not in only_here)
     chosen = [entries for title, entries in sections.items() if title in typed]
-    for entries in (own, *chosen, [every[name] for name in _USED_MOST]):
+    for entries in (of_command, *chosen, [every[name] for name in _USED_MOST]):
         lines = []
         for name, text, value in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
@@ -110,8 +111,8 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
             "K=8 is decoding.num_draft_tokens=8, a name may be typed without its group where only "
             "one group has it, and --num-prompts 30 is num_prompts=30. -m sweeps over values with "
             "commas between them, --cfg job prints the configuration, -cd DIR adds presets. "
-            f"harness help {command.name} all lists everything, and with another word what has "
-            f"it: {', '.join(sections)}, trees, ...",
+            f"harness help {command.name} all lists everything, and another word its section or "
+            f"entries: {', '.join(sections)}, trees, ...",
             width,
             break_on_hyphens=False,
         )
@@ -120,7 +121,7 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
 
 
 def _about(topic: str, command: Command, sections: dict[str, list[Entry]]) -> str:
-    """One section, all of them, or every entry that has a word.
+    """One section, all of them, or every entry with a word in its name or text.
 
     Raises:
         SettingError: no entry has it.
@@ -139,8 +140,8 @@ def _about(topic: str, command: Command, sections: dict[str, list[Entry]]) -> st
                 if name in settings or (not settings and beginning.search(f"{name} {text}")):
                     chosen.setdefault(title, []).append(entry)
     if not chosen:
-        rule = f"nothing in the help of {command.name} has this word; there are all"
-        raise SettingError(topic, f"{rule}, {', '.join(sections)}")
+        rule = f"is not in the help of {command.name}; its sections: all, {', '.join(sections)}"
+        raise SettingError(topic, rule)
     return "\n\n".join(
         "\n".join([title, *(_line(*entry) for entry in entries)])
         for title, entries in chosen.items()
@@ -148,7 +149,7 @@ def _about(topic: str, command: Command, sections: dict[str, list[Entry]]) -> st
 
 
 def _sections(command: Command, config: DictConfig) -> dict[str, list[Entry]]:
-    """All that can be typed, by topic."""
+    """Everything that can be typed: presets, drafts, engines and settings, by the title of their section."""
     loader = GlobalHydra.instance().config_loader()
     groups = ["model", "decoding", "placement", "prompts", "+experiment", "+launcher", "+sweeper"]
     options = {group: loader.get_group_options(group.lstrip("+")) for group in groups}

@@ -1,4 +1,5 @@
-"""What a user typed, as Hydra reads it: options with dashes, short names of settings, names, paths and free text.
+"""The words that a user typed, made readable for Hydra: options with dashes, short names of settings, names, paths
+and free text.
 
 latency --num-prompts 30 K=8 draft=~/my head
 ["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
@@ -31,7 +32,7 @@ from harness.menu.conversion import from_config, setting_hints
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
-# What tables and other tools call settings, whose values mean the same there.
+# Names that tables and other tools have for settings, whose values mean the same there.
 _OTHER_NAMES = {
     **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
     **dict.fromkeys(("num_assistant_tokens", "speculative_num_draft_tokens"), "num_draft_tokens"),
@@ -43,29 +44,32 @@ _OTHER_NAMES = {
     **dict.fromkeys(("batch", "bs"), "batch_size"),
     "device": "placement",
 }
-# Settings that choose a preset or what has one.
+# Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
-# What Hydra reads as a number, a truth or a list, where a name is asked for.
+# Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
-# Settings with names, or paths where files have names of their own.
+# Settings that take names, or paths of files.
 _NAMES = ("model", "draft", "engine", "prompts", "pair")
-# Settings whose commas belong to a path, and Hydra's settings that name a place.
+# Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-# In place of a value that Hydra's grammar does not have.
+# Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
 
 def for_hydra(
     words: Sequence[str], command: str, known: Mapping[str, Any]
 ) -> tuple[list[str], list[str], str]:
-    """The options of Hydra's among the words, all settings as its overrides, and the word that `--help` is about.
+    """Divide the words that were typed after a command.
 
     Args:
         known: every setting of the command, with its type.
 
+    Returns:
+        Hydra's own options, the settings as its overrides, and the word that `--help` is about, "" for none.
+
     Raises:
-        SettingError: for the first word that cannot be meant, with what to type instead.
+        SettingError: for the first word that cannot be understood, with what to type instead.
     """
     options: list[str] = []
     settings: list[str] = []
@@ -92,7 +96,9 @@ def for_hydra(
         elif word.startswith("-"):
             settings.append(_from_option(word, remaining, command, known))
         elif equals or word.startswith("~"):
-            settings.append(_with_full_name(word, known))
+            # A name that means no setting stays: Hydra looks for it.
+            setting = _only_meant(name, known) if equals else None
+            settings.append(word if setting is None else f"{setting}={value}")
         elif asks_for_help:
             topic = word
         else:
@@ -118,8 +124,8 @@ def without_dashes(words: Iterable[str]) -> list[str]:
 
 def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
     """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
-    typed, equals, value = word.lstrip("-").partition("=")
-    name = typed.replace("-", "_")
+    option, equals, value = word.lstrip("-").partition("=")
+    name = option.replace("-", "_")
     setting = _only_meant(name, known)
     if setting is None:
         hint = nearest(name, known)
@@ -127,8 +133,8 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     if equals:
         return f"{setting}={value}"
     following = remaining[0] if remaining else "-"
-    takes_truth = bool in (known[setting], *typing.get_args(known[setting]))
-    if takes_truth and following not in ("true", "false"):
+    is_switch = bool in (known[setting], *typing.get_args(known[setting]))
+    if is_switch and following not in ("true", "false"):
         return f"{setting}=true"
     is_setting = "=" in following and meant(following.partition("=")[0], known)
     if is_setting or re.match(r"-(?!\d)", following):
@@ -136,15 +142,8 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     return f"{setting}={remaining.pop(0)}"
 
 
-def _with_full_name(argument: str, known: Mapping[str, Any]) -> str:
-    """`decoding.num_draft_tokens=2,4` for `K=2,4`; other names stay as they are, and Hydra looks for them."""
-    name, equals, value = argument.partition("=")
-    setting = _only_meant(name, known) if equals else None
-    return argument if setting is None else f"{setting}={value}"
-
-
 def meant(name: str, known: Collection[str]) -> list[str]:
-    """The settings that a name may mean: itself, or those of any group, `decoding.temperature` for `temperature`."""
+    """The settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] for none."""
     if name in known:
         return [name]
     last = name.rpartition(".")[2]
@@ -186,19 +185,19 @@ def group_of(name: str) -> str | None:
 
 def _check(argument: str, known: Collection[str]) -> None:
     """Raise a SettingError for a group that is left out, or whose value is no name."""
-    typed, _, value = argument.partition("=")
-    name = typed.lstrip("+~")
+    key, _, value = argument.partition("=")
+    name = key.lstrip("+~")
     if not name:
         raise SettingError(argument, "is a value without its setting: setting=value")
     if name == "command":
         raise SettingError("command", "is the first word: harness COMMAND")
-    if typed.startswith("~") and name in (*GROUPS, "results", "results.file"):
+    if key.startswith("~") and name in (*GROUPS, "results", "results.file"):
         instead = {"draft": "draft=none", "results.file": "results.file=null"}
         rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
         raise SettingError(argument, rule)
     if name in _DIRECTORIES and value == "null":
         raise SettingError(name, "must name a directory", value)
-    if typed in GROUPS and _NO_NAME.fullmatch(value):
+    if key in GROUPS and _NO_NAME.fullmatch(value):
         rule = "must be a preset"
         if name == "draft":
             rule += "; draft=none measures the target alone"
@@ -218,8 +217,8 @@ def _readable(argument: str) -> str:
     model=./mödel,7B             model='./mödel',7B
     decoding.top_p=0.9           the same: what Hydra can read stays
 
-    A `~` at the beginning of a path becomes the home directory, and `${...}` is looked up but in a prompt.
-    `model=glob(*)` leaves out draft heads, which are no targets.
+    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt.
+    `model=glob(*)` leaves out draft heads, which cannot be targets.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")
@@ -228,31 +227,31 @@ def _readable(argument: str) -> str:
         return argument
     if name == "prompt":
         # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
-        literal = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", value)
+        literal = re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", value)
         return f"prompt={in_quotes(literal)}"
     # A comma divides values, unless all of it is one path.
     path = os.path.expanduser(value)
     if "," in value and (name in _PATHS or os.path.exists(path)):
         return f"{key}={in_quotes(path)}"
-    read = _read(argument)
+    parsed = _parsed(argument)
     is_name = name in _NAMES
     if value.startswith(("[", "{")) and not is_name:
         return argument
-    if name == "model" and isinstance(read, Glob):
-        excluded = [*map(str, read.exclude), *names.head_presets()]
-        return f"{key}=glob([{','.join(map(str, read.include))}],exclude=[{','.join(excluded)}])"
+    if name == "model" and isinstance(parsed, Glob):
+        excluded = [*map(str, parsed.exclude), *names.head_presets()]
+        return f"{key}=glob([{','.join(map(str, parsed.include))}],exclude=[{','.join(excluded)}])"
     # A mapping would change some settings of a preset, and keep its name.
-    if read is not _UNREADABLE and not (is_name and isinstance(read, dict)):
+    if parsed is not _UNREADABLE and not (is_name and isinstance(parsed, dict)):
         return argument
     parts = [os.path.expanduser(part) for part in value.split(",")]
     quoted = [
-        part if isinstance(_read(f"{key}={part}"), str) else in_quotes(part) for part in parts
+        part if isinstance(_parsed(f"{key}={part}"), str) else in_quotes(part) for part in parts
     ]
     return f"{key}={','.join(quoted)}"
 
 
-def _read(argument: str) -> Any:
-    """The value that Hydra reads; `_UNREADABLE` where its grammar has no such value."""
+def _parsed(argument: str) -> Any:
+    """The value in `key=value` as Hydra parses it; `_UNREADABLE` where its grammar has no such value."""
     try:
         return OverridesParser.create().parse_override(argument).value()
     except HydraException:
@@ -264,7 +263,7 @@ def _read(argument: str) -> Any:
 
 def in_quotes(value: str) -> str:
     """A value in single quotes: Hydra takes `\\'` for a quote in it, and `\\\\` for a backslash before one."""
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), value)
     return f"'{escaped}'"
 
 
@@ -277,7 +276,7 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
     Text stays as it is, so that it means what it means on the command line.
 
     Args:
-        known: every setting of the command, by which a group is told from a mapping.
+        known: every setting of the command: `decoding` is a group and no mapping because `decoding.top_p` is one.
 
     Raises:
         SettingError: for a value of a type that no setting has.
@@ -290,12 +289,16 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
         elif name == "draft" and value is None:
             words.append("draft=none")
         else:
-            words.append(f"{name}={value if isinstance(value, str) else _typed(name, value)}")
+            words.append(f"{name}={value if isinstance(value, str) else _in_grammar(name, value)}")
     return words
 
 
-def _typed(setting: str, value: Any) -> str:
-    """A value in Hydra's grammar."""
+def _in_grammar(setting: str, value: Any) -> str:
+    """A Python value in Hydra's grammar: `[1,2]`, `{top_p:0.9}`.
+
+    Raises:
+        SettingError: for a value of a type that no setting has.
+    """
     # NumPy's truth values and numbers.
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
@@ -308,16 +311,16 @@ def _typed(setting: str, value: Any) -> str:
         # With a slash it is a path and no preset.
         return in_quotes(path if "/" in path else f"./{path}")
     if isinstance(value, Mapping):
-        pairs = [f"{key}:{_typed(setting, part)}" for key, part in value.items()]
+        pairs = [f"{key}:{_in_grammar(setting, part)}" for key, part in value.items()]
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list | tuple | range):
-        return "[" + ",".join(_typed(setting, item) for item in value) + "]"
+        return "[" + ",".join(_in_grammar(setting, item) for item in value) + "]"
     rule = "must be text, a number, true or false, None, a path, a list or a mapping"
     raise SettingError(setting, rule, f"<{type(value).__name__}>")
 
 
 def changed(settings: Settings, assignments: str, changeable: Collection[str]) -> Settings:
-    """Settings with `key=value ...` applied, all of them or none.
+    """A copy of settings with `key=value ...` applied, all of them or none.
 
     Args:
         assignments: as typed after `:set`; a key may be short, as on the command line.
@@ -344,7 +347,7 @@ def changed(settings: Settings, assignments: str, changeable: Collection[str]) -
                 key, [*changeable, *(name.rpartition(".")[2] for name in changeable)]
             )
             raise SettingError(key, f"no such setting{suggestion}; there are {listed}")
-        value = _read(word)
+        value = _parsed(word)
         if value is _UNREADABLE:
             raise SettingError(key, "has a value that cannot be read")
         *groups, last = setting.split(".")

@@ -32,7 +32,7 @@ def run(config: Any) -> Sequence[Any]:
         config: the configuration that Hydra composed, with the command's name as `command`.
 
     Raises:
-        HarnessError: a setting is wrong, the run failed, or its answer is not the good one.
+        HarnessError: a setting is wrong, the run failed, or its verdict is a bad one.
     """
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -93,17 +93,17 @@ def _check_directory(
     if kind is None:
         return
     directory = sweep or Path(hydra.runtime.output_dir)
-    setting, typed = "hydra.run.dir", hydra.run.dir
+    setting, value = "hydra.run.dir", hydra.run.dir
     if sweep is not None:
-        setting, typed = "hydra.sweep.dir", hydra.sweep.dir
+        setting, value = "hydra.sweep.dir", hydra.sweep.dir
     rule = "must be another directory than that of"
     if collects_in(directory, kind, collecting_file):
         file = f"results.file={collecting_file}, which collects all runs"
-        raise SettingError(setting, f"{rule} {file}", typed)
+        raise SettingError(setting, f"{rule} {file}", value)
     # A single run leaves such a file alone, and writes another one.
     if sweep is not None and SweepFile(sweep, kind).is_foreign():
         file = f"your own {kind.kind}.csv, which the sweep would replace"
-        raise SettingError(setting, f"{rule} {file}", typed)
+        raise SettingError(setting, f"{rule} {file}", value)
 
 
 def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None) -> RunSettings:
@@ -133,9 +133,8 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
                     "when it starts, so that all jobs would measure the same"
                 )
                 raise SettingError(name, rule)
-    # Typed in this form, and only then, `sweep.repeats` has made a sweep over `repeat` of it.
-    share = getattr(settings, "share", None)
-    if getattr(settings, "race", False) and share is None:
+    # `sweep.repeats` has made a sweep over `share` or `repeat` of these, if they were typed as it reads them.
+    if getattr(settings, "race", False) and getattr(settings, "share", None) is None:
         raise SettingError("race", "must be typed as race=true, in a sweep", True)
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and (manifest is None or manifest.num_rounds == 1):

@@ -45,8 +45,8 @@ class _Crew:
     """The worker of this process, if it has one.
 
     Attributes:
-        held: the pair that the worker has loaded and its number of GPUs: all settings that decide
-            them, as text. The number of a repeat is one of them, so that each has a new process.
+        held: all settings that decide which pair the worker loads and on how many GPUs, as text.
+            The number of a repeat is among them, so that each repeat has a new process.
         idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
         failures: errors of pairs that failed to load, by pair, number of GPUs and limit of time.
     """
@@ -110,7 +110,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
 
         reason = race.reason_to_leave(share, job.sweep, job.number)
         if reason is not None:
-            rows = [race.row_of_one_that_left(job, reason)]
+            rows = [race.row_left_out(job, reason)]
             _record(job, rows)
             return rows
     rows = _measured_before(job)
@@ -128,7 +128,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
 def _measured_before(job: Job) -> Sequence[RunRow]:
     """The rows of an earlier identical measurement, if there is one and the job may reuse it.
 
-    Rows whose figures are others than in their run's own directory were edited, and are not reused.
+    Rows with other figures than the file in their run's directory were edited, and are not reused.
     """
     settings: Any = job.settings
     file = settings.results.file
@@ -146,10 +146,10 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     if COMMANDS[job.command].repeats and settings.repeats > 1 and not has_prompts:
         # The interval over several runs needs the times of their prompts.
         return []
-    own_rows = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
+    original = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
     figures = [column for column in kind.columns().items() if column[1].kind == "figure"]
-    for row, own in zip(rows, own_rows, strict=False):
-        changed = [name for name, column in figures if column.of(row) != column.of(own)]
+    for row, unedited in zip(rows, original, strict=False):
+        changed = [name for name, column in figures if column.of(row) != column.of(unedited)]
         if changed:
             differing = f"{file} has other figures ({', '.join(changed)}) than {directory}/"
             print(f"{differing}; measured again", file=sys.stderr)
@@ -185,23 +185,23 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     """
     _crew.dismiss()
     _crew.failures.clear()
-    num_jobs = Manifest.read(directory).num_jobs
-    if not num_jobs:
+    manifest = Manifest.read(directory)
+    if not manifest.num_jobs:
         return [], 2
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
     pooled = repeats.pool(directory, rows)
     raced: Document = []
-    if Manifest.read(directory).racers and rows:
+    if manifest.racers and rows:
         from harness.sweep import race
 
         rows_of_race, raced = race.finish(directory)
         pooled = [[row] for row in rows_of_race]
-    print_sweep(command, rows, file.path, num_jobs, pooled, raced, is_refused=is_refused)
+    print_sweep(command, rows, file.path, manifest.num_jobs, pooled, raced, is_refused=is_refused)
     # A job without a row had a wrong setting.
-    missing = len({row.job for row in rows}) < num_jobs
-    of_all_runs = [row for of_job in pooled for row in of_job]
-    return [*rows, *of_all_runs], exit_code(command, rows) or (2 if missing else 0)
+    missing = len({row.job for row in rows}) < manifest.num_jobs
+    pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]
+    return [*rows, *pooled_rows], exit_code(command, rows) or (2 if missing else 0)
 
 
 def _run_quietly(job: Job) -> Sequence[RunRow]:
@@ -221,7 +221,7 @@ def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[
     """Mark complete rows as failed if the run raised an error after it had written them.
 
     So the sweep's file does not hold them as a measurement, although the file of the run does. A
-    VerdictError is no failure: it tells the result of a complete measurement.
+    VerdictError is no failure: it is the result of a complete measurement.
     """
     is_complete = all(row.status == "ok" for row in rows)
     if error is None or isinstance(error, VerdictError) or not is_complete:
@@ -282,9 +282,9 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     notes = "; ".join(filter(None, [note, _remaining(manifest, rows_of_sweep)]))
     if notes:
         words += f" ({notes})"
-    # One write, so that lines of jobs side by side do not mix.
-    # A job's line that lives may be on the terminal still.
+    # The line about progress may still be on the terminal.
     show("")
+    # One write, so that lines of jobs side by side do not mix.
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
 

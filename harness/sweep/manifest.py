@@ -1,4 +1,4 @@
-"""A sweep's directory: `sweep.json`, what is known when it begins, and a CSV file, what came of its jobs."""
+"""A sweep's directory: `sweep.json` with the facts known when it begins, and a CSV file with the rows of its jobs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Manifest:
 
     Attributes:
         started: seconds since the epoch.
-        varying: the settings in which jobs differ, `["draft", "decoding.num_draft_tokens"]`.
+        varying: the settings in which jobs differ: `["draft", "decoding.num_draft_tokens"]`.
         methods: the ways to draft of all jobs, if jobs differ in the draft; else none.
         engines: the engines of all jobs, if jobs differ in the engine; else none.
         num_rounds: how often each job is measured (`repeats`).
         results_file: the file that collects the rows of all runs; None for no such file.
-        racers: the names of the jobs that a race asks share by share (`race`); none for other sweeps.
+        racers: the settings in which each job of a race differs, as typed; empty for other sweeps.
     """
 
     num_jobs: int
@@ -87,7 +87,7 @@ class SweepFile:
         self._kind = kind
 
     def is_foreign(self) -> bool:
-        """Whether something else than rows of this kind is in its place, which must not be lost."""
+        """Whether the file has other content than rows of this kind, which must not be overwritten."""
         if not self.path.is_file() or not self.path.stat().st_size:
             return False
         return read_kind(self.path, [*row_kinds(), self._kind]) is not self._kind
@@ -159,7 +159,7 @@ class SweepCallback(Callback):
         # `pair=7B+lookup` sets both models.
         of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
         drafts = [*_choices(sweeps, "draft"), *of_pairs]
-        # An optimiser says how many jobs it runs; else there is one for each combination.
+        # An optimiser has a number of jobs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
         if not num_jobs:
             num_jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
@@ -186,11 +186,11 @@ class SweepCallback(Callback):
 
 
 def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) -> bool:
-    """Whether a directory's own file of rows is the file that collects those of all runs."""
+    """Whether the file for a directory's rows, `latency.csv`, is the one that collects the rows of all runs."""
     if not isinstance(collecting_file, str):
         return False
-    own_file = directory / f"{kind.kind}.csv"
-    return own_file.resolve() == Path(collecting_file).resolve()
+    file = directory / f"{kind.kind}.csv"
+    return file.resolve() == Path(collecting_file).resolve()
 
 
 def _swept_overrides(config: DictConfig) -> list[Override]:
@@ -209,7 +209,7 @@ def _swept_overrides(config: DictConfig) -> list[Override]:
 
 
 def _racers(sweeps: list[Override]) -> list[str]:
-    """The jobs of a share of a race, as typed, in Hydra's order."""
+    """The settings in which each job of a race differs, in the order of the job numbers of a share."""
     if not _choices(sweeps, "share"):
         return []
     varying = [
@@ -220,9 +220,9 @@ def _racers(sweeps: list[Override]) -> list[str]:
     return [" ".join(settings) for settings in itertools.product(*varying)]
 
 
-def _choices(sweeps: list[Override], group: str) -> list[str]:
-    """The values of a group in the jobs; [] where all jobs have the same."""
+def _choices(sweeps: list[Override], setting: str) -> list[str]:
+    """The values that a setting has in the jobs, as text; [] where all jobs have the same."""
     for sweep in sweeps:
-        if sweep.key_or_group == group:
+        if sweep.key_or_group == setting:
             return list(map(str, sweep.sweep_iterator()))
     return []

@@ -7,7 +7,7 @@ of them the same prompts. With `draft=lookup,suffix race=true` the jobs are
     job 1   share=1 draft=suffix
     job 2   share=2 draft=lookup      ... up to job 7
 
-A job that has left writes a row that says so in place of each further share.
+A job that has left writes a row with that reason in place of each further share (`status=left_out`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _NUM_RESAMPLES = 10_000
 
 @dataclass
 class Racer:
-    """A job and what it was asked so far.
+    """A job of the race, with its answers so far.
 
     Attributes:
         name: the settings in which it differs from other jobs, as typed.
-        times: milliseconds per token of the columns `regular` and `speculative`, by share and unit.
-        last: its last row that was measured.
+        times: milliseconds per token, with the columns `regular` and `speculative`, indexed by share and unit.
+        last: the row of its last measured share; None before the first.
+        num_prompts: that it was asked so far.
         left_after: the number of prompts after which it left; None for a job that has not.
         error: why it was not measured to the end; None where nothing went wrong.
     """
@@ -57,7 +58,11 @@ class Racer:
         return self.left_after is None and self.error is None
 
     def take(self, share: int, rows: Sequence[LatencyRow]) -> None:
-        """Add the answers to a share."""
+        """Add the answers to a share, or the error if it was not measured.
+
+        Args:
+            rows: of the share's job.
+        """
         speculative = [row for row in rows if row.arm == "speculative" and row.status == "ok"]
         if not speculative:
             self.error = next((row.error for row in rows if row.error), "it was not measured")
@@ -79,13 +84,13 @@ class Racer:
         if self.times.empty:
             return Interval()
         regular, speculative = self.times["regular"], self.times["speculative"]
-        found = ratio_of_totals(regular, speculative, _NUM_RESAMPLES, 0)
+        ratio = ratio_of_totals(regular, speculative, _NUM_RESAMPLES, 0)
         covers = f"{counted(self.num_prompts, 'prompt')}, after a selection"
-        return Interval(found.estimate, found.low, found.high, covers)
+        return Interval(ratio.estimate, ratio.low, ratio.high, covers)
 
 
 def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
-    """The jobs after some shares. Which of them have left depends on the files alone, whoever asks, and when."""
+    """The jobs after some shares. Which of them have left follows from the files alone, in any process at any time."""
     rows = [row for row in SweepFile(sweep, LatencyRow).job_rows() if isinstance(row, LatencyRow)]
     names = Manifest.read(sweep).racers
     racers = [Racer(name) for name in names]
@@ -107,7 +112,7 @@ def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
 
 
 def reason_to_leave(share: int, sweep: Path, number: int) -> str | None:
-    """Why a job of a race is not measured any more; None for one that is."""
+    """Why job `number` is not measured in this share; None for one that is."""
     racers = _standings(sweep, share - 1)
     racer = racers[number % len(racers)]
     if racer.error is not None:
@@ -118,36 +123,40 @@ def reason_to_leave(share: int, sweep: Path, number: int) -> str | None:
 
 
 def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
-    """The end of a race: a row for each job, over all prompts that it was asked, and what came of the race."""
+    """End a race: write a row for each job, over all prompts that it was asked.
+
+    Returns:
+        These rows, and the answer with a table.
+    """
     racers = _standings(sweep)
     rows = []
     for racer in racers:
         if racer.last is not None:
             columns = LatencyRow.columns().items()
-            asked = {name: one.of(racer.last) for name, one in columns if one.kind != "figure"}
+            values = {name: one.of(racer.last) for name, one in columns if one.kind != "figure"}
             # It is no measurement that another sweep could take over.
-            asked |= {"run": new_run_id(), "measurement": None, "job": None}
-            asked |= {"share": "all", "arm": "speculative"}
-            asked |= {"num_prompts": racer.num_prompts, "speedup": racer.speedup}
-            rows.append(LatencyRow(**asked))
+            values |= {"run": new_run_id(), "measurement": None, "job": None}
+            values |= {"share": "all", "arm": "speculative"}
+            values |= {"num_prompts": racer.num_prompts, "speedup": racer.speedup}
+            rows.append(LatencyRow(**values))
     append_rows(SweepFile(sweep, LatencyRow).path, rows)
     results_file = Manifest.read(sweep).results_file
     if results_file is not None:
         append_rows(Path(results_file), rows)
 
-    last = [racer for racer in racers if racer.is_running]
-    if not last:
+    remaining = [racer for racer in racers if racer.is_running]
+    if not remaining:
         return rows, [Line("Every job of the race failed.", "warning")]
-    joint = pd.concat([racer.times for racer in last], axis=1, join="inner")
+    joint = pd.concat([racer.times for racer in remaining], axis=1, join="inner")
     ranked = ranking(joint[["regular"]].T.to_numpy(), joint[["speculative"]].T.to_numpy())
-    first, *others = [last[one.index] for one in ranked if not one.worse]
+    first, *others = [remaining[one.index] for one in ranked if not one.worse]
     figures = f"{times(first.speedup.estimate)}{in_brackets(first.speedup)}"
     answer = f"{first.name} is the fastest: {figures} after {first.num_prompts} prompts."
     if others:
         names = ", ".join(racer.name for racer in [first, *others])
         answer = f"Cannot tell which is the fastest: {names}."
 
-    def came_to(racer: Racer) -> str:
+    def outcome(racer: Racer) -> str:
         if racer.error is not None:
             return f"failed: {racer.error}"
         if racer.left_after is not None:
@@ -161,17 +170,17 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
         Column("prompts", of="num_prompts"),
         Column("speed-up", times, of=lambda racer: racer.last and racer.speedup.estimate),
         Column("95 % interval", of=lambda racer: interval(racer.speedup), text=True),
-        Column("", of=came_to, text=True),
+        Column("", of=outcome, text=True),
     ]
     racers.sort(key=lambda racer: -(0 if racer.times.empty else racer.speedup.estimate))
-    note = "Intervals are over what each job was asked, after a selection."
+    note = "Each interval is over the prompts that its job was asked, after a selection."
     table = Table.of("race", "", racers, columns_of_table, notes=(note,))
     return rows, [Line(answer, "strong"), table]
 
 
-def row_of_one_that_left(job: Job, reason: str) -> RunRow:
-    """The row of a job that is not measured any more."""
-    asked = LatencyRow.setting_columns(job.settings)
+def row_left_out(job: Job, reason: str) -> RunRow:
+    """The row of a job that has left."""
+    settings = LatencyRow.setting_columns(job.settings)
     return LatencyRow(
-        run=job.run_id, status=LEFT_OUT, error=reason, directory=str(job.directory), **asked
+        run=job.run_id, status=LEFT_OUT, error=reason, directory=str(job.directory), **settings
     )

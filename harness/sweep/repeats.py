@@ -12,13 +12,12 @@ from harness.config.settings import require
 from harness.records.registry import COMMANDS
 from harness.results.files import append_rows
 from harness.results.schema import RunRow
+from harness.results.statistics.stopping import SHARES
 from harness.sweep.manifest import Manifest, SweepFile
 from harness.tables.table import grouped
 
 # A larger number is not made into a sweep: the settings refuse it.
 MOST = 1000
-# Of a race: how often jobs are asked more prompts (`statistics.stopping.share_of`).
-SHARES = 4
 
 
 def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
@@ -29,12 +28,12 @@ def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> 
     that drift of the machine meets all jobs alike.
 
     Raises:
-        SettingError: repeats or a race of a search, or a race of one job.
+        SettingError: repeats or a race together with a search, a race with repeats, or a race without -m.
     """
     is_search = any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings)
     is_race = any(re.fullmatch(r"\+*race=true", setting, re.IGNORECASE) for setting in settings)
-    typed = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
-    numbers = [int(match[1]) for match in typed if match]
+    matches = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
+    numbers = [int(match[1]) for match in matches if match]
     is_repeated = bool(numbers) and 1 < numbers[-1] <= MOST
     if not COMMANDS[command].repeats or not (is_repeated or is_race):
         return []
@@ -50,7 +49,7 @@ def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> 
 
 
 def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
-    """Pool each job's rows over its rounds; the sweep's file and the one of all runs get them too.
+    """Pool each job's rows over its rounds, and add the pooled rows to the sweep's file and to `results.file`.
 
     Jobs are numbered round by round. With draft=lookup,suffix and repeats=2 they are
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.config.settings import DraftSettings, ModelSettings, require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetSettings, StartedServer
+from harness.engines.records.server import PresetServer, PresetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ class HarnessServerSettings(PresetSettings):
     name: str = "harness_server"
 
 
-class HarnessServer(StartedServer):
+class HarnessServer(PresetServer):
     """Runs what `engine=local` runs, behind HTTP."""
 
     name = "harness_server"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetSettings, StartedServer, context_of, path_of
+from harness.engines.records.server import PresetServer, PresetSettings, context_of, path_of
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -20,7 +20,7 @@ class LlamaServerSettings(PresetSettings):
     name: str = "llama_server"
 
 
-class LlamaServer(StartedServer):
+class LlamaServer(PresetServer):
     """GGUF files, of the model and of the draft."""
 
     name = "llama_server"
@@ -35,13 +35,13 @@ class LlamaServer(StartedServer):
             is_file = model is None or model.gguf_file is not None
             require(is_file, role, rule, model and model.name)
             quantization = "none" if model is None else model.quantization
-            rule = "must be none with engine=llama_server: the file is what it is"
+            rule = "must be none with engine=llama_server: the GGUF file decides it"
             require(quantization == "none", f"{role}.quantization", rule, quantization)
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         run = opening.settings
         shared = ["--model", path_of(run.model), "--host", "127.0.0.1", "--port", "{port}"]
-        # Slots share the context.
+        # llama-server divides its context among the slots.
         size = opening.batch_size * context_of(opening)
         shared += ["--parallel", str(opening.batch_size), "--ctx-size", str(size), "--metrics"]
         on_gpu = bool(opening.planned.gpus)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # The times that `engine.slo` may bound.
 SLO = ("ttft_ms", "itl_ms")
 ARMS = ("regular", "speculative")
-# Blocks where one arm after the other has the devices, and nothing else is said.
+# `engine.blocks=auto` where one arm after the other has the devices.
 BLOCKS = 4
-# Of the body of a request, what settings of other names decide.
+# Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
     "model": "engine.model",
     "max_tokens": "decoding.max_new_tokens",
@@ -40,7 +40,7 @@ _SET_ELSEWHERE = {
     "seed": "seed",
     **dict.fromkeys(("prompt", "messages"), "prompts"),
 }
-# And what the measurement needs as it is.
+# Entries that the measurement needs as they are.
 _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
 
 
@@ -127,7 +127,9 @@ class ServerSettings(EngineSettings):
         for arm, command in (self.start or {}).items():
             setting = f"start.{arm}"
             require(arm in ARMS, "start", f"must have commands for {' and '.join(ARMS)}", arm)
-            is_list = isinstance(command, Sequence) and all(isinstance(one, str) for one in command)
+            is_list = isinstance(command, Sequence) and all(
+                isinstance(part, str) for part in command
+            )
             require(is_list and bool(command), setting, "must be a command", command)
             has_port = any("{port}" in part for part in command) or "{port}" in command
             require(has_port, setting, "must say where {port} goes", command)
@@ -246,8 +248,9 @@ class Server(EngineRecord):
         return {}
 
     def fit_together(self, opening: Opening) -> bool:
-        """Whether memory holds the servers of both arms. Of a command of the user's it is known
-        without a GPU alone, where servers take what they need.
+        """Whether memory holds the servers of both arms at once.
+
+        For the user's own commands that is assumed without a GPU, where servers take only what they need.
         """
         from harness.config.machine import gpu_names
 
@@ -319,11 +322,11 @@ class PresetSettings(ServerSettings):
         return True
 
 
-class StartedServer(Server):
+class PresetServer(Server):
     """A kind of server that is started for each arm, by the settings of the run.
 
     Attributes:
-        program: the usual command of it.
+        program: the command that usually starts it.
     """
 
     settings = PresetSettings
@@ -345,7 +348,7 @@ class StartedServer(Server):
         """The arguments of each arm's server, behind the program.
 
         Raises:
-            SettingError: for what it cannot do.
+            SettingError: the server cannot run these settings.
         """
         raise NotImplementedError
 
@@ -372,6 +375,7 @@ class StartedServer(Server):
         needed = sum(model.weight_bytes + num_slots * model.cache_bytes for model in models)
         free = free_memory(planned.gpus)
         room = sum(free[gpu] for gpu in planned.gpus) if planned.gpus else free["cpu"]
+        # Each of the two servers keeps the reserve.
         reserve = 2e9 * opening.settings.placement.reserve_gb * max(1, len(planned.gpus))
         return bool(needed + reserve <= room)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetSettings, StartedServer, context_of
+from harness.engines.records.server import PresetServer, PresetSettings, context_of
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -26,8 +26,8 @@ class SglangServerSettings(PresetSettings):
     name: str = "sglang_server"
 
 
-class SglangServer(StartedServer):
-    """One arm after the other on a GPU, of which SGLang takes all memory."""
+class SglangServer(PresetServer):
+    """SGLang takes all memory of its GPUs, so that the arms run one after the other."""
 
     name = "sglang_server"
     summary = "starts SGLang's server, with and without the draft"
@@ -63,7 +63,9 @@ class SglangServer(StartedServer):
             kind = draft.method if planned.head is None else planned.head.kind.name
             if kind not in _ALGORITHMS:
                 raise SettingError(
-                    "draft", f"is a {kind} head, which {self.name} has not", draft.name
+                    "draft",
+                    f"is a {kind} head, which engine={self.name} does not draft with",
+                    draft.name,
                 )
             k = run.decoding.most_draft_tokens
             drafting = ["--speculative-algorithm", _ALGORITHMS[kind]]

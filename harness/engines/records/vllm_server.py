@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.settings import PlacementSettings, require, require_at_least
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetSettings, StartedServer
+from harness.engines.records.server import PresetServer, PresetSettings
 from harness.engines.records.vllm import Backend, check_weights
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class VllmServerSettings(PresetSettings):
         require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
 
 
-class VllmServer(StartedServer):
+class VllmServer(PresetServer):
     """Drafts as `engine=vllm` does."""
 
     name = "vllm_server"
@@ -78,7 +78,7 @@ class VllmServer(StartedServer):
         method.check_vllm(draft)
 
     def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
-        """On a CPU each server binds its threads to the same cores, where both are seldom awake."""
+        """On a CPU both servers would bind their threads to the same cores, and wait for each other: they bind none."""
         is_alone = bool(num_blocks) or opening.settings.draft is None
         return {} if opening.planned.gpus or is_alone else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 

@@ -64,8 +64,8 @@ class Chunk(NamedTuple):
 
     Attributes:
         usage: the server's own count of all new tokens until then.
-        num_read: tokens of the prompt by the server's count; None where it does not tell.
-        num_cached: tokens of the prompt that it took from a cache; None where it does not tell.
+        num_read: tokens of the prompt by the server's count; None where it does not report it.
+        num_cached: tokens of the prompt that it took from a cache; None where it does not report it.
         verbose: empty for other servers than llama.cpp.
     """
 
@@ -111,7 +111,7 @@ def read_chunk(event: Any) -> Chunk:
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:
-    """The counts of drafts of vLLM, SGLang or llama.cpp, told apart by their fields; None without.
+    """The counts of drafts of vLLM, SGLang or llama.cpp, recognised by their fields; None without.
 
     Raises:
         AnswerError: more tokens were accepted than drafted, or a count is no number.
@@ -209,7 +209,7 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
     """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
 
     12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations
-    drafted different numbers, which their sum does not tell.
+    drafted different numbers, which do not follow from their sum.
     """
     num_iterations = sum(histogram)
     if num_iterations > _MOST_ITERATIONS:

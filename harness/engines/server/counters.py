@@ -1,8 +1,8 @@
 """Counters on a server's Prometheus page: how they grew while it answered, and the columns from
 that.
 
-They give acceptance where answers tell none, and show whether the server also answered others,
-drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
+They give acceptance where answers do not report it, and show whether the server also answered
+others, drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Counted:
 
 
 _NO_COUNTERS = ("by_position", "restarts", "running")
-_COUNTERS = [each.name for each in fields(Counted) if each.name not in _NO_COUNTERS]
+_COUNTERS = [entry.name for entry in fields(Counted) if entry.name not in _NO_COUNTERS]
 
 
 def read_counters(text: str) -> Counted:
@@ -157,7 +157,7 @@ class CounterPage:
         return None
 
     def _note_restart(self, counted: Counted, started: float | None) -> None:
-        """Count a restart where the server's start is new, or it tells none and a counter fell."""
+        """Count a restart where the server's start is new, or is not reported and a counter fell."""
         if self._last is None:
             self._newest_start = max(self._newest_start, started or 0.0)
             return

@@ -48,9 +48,9 @@ Message = TypeVar("Message")
 # New tokens of the request that finds out how a server is asked.
 _PROBE_TOKENS = 8
 
-# Seconds without a token from any request after which a line says so.
+# Seconds without a token from any request after which a line is printed about that.
 QUIET_S = 20.0
-# Seconds that a server may answer others before it is measured, and between two looks.
+# Seconds to wait for a server that still answers others before it is measured, and between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
 
@@ -175,25 +175,27 @@ class ServerEngine(Engine):
             check_same_weights(models)
 
     @property
-    def _seen(self) -> list[ServerArm]:
+    def _identified(self) -> list[ServerArm]:
         """The arms whose servers have answered, which with blocks is one at first."""
         return [arm for arm in self.arms if arm.model is not None]
 
     @property
     def reports_token_ids(self) -> bool:  # type: ignore[override]
-        return all(arm.reports_token_ids for arm in self._seen)
+        return all(arm.reports_token_ids for arm in self._identified)
 
     @property
     def salts(self) -> bool:  # type: ignore[override]
-        return all(arm.salts for arm in self._seen)
+        return all(arm.salts for arm in self._identified)
 
     @property
     def server(self) -> str | None:  # type: ignore[override]
-        return "; ".join(dict.fromkeys(arm.server for arm in self._seen if arm.server)) or None
+        return (
+            "; ".join(dict.fromkeys(arm.server for arm in self._identified if arm.server)) or None
+        )
 
     @property
     def served_model(self) -> str:  # type: ignore[override]
-        return "; ".join(dict.fromkeys(str(arm.model) for arm in self._seen))
+        return "; ".join(dict.fromkeys(str(arm.model) for arm in self._identified))
 
     @property
     def server_command(self) -> str | None:  # type: ignore[override]
@@ -223,7 +225,7 @@ class ServerArm(Arm):
         model: that it is asked for; None before it was connected for the first time.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
-        server: its name and version, as it says; None where it does not.
+        server: its name and version as it reports them; None where it does not.
 
     `connect` sets `reports_token_ids` and `never_drawn`.
     """
@@ -297,10 +299,10 @@ class ServerArm(Arm):
         self._may_be_busy = False
         self.is_connected = True
         self.num_asked = 0
-        finding = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
-        while not wait([finding], timeout=QUIET_S).done:
+        form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
+        while not wait([form_found], timeout=QUIET_S).done:
             self._engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
-        finding.result()
+        form_found.result()
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
@@ -312,9 +314,10 @@ class ServerArm(Arm):
             self._started = None
 
     def _idle_counters(self) -> Counted | None:
-        """The counters when the server has nothing else to do, or will not have for a while."""
-        self._engine.make_ready(self)
-        self.num_asked += 1
+        """The counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
+
+        After such a wait in vain a server is not waited for again.
+        """
         until = time.monotonic() + _MOST_DRAINING_S
         while (counted := self._page.read()) and counted.running and not self._may_be_busy:
             if time.monotonic() > until:
@@ -356,6 +359,8 @@ class ServerArm(Arm):
         the tokens of a row come at its end: the tokens of a piece of text depend on where it was
         cut.
         """
+        self._engine.make_ready(self)
+        self.num_asked += 1
         self._counted_before = self._idle_counters()
         num_rows = len(question.prompts)
         bodies = [self._form.body(question, row) for row in range(num_rows)]
@@ -386,7 +391,7 @@ class ServerArm(Arm):
         return as_records(received, num_rows)
 
     def _extra(self, question: Question) -> Iterator[Outgoing]:
-        """Requests for the prompts of a question, again and again, each with a salt of its own."""
+        """Requests for the prompts of a question, again and again, each with another salt."""
         for row in itertools.cycle(range(len(question.prompts))):
             number = next(self._num_extra)
             salts = [f"{salt} {number}" for salt in question.salts]
@@ -422,7 +427,7 @@ class ServerArm(Arm):
     ) -> Iterator[Message]:
         """Run `ask` and yield what it puts into the queue; it is cancelled if nobody reads on.
 
-        A line says when nothing arrives for long.
+        A line is printed when nothing arrives for long.
         """
         running = asyncio.run_coroutine_threadsafe(ask(), self._engine.loop)
         running.add_done_callback(lambda _: queue.put(None))
@@ -442,7 +447,7 @@ class ServerArm(Arm):
         running.result()
 
     def _say_if_silent(self) -> None:
-        """Say so where requests are in flight and none of them has got anything for long."""
+        """Print a line where requests are in flight and none of them has got anything for long."""
         silent_s = time.perf_counter() - self._sender.last_event
         if silent_s < QUIET_S or not self._sender.num_in_flight:
             return

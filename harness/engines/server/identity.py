@@ -1,5 +1,5 @@
-"""Asks servers who they are, version, models, and since when they run, and chooses the model that
-each is asked for: the one that the run names, and no other. Never imports torch.
+"""Asks servers for their version, models and start time, and chooses the model that each is asked for: the
+one that the run names, and no other. Never imports torch.
 
 A URL says nothing about the server behind it, which may have been restarted with other flags.
 """
@@ -38,9 +38,9 @@ class ServedModel(NamedTuple):
     """A model in a server's list.
 
     Attributes:
-        root: where its weights are; None where the server does not tell.
-        owner: `owned_by`, which tells the kind of server.
-        context: the most tokens of a prompt with its answer; None where the server does not tell.
+        root: where its weights are; None where the server does not report it.
+        owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
+        context: the most tokens of a prompt with its answer; None where the server does not report it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ServerReport:
 
     Attributes:
         about: version, models and files, by path and key.
-        started: text that changes when the server is restarted; None where it tells no such thing.
+        started: text that changes when the server is restarted; None where it reports none.
         models: that it lists; empty where it has no such list.
     """
 
@@ -71,7 +71,7 @@ class ServerReport:
 
     @property
     def owner(self) -> str | None:
-        """The kind of server, `owned_by` of its first model; None where it does not tell."""
+        """The kind of server, `owned_by` of its first model; None where it reports none."""
         return self.models[0].owner if self.models else None
 
     @property
@@ -97,7 +97,7 @@ def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] |
 
 def server_report(url: str, key: str | None = None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
-    does not tell its models now: it is still loading (503), or refuses the key (401).
+    does not list its models now: it is still loading (503), or refuses the key (401).
 
     Args:
         key: of the API.
@@ -136,9 +136,9 @@ def is_ready(url: str, key: str | None) -> bool:
 
 
 def start_time(page: str) -> str | None:
-    """When the process behind a page of counters was started; None where it does not tell."""
-    found = _START.search(page)
-    return found[1] if found else None
+    """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
+    match = _START.search(page)
+    return match[1] if match else None
 
 
 def page_of(url: str, key: str | None) -> str | None:

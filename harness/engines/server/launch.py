@@ -28,8 +28,8 @@ _MOST_STOPPING_S = 30.0
 # The end of a log that is read, in bytes.
 _READ = 100_000
 _LONGEST_LINE = 300
-# Lines that say why a server ended; vLLM's last one says only that the reason is above it.
-_TELLING = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
+# Lines with the reason why a server ended; vLLM's last one only points to a line above it.
+_REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
 _POINTS_ELSEWHERE = re.compile("see root cause above|traceback|failed core proc", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -93,18 +93,18 @@ class StartedServer:
 
     @property
     def ended(self) -> str | None:
-        """Why it has ended, from its own output; None while it runs."""
+        """Why it has ended, from its output; None while it runs."""
         code = self._guard.poll()
         if code is None:
             return None
         how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
-        return f"the {self.name} server {how}: {_telling_line(self._log)} (all of it: {self._launch.log})"
+        return f"the {self.name} server {how}: {_reason_line(self._log)} (all of it: {self._launch.log})"
 
-    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> float:
-        """Wait until it answers; the seconds since its start.
+    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
+        """Wait until it answers.
 
         Args:
-            say: gets a line where that takes long, with the last one of the server's own.
+            say: gets a line now and then where that takes long, with the last line of the server's output.
             key: of its API.
 
         Raises:
@@ -124,7 +124,6 @@ class StartedServer:
                 say(f"{self.name}: starting for {seconds:.0f} s: {last}")
                 next_line_s += _SAY_S
             time.sleep(_LOOK_S)
-        return time.monotonic() - self._started
 
     def stop(self) -> None:
         """End it, and wait until no process of it is left."""
@@ -155,9 +154,9 @@ def filled(template: str | Sequence[str], values: Mapping[str, object]) -> list[
     return parts
 
 
-def _telling_line(lines: Sequence[str]) -> str:
-    """The last line that says what went wrong, else the last one."""
-    telling = [
-        line for line in lines if _TELLING.search(line) and not _POINTS_ELSEWHERE.search(line)
+def _reason_line(lines: Sequence[str]) -> str:
+    """The last line that names an error, else the last one; never empty."""
+    reasons = [
+        line for line in lines if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line)
     ]
-    return ([*lines[-1:], *telling[-1:]] or ["it wrote nothing"])[-1]
+    return ([*lines[-1:], *reasons[-1:]] or ["it wrote nothing"])[-1]

@@ -43,7 +43,7 @@ class RequestForm:
     ) -> dict[str, Any]:
         """The request for one row of a question, as arguments of OpenAI's client.
 
-        Every parameter is set for which a server may have a default of its own.
+        Every parameter is set for which a server may have another default.
 
         Args:
             parameters: further ones, which take the place of those set here.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-from numpy.typing import ArrayLike
+from typing import TYPE_CHECKING
 
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.statistics.multiplicity import ranking
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 # Units before the first look. With fewer, a run that happens to begin with alike units ends too early.
 FIRST_LOOK = 12
@@ -43,7 +44,7 @@ def is_precise(interval: Interval, precision: float) -> bool:
     )
 
 
-# A race over the jobs of a sweep: the shares of the prompts that its jobs are asked one after the other.
+# In how many shares the jobs of a race (`race=true`) are asked the prompts.
 SHARES = 4
 # The chance that the best job of a race leaves it, over all looks.
 _FALSE_ELIMINATIONS = 0.05
@@ -53,8 +54,8 @@ def share_of(num_prompts: int, share: int) -> slice:
     """The prompts of a share, from 1 to `SHARES`: of 40 the first 8, the next 8, then 16 and 8; of 1,024 128, 128, 256
     and 512; of 20 or so a quarter each.
 
-    The first share allows for an interval, and each share as good as doubles what a job was asked, where there are
-    prompts enough for both.
+    The first share has enough prompts for an interval, and each further one about doubles the number asked so far;
+    with too few prompts for that, all shares are equal.
     """
     first = max(FEWEST_FOR_INTERVAL, num_prompts // 2 ** (SHARES - 1))
     ends = [0, *(first * 2**number for number in range(SHARES - 1)), num_prompts]
@@ -72,5 +73,8 @@ def eliminated(regular: ArrayLike, speculative: ArrayLike) -> list[int]:
     Args:
         regular, speculative: [num_jobs, num_units], times of the arms on the same prompts.
     """
+    # NumPy takes longer to import than --help may take.
+    from harness.results.statistics.multiplicity import ranking
+
     level = _FALSE_ELIMINATIONS / (SHARES - 1)
-    return [one.index for one in ranking(regular, speculative) if one.p_value < level]
+    return [ranked.index for ranked in ranking(regular, speculative) if ranked.p_value < level]
