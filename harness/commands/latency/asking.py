@@ -27,12 +27,12 @@ from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.session import Session
 from harness.prompts.sets import Occurrence, PromptSet
 
-# So many times the prompts of a batch are looked through to find a batch for the warm-up.
+# For a warm-up of n prompts, at most this many times n are encoded to find short ones.
 _MOST_WARMUP = 4
 
 
 def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
-    """Whether more answers are wanted than the set has prompts."""
+    """Whether some prompts are asked more than once: more answers are wanted than the set has prompts."""
     return settings.num_asked > len(prompt_set.prompts)
 
 
@@ -142,12 +142,12 @@ def warmup_question(
 ) -> Question:
     """Prompts that are not measured, because caches would know those that are.
 
-    They are others of the set that are no longer than the longest measured one; where there are too
-    few, the tokens of measured prompts after the first in reverse.
+    They are other prompts of the set, no longer than the longest measured one. Where there are too
+    few of these, they are measured prompts with the tokens after the first in reverse.
 
     Args:
         encoded: the prompts that are measured.
-        unused_index: from which on no prompt has the index.
+        unused_index: no prompt has this index or a larger one.
     """
     measured = set(encoded.indices)
     others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
@@ -183,17 +183,17 @@ def question_of(
         encoded: the prompts that are measured.
         decoding, seed: those of the settings by default.
     """
-    asked = encoded.part(part.places)
-    pairs = zip(asked.indices, part.repeats, strict=True)
+    prompts = encoded.part(part.places)
+    pairs = zip(prompts.indices, part.repeats, strict=True)
     indices = [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
     salts = [str(repeat) for repeat in part.repeats]
     return session.ask(
-        asked.token_ids, indices, decoding, chats=asked.chats, seed=seed, salts=salts
+        prompts.token_ids, indices, decoding, chats=prompts.chats, seed=seed, salts=salts
     )
 
 
 class Twin(Arm):
-    """An arm under a second name: how far apart two identical arms come out is the noise of the measurement.
+    """An arm under a second name, to measure the noise: how far apart do two identical arms come out?
 
     With `engine.aa=true` two of them take turns, as both arms of a run do, and the ratio of their
     times is in the columns `aa_ratio`.

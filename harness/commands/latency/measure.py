@@ -59,9 +59,10 @@ class Latency(Experiment):
     alike.
 
     Attributes:
-        overridden: what `test=true` changes, as a message; empty for nothing.
-        run: all that was measured, from which the figures of the rows follow.
+        overridden: a message about the settings that `test=true` changes; empty for none.
+        run: everything that was measured, from which the figures of the rows follow.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
+        profiles: tables of the slowest operations, with `profile=true`.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -91,7 +92,7 @@ class Latency(Experiment):
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
         self._check_batch()
-        # What the settings do not show.
+        # Facts that the printed settings do not show.
         if self.overridden:
             say(self.overridden)
         if asks_again(settings, self.prompt_set):
@@ -113,9 +114,9 @@ class Latency(Experiment):
         # A server alone may be the speculative arm.
         self.run.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
         if "regular" not in self.run.arms:
-            rule = "is that of the speed-up, which a server alone has not"
+            rule = "needs two arms: it is about the speed-up, which a single server does not have"
             require(settings.precision is None, "precision", rule, settings.precision)
-        rule = "cannot end a run in blocks, whose number is engine.blocks"
+        rule = "cannot be combined with blocks, whose number engine.blocks sets"
         require(
             settings.precision is None or not engine.num_blocks,
             "precision",
@@ -182,7 +183,7 @@ class Latency(Experiment):
         return [*latency_details(rows, self.prompt_rows), *self.profiles]
 
     def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
-        """Time both arms, and what they spend their time on."""
+        """Time both arms, and the phases of their iterations under stopwatches."""
         quietness = self.run.quietness = Quietness(engine.gpus, say)
         conversations = asking.conversations
         watched: list[Arm] = []
@@ -190,7 +191,7 @@ class Latency(Experiment):
             self.run.arms[arm.name].phases = phases
             watched.append(arm)
         timed: Sequence[Arm] = engine.arms
-        # Those that answer once more, under stopwatches.
+        # Arms that answer once more, under stopwatches.
         again: Sequence[Arm] = watched
         if engine.stopwatches_are_free:
             timed = watched
@@ -249,7 +250,7 @@ class Latency(Experiment):
         )
 
     def _so_far(self) -> str | None:
-        """The present estimate of the speed-up, for the line about progress."""
+        """The estimate of the speed-up so far, for the line about progress; None before there is one."""
         if len(self.run.arms) < 2:
             return None
         seconds_per_token = []
@@ -284,8 +285,8 @@ class Latency(Experiment):
         self.run.identical = times.speedup(*self.run.resampling)
 
     def _check_batch(self) -> None:
-        """Refuse a batch of more prompts than are asked, and repetitions whose answers a draft
-        would know.
+        """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose
+        answers a draft would know.
         """
         again = asks_again(self.settings, self.prompt_set)
         if again and getattr(self.settings.draft, "shared", False):
@@ -304,7 +305,7 @@ class Latency(Experiment):
     def _keep(self, session: Session, answers: Answers, new: Sequence[str]) -> None:
         """Keep the new answers to a question, and write the rows of those that are complete.
 
-        Rows of the speculative arm say where its text parts from the regular one: they wait for it.
+        Rows of the speculative arm have the place where its text parts from the regular one: they wait for it.
 
         Args:
             answers: of the arms that have answered so far.
@@ -332,7 +333,7 @@ class Latency(Experiment):
 
     def _check_failures(self) -> None:
         """Raise a RunError if too many requests failed for a verdict from the others."""
-        arms = []
+        evidence = []
         failures: list[RequestRecord] = []
         for name, measured in self.run.arms.items():
             requests = measured.requests
@@ -340,9 +341,11 @@ class Latency(Experiment):
             if len(failed) == len(requests):
                 number = f"all {len(failed)} requests failed"
                 raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-            arms.append(ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed)))
+            evidence.append(
+                ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed))
+            )
             failures += [request for request in failed if request.error is not None]
-        reason = too_many_failures(arms)
+        reason = too_many_failures(evidence)
         if reason is not None:
             restarted = [name for name, arm in self.run.arms.items() if arm.num_restarts]
             restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
@@ -359,7 +362,7 @@ class Latency(Experiment):
         seconds = request.seconds if generation.sent else generation.seconds
         gpu = generation.gpu
         throttled = gpu.throttled if gpu else ()
-        parted = self.run.arms[arm].divergences.get(request.index)
+        divergence = self.run.arms[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
             Acceptance.of(request.outcomes),
@@ -380,13 +383,13 @@ class Latency(Experiment):
             joules=gpu and gpu.joules,
             gpu_throttled=", ".join(throttled) or None,
             error=request.error and str(request.error),
-            divergence_position=parted and parted.position,
-            logit_margin=parted and parted.logit_margin,
+            divergence_position=divergence and divergence.position,
+            logit_margin=divergence and divergence.logit_margin,
         )
 
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
-    """Settings of a short trial, and a message about those that it changes."""
+    """Settings of a short trial, and a message about the changes; "" for none."""
     prompts = settings.num_asked
     tokens = settings.decoding.max_new_tokens
     fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)

@@ -1,5 +1,5 @@
-"""How prompts are dealt out, in batches, or in laps where an engine keeps requests in flight; and asked again, in
-another order, where more are wanted than the set has.
+"""How prompts are dealt out: in batches, or in laps where an engine keeps requests in flight. They are asked again,
+in another order, where more answers are wanted than the set has prompts.
 
 Requests that are in flight together are not independent of each other. So both arms take turns lap
 by lap, and intervals are over laps.
@@ -10,9 +10,9 @@ With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, s
     repeats    0, 0    0, 0    1, 1    1, 1
     unit        0       1       1       0
 
-With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then a
-unit of its own, so that an interval says nothing about other prompts (`share_prompts`). So it is
-where there would otherwise be too few units for an interval:
+With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then one
+unit, so that an interval does not cover other prompts (`share_prompts`). The same is done where
+there would otherwise be too few units for an interval:
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     Attributes:
         places: of the prompts, among those that are measured.
         repeats: how often each of them was asked before.
-        unit: the same whenever the same prompts are asked, because their answers are not
+        unit: a number, the same whenever the same prompts are asked: their answers are not
             independent.
     """
 
@@ -69,7 +69,7 @@ def laps_to_ask(
     an interval.
 
     Args:
-        num_laps: gives the number of laps that so many prompts make.
+        num_laps: number of prompts -> number of laps that they make.
     """
     number = min(num_prompts, num_laps(num_prompts))
     one_prompt_each = number == num_prompts
@@ -88,18 +88,18 @@ def share_prompts(parts: Sequence[Part]) -> bool:
 def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
     """Each part, and again in another order each time, until `num_asked` prompts have been asked."""
     units = [range(num_prompts)[part] for part in parts]
-    asked: list[Part] = []
+    chosen: list[Part] = []
     for unit, repeat in _again_and_again(len(units), seed):
-        num_left = num_asked - sum(len(part.places) for part in asked)
+        num_left = num_asked - sum(len(part.places) for part in chosen)
         if not num_left:
             break
         places = units[unit][:num_left]
-        asked.append(Part(places, [repeat] * len(places), unit))
-    return asked
+        chosen.append(Part(places, [repeat] * len(places), unit))
+    return chosen
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
-    """Parts that take the prompts as they come, again and again; each is a unit of its own."""
+    """Parts that take the prompts as they come, again and again; each is one unit."""
     requests = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     parts = []
     for unit, part in enumerate(in_laps(num_asked, num_parts)):

@@ -39,8 +39,8 @@ _MOST_MS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked(PromptedRow, ComparedRow):
-    """How the measurement was asked for."""
+class _Settings(PromptedRow, ComparedRow):
+    """Settings of `latency` alone."""
 
     share: int | Literal["all"] | None = setting(
         "share of the prompts that a job of a race was asked, from 1; `all` for the row over all of them, whose"
@@ -48,7 +48,7 @@ class _Asked(PromptedRow, ComparedRow):
         "share",
     )
     repeats: MaybeInt = setting(
-        "how many runs were asked for; of a pooled row, were pooled", "repeats"
+        "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
     )
     repeat: int | Literal["all"] | None = setting(
         "number of the run among its repetitions; `all` for the row that pools them, with means",
@@ -78,7 +78,7 @@ class LatencyRow(
     Costs,
     Texts,
     Experts,
-    _Asked,
+    _Settings,
 ):
     """`latency.csv`: one row per arm."""
 
@@ -122,7 +122,7 @@ class LatencyPromptRow(Row):
     time_ms: MaybeFloat = figure("time of the prompt's batch, or of its request to a server", "ms")
     time_to_first_token_ms: MaybeFloat = figure("time to the first token", "ms")
     cached_tokens: MaybeInt = figure(
-        "tokens of the prompt that the server took from a cache, as it says", "tokens"
+        "tokens of the prompt that the server took from a cache, by its own count", "tokens"
     )
     unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
     joules: MaybeFloat = figure("energy of the GPUs during its batch or lap, by NVML", "J")
@@ -161,7 +161,7 @@ class LatencyPromptRow(Row):
 
 
 def read_prompts(directory: Path | None, run: str | None) -> list[LatencyPromptRow]:
-    """What a run wrote about its prompts, from its directory; [] where that is gone."""
+    """The rows that a run wrote about its prompts, from its directory; [] where that is gone."""
     if directory is None:
         return []
     rows = rows_in(directory / PROMPTS_FILE, LatencyPromptRow)

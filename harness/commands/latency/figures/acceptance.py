@@ -1,4 +1,4 @@
-"""How much is accepted: in all, by position, by request, and what smaller K would have yielded."""
+"""Figures of acceptance: in all, by position, by request, and the lengths that smaller K would have yielded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AcceptanceFigures(Group, Accepted):
 
     acceptance_source: MaybeText = pooled(
         "same",
-        "`metrics` where acceptance is that of the server's counters, because its answers tell none",
+        "`metrics` where acceptance is that of the server's counters, because its answers do not report it",
     )
     acceptance_by_position: list[float | None] | None = pooled(
         "mean", "accepted / tested at each draft position (conditional), as JSON"
@@ -79,7 +79,7 @@ class AcceptanceFigures(Group, Accepted):
 
 
 def _reported(arm: MeasuredArm) -> dict[str, Any]:
-    """What a server reports though its answers have no iterations: in its answers, else by its counters."""
+    """Columns of acceptance that a server reports without iterations: in its answers, else by its counters."""
     from harness.engines.requests import acceptance_columns
     from harness.engines.server.counters import counted_acceptance, traffic_columns
 
@@ -151,11 +151,11 @@ class MeasuredAcceptance:
 
     def by_category(self) -> dict[str, Acceptance]:
         """The acceptance of each category, of those that are known."""
-        found: dict[str, Acceptance] = {}
+        by_category: dict[str, Acceptance] = {}
         for category, request in zip(self.categories, self.requests, strict=True):
             if category is not None:
-                found[category] = found.get(category, Acceptance()) + request
-        return found
+                by_category[category] = by_category.get(category, Acceptance()) + request
+        return by_category
 
     def _num_iterations(self) -> list[int]:
         return [request.num_iterations for request in self.drafted]
@@ -190,7 +190,7 @@ def lengths_by_num_draft_tokens(measured: MeasuredAcceptance) -> list[Interval] 
     num_places = min(measured.num_places, MOST_INTERVALS) if measured.extrapolates else 0
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     if not lengths or not all(length.is_known for length in lengths):
-        # With a gap, later entries would be those of another K: rather no list.
+        # After a gap, entries would be taken for those of another K: no list at all is better.
         return None
     return [
         Interval(round(length.estimate, 4), round(length.low, 4), round(length.high, 4))

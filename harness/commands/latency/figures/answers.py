@@ -62,7 +62,7 @@ class Answers(Group):
             num_prompts=len(arm.requests),
             num_different_prompts=num_different,
             smallest_batch=min(
-                (len(one.requests) for one in arm.generations if not one.sent), default=None
+                (len(batch.requests) for batch in arm.generations if not batch.sent), default=None
             ),
             num_tokens=sum(lengths),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in answered),

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
+"""Where the time of an iteration goes, the bytes that a step must read, and the speed-up that theory predicts."""
 
 from __future__ import annotations
 

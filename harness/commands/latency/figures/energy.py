@@ -80,9 +80,9 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
 
 
 def _joules(generations: Sequence[Generation]) -> list[float]:
-    """The energy of each; [] where one is unknown, or many were too short to be counted."""
+    """The energy of each, in joules; [] where one is unknown, or many were too short to be counted."""
     known = [generation.gpu.joules for generation in generations if generation.gpu is not None]
-    joules = [each for each in known if each is not None]
+    joules = [amount for amount in known if amount is not None]
     if len(joules) < len(generations) or joules.count(0) > _MOST_TOO_SHORT * len(joules):
         return []
     return joules

@@ -68,7 +68,9 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
 
 def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:
     """The number of good requests of each generation."""
-    return [sum(is_good(request, slo) for request in one.requests) for one in generations]
+    return [
+        sum(is_good(request, slo) for request in generation.requests) for generation in generations
+    ]
 
 
 def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> Interval:

@@ -1,4 +1,4 @@
-"""What a run of `latency` or `map` has measured so far, and groups of figures, which follow from that.
+"""Everything that a run of `latency` or `map` has measured so far, and groups of figures, which follow from that.
 
 A group has fields of a row, each with its unit, its meaning and how it is pooled over runs, and the
 function that computes them. A row is composed of groups (`rows.LatencyRow`). Groups are loaded
@@ -80,7 +80,7 @@ class MeasuredArm:
     @property
     def counted_laps(self) -> list[Generation]:
         """The laps whose growth is known."""
-        return [one for one in self.generations if one.counted and one.counted.is_known]
+        return [lap for lap in self.generations if lap.counted and lap.counted.is_known]
 
     @property
     def counted_requests(self) -> list[RequestRecord]:
@@ -94,17 +94,17 @@ class MeasuredArm:
     @property
     def num_restarts(self) -> int:
         """How often the server was restarted meanwhile, as its counters show."""
-        return sum(one.counted.restarts for one in self.generations if one.counted is not None)
+        return sum(lap.counted.restarts for lap in self.generations if lap.counted is not None)
 
     @property
     def seconds(self) -> float:
-        """The time of all timed generations."""
+        """The time of all generations, in seconds."""
         return sum(generation.seconds for generation in self.generations)
 
 
 @dataclass
 class MeasuredRun:
-    """What a run has measured so far; anything else has its default here.
+    """Everything that a run has measured so far; the rest has its default.
 
     Attributes:
         arms: by name, the regular one first.
@@ -115,13 +115,13 @@ class MeasuredRun:
         in_blocks: whether each question is a block, with a start of each arm.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
         salted: whether a server's prefix cache heeds salts; None where there is none.
-        end_tokens: with which the model ends a text; none with random weights, whose texts mean
+        end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
-        identical: the ratio of the regular arm's times to its own.
+        identical: the ratio of the regular arm's times to its own, with `engine.aa=true`.
         suspicion, experts: groups that the engine was asked for.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
-        roofs: of the target, and of the draft where it reads weights of its own.
+        roofs: of the target, and of the draft where it has its own weights.
         smaller_k_follow: whether acceptance at a smaller K follows from what was measured.
         stopped_by: what ended a run with `precision`.
         confidence: level of the intervals of the speed-up.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup(Group, WithSpeedup):
-    """The speed-up, how small a difference would show, and what there is to doubt about the times."""
+    """The speed-up, how small a difference would show, and doubts about the times, such as drift."""
 
     precision: MaybeFloat = setting(
         "half of the width of the speed-up's interval, as a share of it, at which the run was to stop",
@@ -145,8 +145,8 @@ def paired_times(
         regular [42, 21], speculative [22, 11]
 
     Args:
-        regular, speculative: answers to the same questions, in the same order; of a run that was
-            stopped, one arm may have an answer less.
+        regular, speculative: answers to the same questions, in the same order; in a run that was
+            stopped, one arm may have one answer fewer.
         units: the unit of each question, where several are one: turns of the same conversations,
             or questions that are asked again. By default each is a unit.
         in_blocks: whether each question is a block, with a start of each arm.
@@ -180,7 +180,7 @@ def paired_times(
 
 
 def _unit(generations: Sequence[Generation]) -> str:
-    """What one question is called."""
+    """The name of a question, for `PairedTimes.unit`."""
     if all(len(generation.requests) == 1 for generation in generations):
         return "prompt"
     return "lap" if any(generation.sent for generation in generations) else "batch"

@@ -1,6 +1,6 @@
-"""What servers say about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
+"""Reports of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
 
-Their answers come first. Their counters include other clients, and only fill in what answers leave out.
+Answers come first. Counters include other clients, and only fill in what answers leave out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 @dataclass(frozen=True, kw_only=True)
 class Server(Group):
-    """What servers say about themselves: tokens of other clients, caches, restarts, whether anything was drafted."""
+    """Reports of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted."""
 
     salted: MaybeBool = pooled(
         "all",
@@ -47,7 +47,7 @@ class Server(Group):
         "largest", "how often the server was restarted meanwhile, by its metrics"
     )
     drafted: MaybeBool = pooled(
-        "any", "whether the server drafted tokens, as its answers or its metrics say"
+        "any", "whether the server drafted tokens, by its answers or its metrics"
     )
     num_preemptions: MaybeInt = pooled(
         "largest",
@@ -55,7 +55,7 @@ class Server(Group):
     )
     cached_tokens: MaybeInt = pooled(
         "mean",
-        "tokens of prompts that the server took from a cache, as its answers or its metrics say",
+        "tokens of prompts that the server took from a cache, by its answers or its metrics",
         "tokens",
     )
     read_prompt_tokens: MaybeInt = pooled(
@@ -84,7 +84,7 @@ class Server(Group):
         if read and len(read) == len(answered):
             columns["read_prompt_tokens"] = sum(read)
         if sums:
-            columns["drafted"] = any(one.num_drafted for one in sums)
+            columns["drafted"] = any(drafts.num_drafted for drafts in sums)
         if arm.counted is not None:
             from harness.engines.server.counters import counter_columns, traffic_columns
 
@@ -99,15 +99,15 @@ class Server(Group):
 
 def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
     """Cached tokens of prompts that are new to this run, beyond what they share with others of
-    it; None where no answer tells.
+    it; None where no answer reports them.
     """
     cached: dict[tuple[int, ...], int] = {}
     for generation in arm.generations:
         assert generation.question is not None
         for prompt, request in zip(generation.question.prompts, generation.requests, strict=True):
-            asked = run.prompt_set.occurrence(request.index)
+            occurrence = run.prompt_set.occurrence(request.index)
             # The later turns of a conversation go on after answers.
-            is_new = asked.repeat == 0 and asked.turn == 0
+            is_new = occurrence.repeat == 0 and occurrence.turn == 0
             if is_new and request.answered and request.num_cached is not None:
                 cached[tuple(prompt)] = request.num_cached
     if not cached:

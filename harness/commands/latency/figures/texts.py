@@ -35,16 +35,16 @@ class Texts(Group):
         num_alike = 0
         num_differences = 0
         for request in arm.answered:
-            parted = arm.divergences.get(request.index)
-            if parted is not None:
-                num_alike += parted.position
-                num_differences += parted.excess > 1
+            divergence = arm.divergences.get(request.index)
+            if divergence is not None:
+                num_alike += divergence.position
+                num_differences += divergence.excess > 1
             elif request.index in arm.divergences:
                 num_alike += request.num_tokens
-        tells_apart = arm.was_sent and num_differences > 0
+        is_counted = arm.was_sent and num_differences > 0
         return cls(
             identical_prompts=list(arm.divergences.values()).count(None),
-            tokens_per_difference=num_alike / num_differences if tells_apart else None,
+            tokens_per_difference=num_alike / num_differences if is_counted else None,
         )
 
 
