@@ -27,9 +27,7 @@ _TOPICS = {
     "Is it faster, and how sure is that?": (
         r"^arm$|speedup|visible_difference|pooled_runs|interleaved|num_(different_)?prompts|aa_ratio"
     ),
-    "How much is accepted?": (
-        r"accept|per_iteration|proposed|mean_num_draft|likeliest|_end$|undivided|suspicious"
-    ),
+    "How much is accepted?": (r"accept|per_iteration|proposed|mean_num_draft|_end$|undivided"),
     "What did the servers do?": (
         r"server|foreign|unseen|uncounted|restarts|drafted|preempt|cache|read_prompt|salted"
         r"|in_flight|offered|arrival|sent_again|timed_out|num_failed|goodput|requests_per"

@@ -15,7 +15,6 @@ from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.figures.experts import experts_read
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.commands.latency.figures.paired import paired_times
-from harness.commands.latency.figures.suspicion import suspicion
 from harness.commands.latency.figures.texts import compare_texts
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
@@ -139,7 +138,6 @@ class Latency(Experiment):
         if settings.engine.aa:
             # Afterwards, because a cache that heeds no salts would know the prompts.
             self._compare_identical(session, engine, asking)
-        self.run.suspicion = suspicion(engine, self.run)
         if settings.results.export:
             write_acceptance(session, self.run)
 

@@ -17,7 +17,6 @@ from harness.commands.latency.figures.machine import Machine
 from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.latency.figures.server import Server
-from harness.commands.latency.figures.suspicion import Suspicion
 from harness.commands.latency.figures.texts import Texts
 from harness.results.files import rows_in
 from harness.results.row import Row, figure, pooled, setting
@@ -74,7 +73,6 @@ class LatencyRow(
     Energy,
     AcceptanceFigures,
     Ends,
-    Suspicion,
     Costs,
     Texts,
     Experts,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -368,26 +370,36 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     )
 
 
-@pytest.mark.parametrize(
-    ("rejects_at", "suspicious"),
-    [(("sampled",), True), (("sampled", "greedy"), False), ((), None)],
-)
-def test_acceptance_far_below_what_greedy_texts_explain_is_a_fault_of_the_engine(
-    harness: Harness, serve: Serve, rejects_at: tuple[str, ...], suspicious: bool | None
+def test_low_acceptance_names_the_command_that_compares_it_with_the_weights(
+    harness: Harness, serve: Serve
 ) -> None:
-    """A draft that is simply bad is bad greedily too, and one that is good is not looked into."""
-    servers = EchoServer(), EchoServer(num_draft_tokens=4, rejects_at=rejects_at)
-    sampled = ["num_prompts=20", "batch_size=4", "decoding.temperature=0.7"]
-    shown = harness("latency", *QUICK, *serve(*servers), *sampled).summary
-    row = results().iloc[-1]
-    shown = " ".join(shown.split())
-    assert ("looks like a fault of the engine" in shown) == bool(suspicious)
-    assert ("`recovery`" in shown) == bool(suspicious)
-    if suspicious is None:
-        assert row[["greedy_acceptance_rate", "likeliest_share", "suspicious"]].isna().all()
-    else:
-        assert row["suspicious"] == suspicious
-        assert row["likeliest_share"] == 1
+    sampled = ["decoding.temperature=0.7", "decoding.top_k=5", "draft=tiny_draft"]
+    good = serve(EchoServer(), EchoServer(num_draft_tokens=4))
+    assert "harness acceptance" not in harness("latency", *QUICK, *good, *sampled).summary
+    rejecting = EchoServer(num_draft_tokens=4, rejects_at=("sampled",))
+    shown = harness("latency", *QUICK, *serve(EchoServer(), rejecting), *sampled).summary
+    lines = " ".join(shown.split())
+    assert "Acceptance is low, 0.0% of the tested draft tokens" in lines
+    command = shlex.split(lines.partition("harness acceptance ")[2])
+    command = list(itertools.takewhile(lambda word: "=" in word, command))
+    assert {*sampled} <= {*command}
+    # An echo writes nothing that a model would.
+    outcome = harness("acceptance", *command, "num_prompts=9", code=1)
+    assert "texts are not tiny's" in outcome.complaint
+    assert rejecting.bodies[-1]["temperature"] == 0.7
+    assert rejecting.bodies[-1]["top_k"] == 5
+
+
+def test_low_acceptance_of_a_draft_without_a_name_asks_for_it(
+    harness: Harness, serve: Serve
+) -> None:
+    rejecting = EchoServer(num_draft_tokens=4, rejects_at=("greedy",))
+    shown = harness(
+        "latency", *QUICK, *serve(EchoServer(), rejecting), "decoding=greedy", "engine.model=tiny"
+    ).summary
+    command = " ".join(shown.split()).partition("harness acceptance ")[2]
+    assert "draft=NAME" in command, shown
+    assert "engine.model=tiny" in command
 
 
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:

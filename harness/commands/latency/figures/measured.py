@@ -118,7 +118,7 @@ class MeasuredRun:
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
         identical: the ratio of the regular arm's times to its own, with `engine.aa=true`.
-        suspicion, experts: groups that the engine was asked for.
+        experts: a group that the engine was asked for.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: of the target, and of the draft where it has its own weights.
@@ -138,7 +138,6 @@ class MeasuredRun:
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    suspicion: Group | None = None
     identical: Interval | None = None
     experts: Group | None = None
     pass_ms: list[float | None] | None = None

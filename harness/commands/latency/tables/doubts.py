@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from harness.commands.latency.rows import QUIET, LatencyPromptRow, LatencyRow
 from harness.commands.words import lossy_warning, smaller_batch, synthetic_value, too_long_warning
+from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.engines.registry import is_elsewhere
 from harness.results.coverage import Coverage
@@ -37,6 +39,10 @@ _MOST_OFF = 0.1
 _STANDARD_ERRORS = 2.0
 # A server that answers less than this share of the requests that are sent does not keep up.
 _KEEPS_UP = 0.8
+# Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
+_LOW_ACCEPTANCE = 0.2
+# How a server is asked in another way than usual, which `acceptance` must do as well.
+_WAYS_TO_ASK = ("engine.model", "engine.chat", "engine.dialect", "engine.api_key_variable")
 # An arm whose tokens arrive so many at once, on average, gets a note.
 _BURST = 1.2
 
@@ -76,7 +82,7 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
 def notes(rows: Sequence[LatencyRow]) -> list[str]:
     """What else is to be known about the figures of a run."""
     row = rows[-1]
-    sentences = [*caveats(rows), *_limits_of_the_interval(row)]
+    sentences = [*caveats(rows), *_low_acceptance(row), *_limits_of_the_interval(row)]
     if row.speedup is not None:
         sentences += filter(
             None,
@@ -122,13 +128,6 @@ def _of_settings(row: LatencyRow) -> Iterator[str]:
     # A server's regular arm was not started with the coin; here both arms belong to the same run.
     if row.synthetic and (row.arm != "regular" or not is_elsewhere(row.engine)):
         yield _synthetic(row)
-    if row.suspicious:
-        yield (
-            f"Acceptance looks like a fault of the engine: {row.conditional_acceptance_rate or 0:.1%} of the"
-            f" tested tokens at temperature {row.temperature:g}, {row.greedy_acceptance_rate or 0:.0%} at"
-            f" temperature 0, although {row.likeliest_share or 0:.0%} of the target's draws are its likeliest"
-            " token. `recovery` tests it."
-        )
     runners = RunnerNames.parse(row.runner or "")
     if runners.target in _SLOW_RUNNERS and runners.draft not in _SLOW_RUNNERS:
         yield f"runner {row.runner}: a draft with a faster runner than the target flatters the speed-up."
@@ -153,6 +152,36 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
             "K=auto follows measured times: above temperature 0, and with synthetic acceptance, the same command"
             " gives other texts (reproducible=false)."
         )
+
+
+def _low_acceptance(row: LatencyRow) -> Iterator[str]:
+    """The command that finds out whether the draft is bad, or the engine is.
+
+    `latency` does not load the weights: of a server the name of the draft is a label, and it may draft greedily, or
+    with quantized weights.
+    """
+    rate = row.conditional_acceptance_rate
+    if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
+        return
+    settings = {
+        "engine": row.engine,
+        "engine.url": row.url,
+        "model": row.model,
+        "draft": "NAME" if row.draft == "server" else row.draft,
+        "draft.sampling": row.draft_sampling,
+        "prompts": row.prompts_file or row.prompts,
+        "decoding.num_draft_tokens": row.num_draft_tokens,
+        "decoding.temperature": row.temperature,
+        "decoding.top_k": row.top_k or None,
+        "decoding.top_p": None if row.top_p == 1 else row.top_p,
+    }
+    settings |= {name: (row.settings or {}).get(name) for name in _WAYS_TO_ASK}
+    known = {name: value for name, value in settings.items() if value is not None}
+    command = shlex.join(f"{name}={as_typed(value)}" for name, value in known.items())
+    yield (
+        f"Acceptance is low, {rate:.1%} of the tested draft tokens. Whether the draft is bad or the engine, its weights"
+        f" show: harness acceptance {command}"
+    )
 
 
 def _too_slow(row: LatencyRow) -> str | None:
