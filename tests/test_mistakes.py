@@ -27,7 +27,7 @@ MISTAKES = {
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
     # acceptance
     "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
-    "acceptance draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: is a hybrid, which chooses by what it accepted",
+    "acceptance draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: must not be a hybrid",
     "acceptance draft=tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: which branch of a tree",
     "acceptance decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "acceptance decoding.rule=google decoding.lenience=0.5": "decoding.lenience=0.5: below 1 has no closed form",

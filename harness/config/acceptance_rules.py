@@ -13,21 +13,21 @@ from harness.config.registry import Record, Registry
 
 
 class AcceptanceRule(Record):
-    """A rule of acceptance, as `decoding.rule=NAME` names it.
+    """A rule of acceptance, chosen by `decoding.rule=NAME`.
 
-    One's own is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`) or in an installed package (entry
-    point group `harness.rules`). It is called after every pass of the target, in a batch and within compiled passes:
-    tensors in, tensors out, without reading one on the host.
+    A user's own rule is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`) or in an installed package
+    (entry point group `harness.rules`). It is called after every pass of the target, in a batch and within compiled
+    passes: tensors in, tensors out, without reading one on the host.
 
     Attributes:
-        name: what `decoding.rule=` calls it.
+        name: its name in `decoding.rule=`.
         lossless: whether the output follows the target's distribution. Every rule must keep greedy texts unless it is
             lossy greedily too.
-        lossless_greedily: the same at temperature 0.
-        tests_each_token: whether a token's acceptance depends on its own test and those before it alone, so that what
-            was accepted of K tokens tells what would have been of fewer.
-        redraws: whether an iteration takes random numbers of its own for each draft token.
-        takes_lenience: whether it divides ratios by `decoding.lenience`.
+        lossless_greedily: whether it is called lossless at temperature 0.
+        tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
+            accepted of fewer than K tokens follows from that of K.
+        redraws: whether each iteration takes new random numbers for its draft tokens.
+        takes_lenience: whether it divides the ratio target / draft by `decoding.lenience`.
         trees: the kinds of trees (`draft.tree`) that it verifies as well.
         of_chains: whether it verifies chains.
     """

@@ -1,9 +1,9 @@
-"""Teacher forcing: which probabilities a drafter gives to the tokens of a text that is there already.
+"""Teacher forcing: the probabilities that a drafter gives to the tokens of an existing text.
 
-`results.statistics.iterations` says what follows from them. A drafter that can be asked has a method
-`along` (`TextFollower`): a model reads the text in one pass; a parallel model and a head draft at all
-places of it at once, and take the text's own tokens where they would draw some. Any other drafter is asked
-at every place for a proposal (`by_prefixes`), which is enough where proposals are deterministic.
+`results.statistics.iterations` computes acceptance from them. A drafter that can give them has a method `along`
+(`TextFollower`): a model reads the text in one pass; a parallel model and a head draft at all places of
+it at once, with the text's tokens in place of those that they would draw. Any other drafter is asked at every
+place for a proposal (`by_prefixes`), which is enough where proposals are deterministic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TextFollower(Protocol):
 def probabilities_along(
     drafter: Drafter, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
 ) -> Tensor | None:
-    """Return what `TextFollower.along` does, of any drafter; None of one that cannot be asked."""
+    """Return what `TextFollower.along` does, of any drafter; None for a drafter that draws and has no `along`."""
     if isinstance(drafter, TextFollower):
         return drafter.along(prompt, text, hidden, most)
     return by_prefixes(drafter, prompt, text, hidden, most)
@@ -57,7 +57,7 @@ def probabilities_along(
 def read_along(
     runner: Runner, prompt: Sequence[int], tokens: Sequence[int], device: torch.device
 ) -> Iterator[tuple[int, Step]]:
-    """Read a prompt, then tokens after it -> for each part of them the place where it begins, and the step.
+    """Read a prompt, then the tokens after it in parts, and yield the place where each part begins, with its step.
 
     The first step is the prompt's, at place -1.
     """
@@ -77,12 +77,12 @@ def own_probabilities(
     device: torch.device,
 ) -> Tensor:
     """Return the probabilities [m] that a model gives to the m tokens `wanted`, one after each of the tokens `read`."""
-    found = []
+    parts = []
     for begin, step in read_along(runner, prompt, read, device):
         if begin >= 0:
             probabilities = warp(step.logits[0])
-            found.append(chosen(probabilities, wanted[begin : begin + len(probabilities)]))
-    return torch.cat(found) if found else torch.empty(0)
+            parts.append(chosen(probabilities, wanted[begin : begin + len(probabilities)]))
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -93,10 +93,15 @@ def chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
     return probabilities.gather(-1, index).squeeze(-1) * is_known
 
 
-def windows(own: Tensor, most: int) -> Tensor:
-    """Return [m, most] from [m] probabilities that do not depend on where an iteration began."""
-    beyond = own.new_full((most - 1,), torch.nan)
-    return torch.cat([own, beyond]).unfold(0, most, 1).clone()  # a view shares its entries
+def windows(probabilities: Tensor, most: int) -> Tensor:
+    """Return [m, most] from [m] probabilities that do not depend on where an iteration began; nan beyond the text.
+
+    Entry (s, j) is entry s + j.
+    """
+    beyond = probabilities.new_full((most - 1,), torch.nan)
+    return (
+        torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
+    )  # a view shares its entries
 
 
 def upcoming(text: Sequence[int], places: Sequence[int], most: int) -> Tensor:
@@ -130,11 +135,11 @@ def by_prefixes(
             return None
         tokens = proposal.tokens.cpu()
         expected = upcoming(text, places, most)
-        found = torch.full(expected.shape, torch.nan)
-        found[:, : tokens.shape[1]] = (tokens == expected[:, : tokens.shape[1]]).float()
+        agreement = torch.full(expected.shape, torch.nan)
+        agreement[:, : tokens.shape[1]] = (tokens == expected[:, : tokens.shape[1]]).float()
         if proposal.lengths is not None:
             offered = torch.tensor(proposal.lengths).unsqueeze(1)
-            found[torch.arange(most) >= offered] = torch.nan
-        found[expected < 0] = torch.nan
-        parts.append(found)
+            agreement[torch.arange(most) >= offered] = torch.nan
+        agreement[expected < 0] = torch.nan
+        parts.append(agreement)
     return torch.cat(parts)

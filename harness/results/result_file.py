@@ -30,18 +30,18 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
     """Write the file of a run, whole or not at all; a run without rows leaves none.
 
     Args:
-        devices: product names of what computed.
+        devices: product names of the devices that computed.
     """
     if not rows:
         return
     last = rows[-1]
     verdict: dict[str, Any] | None = None
     if isinstance(last, ComparedRow) and getattr(last, "arm", "speculative") == "speculative":
-        found = verdict_of(last)
+        judged = verdict_of(last)
         verdict = {
-            "conclusion": found.conclusion,
-            "reason": found.reason or None,
-            "speedup": _as_json(found.speedup),
+            "conclusion": judged.conclusion,
+            "reason": judged.reason or None,
+            "speedup": _as_json(judged.speedup),
         }
     content = {
         "version": VERSION,
@@ -62,7 +62,7 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
 def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
     """The rows of such a file, of any of these kinds; None for another file.
 
-    What cannot be read in a row is None there, as in a damaged CSV file.
+    A value that cannot be read is None, as in a damaged CSV file.
 
     Raises:
         OSError: when it cannot be read.
@@ -77,8 +77,8 @@ def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
     if kind is None:
         return None
     if content.get("version") != VERSION:
-        torn = [f"{file} has version {content.get('version')}, and {VERSION} can be read; left out"]
-        return Contents(kind, [], torn)
+        note = f"{file} has version {content.get('version')}, and {VERSION} can be read; left out"
+        return Contents(kind, [], [note])
     rows = [kind.parse(_cells(row)) for row in content["rows"] if isinstance(row, Mapping)]
     torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
     return Contents(kind, list(rows), torn)
@@ -101,13 +101,13 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     """The row as the cells of a CSV file, of which an interval has four."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
-        several = value if isinstance(value, list) else [value]
-        if not several or not all(_is_interval(part) for part in several):
+        intervals = value if isinstance(value, list) else [value]
+        if not intervals or not all(_is_interval(interval) for interval in intervals):
             cells[name] = value
             continue
         for part in ("estimate", "low", "high", "covers"):
             column = name if part == "estimate" else f"{name}_{part}"
-            parts = [interval.get(part) for interval in several]
+            parts = [interval.get(part) for interval in intervals]
             # A list lacks its ends where one of them is not known.
             whole = None if part == "covers" or None in parts else parts
             cells[column] = whole if isinstance(value, list) else parts[0]

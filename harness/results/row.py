@@ -29,8 +29,8 @@ _FIRST = (
 # A damaged file may hold a number of any length.
 _LARGEST = 2**63
 
-# Mean, sum, largest or smallest value over runs (of lists, place by place); whether it is true of
-# all or of any; the value that all runs have; or nothing.
+# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); true if it is true of all,
+# or of any; the value that all runs have in common; or none.
 Pooling = Literal["mean", "sum", "largest", "smallest", "all", "any", "same", "none"]
 
 
@@ -91,7 +91,7 @@ def _column(
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
-    """A column of this kind; see `ColumnDescription`."""
+    """A column that repeats a setting; `path` is where the command's settings have it. See `ColumnDescription`."""
     return _column("setting", text, unit, path)
 
 
@@ -123,7 +123,7 @@ class Row:
 
     Attributes:
         kind: stem of the file's name.
-        recognised_by: columns that tell a file of this kind from the others.
+        recognised_by: columns that only files of this kind have together.
     """
 
     kind: ClassVar[str]
@@ -184,7 +184,7 @@ class Row:
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
-        """The columns that repeat what `settings` say."""
+        """The columns that repeat `settings`, by name."""
         columns = cls.columns().items()
         return {name: _look_up(settings, column.path) for name, column in columns if column.path}
 

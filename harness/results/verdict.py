@@ -48,10 +48,10 @@ MOST_CACHED = 0.02
 # The same of prompts as servers read them, beyond a token for each.
 MOST_READ_OTHERWISE = 0.02
 # Greedy texts of one model part where rounding breaks a tie: of half the prompts at most, or after
-# more than this many tokens on average. So many texts must differ to tell.
+# more than this many tokens on average. Fewer differences than these prove nothing.
 _FEWEST_ALIKE = 20
 _FEWEST_DIFFERENT = 3
-# Of a run whose times are not known yet.
+# The speed-up of a run whose times are not known yet.
 _UNKNOWN = Interval()
 # Regular arms of one target under the same conditions take the same time, within this factor.
 _MOST_APART = 1.5
@@ -92,7 +92,7 @@ class ArmEvidence:
         """The evidence that the columns of a row hold.
 
         Args:
-            further: what columns do not hold.
+            further: fields that columns do not hold.
         """
         names = [entry.name for entry in fields(cls)]
         known = {name: columns[name] for name in names if columns.get(name) is not None}
@@ -104,8 +104,8 @@ class Verdict:
     """What may be said about a speed-up.
 
     Attributes:
-        speedup: as far as it may be stated; all nan where it may not.
-        reason: why it cannot be told; empty with any other conclusion.
+        speedup: regular over speculative time, as far as it may be stated; all nan where it may not.
+        reason: why nothing can be concluded; empty with any other conclusion than `cannot tell`.
     """
 
     conclusion: Conclusion
@@ -213,7 +213,7 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     """The failures, where they are more than 1 % of an arm's requests, or could change the verdict.
 
     Those that failed are left out of the times. If each had taken ten times as long as the others,
-    would the conclusion be another one?
+    would the conclusion be different?
     """
     failures = [f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed" for arm in arms]
     if any(arm.num_failed > MOST_FAILURES * arm.num_prompts for arm in arms):
@@ -350,7 +350,9 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
 
 
 def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
-    """The tokens that an iteration yields, which takes no less than a regular step; as words, too."""
+    """The largest speed-up that is possible, and the reason in words: an iteration takes no less than a regular step,
+    so that the gain is at most the tokens that it yields.
+    """
     if speculative.tokens_per_iteration is not None:
         yielded = speculative.tokens_per_iteration
         return yielded, f"{yielded:.2f} tokens per iteration"
@@ -368,7 +370,7 @@ def _difference(number: int, other: int) -> float:
 def judged(
     rows: Sequence[AnyRow], lengths: Mapping[str, Mapping[int, int]] | None = None
 ) -> list[AnyRow]:
-    """The rows of a run: without a speed-up, and with the reason, where its arms cannot be compared.
+    """The rows of a run; without a speed-up, and with the reason in `error`, where its arms cannot be compared.
 
     Args:
         lengths: of each arm, the tokens of each answer by index of its prompt; None for rows of a
@@ -441,7 +443,7 @@ def require_verdict(rows: Sequence[RunRow]) -> None:
 
 
 def _interval_of(row: ComparedRow) -> Interval:
-    """The speed-up as measured; without what no run writes, as a damaged file may have it."""
+    """The speed-up as measured, without impossible figures of a damaged file."""
     speedup = row.speedup
     if speedup is None or not 0 < speedup.estimate < _MOST_SPEEDUP:
         return Interval()

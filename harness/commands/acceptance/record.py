@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.tables.table import Document, Line
 
 
-# Rules of which it is known what they accept of a given text, and those that are lossless in greedy decoding alone.
+# Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.
 RULES = ("deepmind", "google", "block")
 GREEDY_RULES = ("typical", "eagle")
 EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
@@ -66,7 +66,7 @@ class AcceptanceSettings(PromptedSettings):
         require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
         rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
         require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
-        rule = "is a hybrid, which chooses by what it accepted before: that does not follow from the text alone"
+        rule = "must not be a hybrid: it chooses by earlier acceptance, which does not follow from the text alone"
         require("+" not in self.draft.method, "draft", rule, self.draft.name)
         rule = "must be stored: how often random weights agree means nothing"
         require(self.weights == "stored", "weights", rule, self.weights)
@@ -100,7 +100,7 @@ class Acceptance(Command):
             "does this server accept what its weights say? exit code 1 if not",
         ),
     )
-    notes = "Of texts that the target did not write at this temperature a line says how unlikely they are."
+    notes = "It warns of texts that the target is unlikely to have written at this temperature."
     question = "How often is a draft right?"
     help_order = 2
     settings = AcceptanceSettings

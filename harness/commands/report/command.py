@@ -1,4 +1,4 @@
-"""`report`: from CSV files to answers in the terminal, Markdown, and one HTML page with plots."""
+"""`report`: reads CSV files, and writes answers in the terminal, Markdown, and one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ A run that is in several files counts once; of repeated measurements the newest 
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
-# More rows are in the CSV files alone, and a page of more takes minutes to make and to open.
+# Further rows are left to the CSV files: a longer page takes minutes to make and to open.
 _ROWS_ON_A_TERMINAL = 20
 _ROWS_OF_A_PAGE = 1_000
 _MOST_NOTES = 20
-# So many take longer than a reader waits without a word.
+# More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report shows.
+    """The contents of a report.
 
     Attributes:
         title: what was measured.
-        about: how many runs when and where, and the settings that all of them share.
+        about: the number of runs, their dates, and the settings that all of them share.
         answers: questions with their answers, the most important first.
         parts: tables and sentences, in reading order.
-        first: of them what a terminal shows.
+        first: the parts that a terminal shows.
         shown: commands with their runs, from which the plots are drawn.
     """
 
@@ -108,7 +108,7 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
             answers.append((command.question or command.name, lines))
         of_command = command.report(runs)
         parts += of_command
-        # The first table has the answer's figures; a page has room for the others.
+        # A terminal has room for one table of each command, the one with the answer's figures.
         first += [part for part in of_command if isinstance(part, Table)][:1]
     further_tables = [others_table(findings.others), failures_table(findings.failures)]
     notes = sentences("warning", *findings.notes[:_MOST_NOTES])
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()
-    # All that is read stays: the collector would look through millions of objects again and again.
+    # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
     try:
         report = build(paths, further)

@@ -24,13 +24,13 @@ from harness.commands.latency.tables.run import REQUESTS, TIMES
 from harness.results.statistics.percentiles import percentile_columns
 from harness.tables.table import Column, Table, number, percent
 
-# How the contents of each tool's files begin, by suffix: these keys are within so many characters.
+# How the contents of each tool's files begin, by suffix: the keys are within `_LONGEST_BEGINNING` characters.
 _BEGINNINGS = {
     ".jsonl": re.compile(r'\s*\{.*"request_start_ns"', re.DOTALL),
     ".json": re.compile(r'\s*\{.*"model_id"', re.DOTALL),
 }
 _LONGEST_BEGINNING = 4096
-# Our own files in AIPerf's format, which repeat what our rows say.
+# Our own files in AIPerf's format, which repeat our rows.
 _OUR_LINES = re.compile(r"profile_export_(regular|speculative|aa_first|aa_second)\.jsonl")
 # Between the objects that vLLM's `--append-result` writes one after the other.
 _BETWEEN = re.compile(r"(?<=\})\n(?=\{)")
@@ -68,7 +68,7 @@ class Others(NamedTuple):
 
 
 class _Damaged(ValueError):
-    """A file or line that the tool did not write so; its text says why."""
+    """A file or line that the tool cannot have written; the message is the reason."""
 
 
 class _Drafts(NamedTuple):
@@ -83,9 +83,9 @@ class _Request(NamedTuple):
     """One line of AIPerf.
 
     Attributes:
-        milliseconds, time_to_first_token, time_per_output_token: None where it tells none.
+        milliseconds, time_to_first_token, time_per_output_token: in milliseconds; None where they are not reported.
         gaps: milliseconds between the chunks of the answer.
-        drafts: as a server that speculates told AIPerf; None where it told nothing.
+        drafts: reported to AIPerf by a server that speculates; None where it reported none.
     """
 
     started_ns: float
@@ -176,7 +176,7 @@ def _request(record: Mapping[str, Any]) -> _Request | None:
         num_tokens=_metric(metrics, "output_sequence_length") or 0,
         milliseconds=_metric(metrics, "request_latency"),
         time_to_first_token=_metric(metrics, "time_to_first_token"),
-        # AIPerf calls our time per output token so.
+        # AIPerf's name for our time per output token.
         time_per_output_token=_metric(metrics, "inter_token_latency"),
         gaps=_gaps(metrics.get("inter_chunk_latency")),
         drafts=_drafts(record.get("spec_decode_acceptance")),
@@ -220,9 +220,9 @@ def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
         if request.milliseconds and request.num_tokens
     ]
     drafts = [request.drafts for request in answered if request.drafts is not None]
-    num_proposed = sum(one.num_proposed for one in drafts)
-    num_accepted = sum(one.num_accepted for one in drafts)
-    num_iterations = sum(one.num_iterations for one in drafts)
+    num_proposed = sum(counts.num_proposed for counts in drafts)
+    num_accepted = sum(counts.num_accepted for counts in drafts)
+    num_iterations = sum(counts.num_iterations for counts in drafts)
     return LatencyRow(
         directory=str(file),
         engine="AIPerf",
@@ -239,14 +239,14 @@ def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
 
 
 def _timed_out(error: Mapping[str, Any] | None) -> bool:
-    """Whether a request timed out: AIPerf 0.13 tells a type, other versions and we a code."""
+    """Whether a request timed out: AIPerf 0.13 has a type, other versions and our files a code."""
     return error is not None and (error.get("code") == 408 or error.get("type") == "TimeoutError")
 
 
 def _vllm(file: Path, text: str) -> Others | None:
     """A row for each measurement; None if there is none of vLLM."""
     objects = [_parsed(part) for part in _BETWEEN.split(text)]
-    saved = [one for one in objects if isinstance(one, dict) and "request_throughput" in one]
+    saved = [part for part in objects if isinstance(part, dict) and "request_throughput" in part]
     rows: list[LatencyRow] = []
     notes: list[str] = []
     for measurement in saved:
@@ -318,10 +318,10 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
 
 
 def _figure(value: Any, name: str) -> float | None:
-    """A figure that a tool tells; None where it does not.
+    """A figure in a tool's file; None where it has none.
 
     Raises:
-        _Damaged: something else than a number that can be.
+        _Damaged: it is not a number, or negative or infinite.
     """
     if value is None:
         return None

@@ -15,10 +15,10 @@ from harness.results.statistics.interval import Interval
 
 # Control characters but for tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# What Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. Names are
+# Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. Names are
 # full of those within a word, `tiny_draft`, which are no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-# Of a drawn interval, in pixels.
+# The width of a drawn interval, in pixels.
 _WIDTH = 130
 
 
@@ -70,7 +70,7 @@ def _render(template: str, **content: Any) -> str:
 
 
 def _number(value: object) -> float | None:
-    """What a cell is sorted by; None for text."""
+    """The number that a cell is sorted by; None for text."""
     if isinstance(value, Interval):
         value = value.estimate
     is_number = isinstance(value, int | float) and math.isfinite(value)
@@ -78,10 +78,10 @@ def _number(value: object) -> float | None:
 
 
 def _scale(figures: Sequence[Interval | None], reference: float) -> Any:
-    """Where figures of a column are drawn: a function of a value -> pixels from the left."""
+    """The function that places the figures of a column: a value -> pixels from the left."""
     known = [figure for figure in figures if figure is not None]
     ends = [end for figure in known for end in (figure.estimate, figure.low, figure.high)]
-    # One wide interval must not press all others together.
+    # One wide interval must not squeeze all others.
     estimates = [reference, *(figure.estimate for figure in known)]
     room = 2 * (max(estimates) - min(estimates)) or 1.0
     low = max(min(estimates) - room / 2, min([reference, *(end for end in ends if end == end)]))

@@ -75,7 +75,7 @@ def _acceptance(row: LatencyRow) -> str | None:
 
 
 def _command(run: Run) -> str | None:
-    """As it was typed, from the run's `environment.json`."""
+    """The command as it was typed, from the run's `environment.json`; None where that is gone."""
     if run.directory is None:
         return None
     try:
@@ -87,6 +87,6 @@ def _command(run: Run) -> str | None:
 
 
 def last_runs(runs: Sequence[Run], paths: Sequence[Path]) -> Sequence[Run]:
-    """The runs that are shown: of directories of results the newest one, of files and runs all."""
+    """The runs to show: all of CSV files and of directories of runs, else the newest one."""
     is_whole = all(path.is_file() or (path / "environment.json").exists() for path in paths)
     return runs if is_whole else runs[-1:]

@@ -1,7 +1,7 @@
 """Mistakes planted in speculative decoding on purpose, which a test of losslessness must catch: `recovery fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
-in `engines/local/faults/`, and nothing else names it. It takes the place of the real rule, warp or runner, compares by
+in `engines/local/faults/`, and no other file names it. It takes the place of the real rule, warp or runner, compares by
 value and passes other calls on, so that it runs on the same prepared code as the real arm.
 """
 
@@ -30,7 +30,7 @@ class Fault(Record):
         in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
         needs_mixed_settings: whether the rows must have different settings of sampling.
-        lenience: in place of the run's own, if not None.
+        lenience: in place of the run's; None to keep that.
     """
 
     name = "none"
@@ -74,7 +74,7 @@ _NONE = Fault()
 
 
 def fault_names() -> list[str]:
-    """What `fault=` can be."""
+    """The values of `fault=`."""
     return ["none", *FAULTS.names()]
 
 

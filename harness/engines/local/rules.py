@@ -36,9 +36,9 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 
 @dataclass(frozen=True)
 class CheckedRule:
-    """A rule that is not built in. A verdict of another form ends the run with a line that names the rule.
+    """A rule that is not built in. A malformed verdict ends the run with an error that names the rule.
 
-    Shapes and types are checked, which no device has to be waited for.
+    Only shapes and types are checked, which needs no synchronisation with the device.
     """
 
     name: str
@@ -58,9 +58,9 @@ class CheckedRule:
             "draft_probability": (num_rows, num_draft_tokens),
         }
         for part, shape in shapes.items():
-            found = tuple(getattr(verdict, part).shape)
-            if found != shape:
-                wrong = f"must give a {part} of shape {list(shape)}, not {list(found)}"
+            actual = tuple(getattr(verdict, part).shape)
+            if actual != shape:
+                wrong = f"must give a {part} of shape {list(shape)}, not {list(actual)}"
                 raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
         for part in ("num_accepted", "next_token"):
             if getattr(verdict, part).is_floating_point():

@@ -14,9 +14,8 @@ FEWEST_FOR_INTERVAL = 8
 FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
-# Names of units, which are independent of each other: a prompt, a batch of prompts, a lap of requests, and
-# a block: what the arms answer between one start of each and the next.
-# `coverage` finds them in `Interval.covers`.
+# Names of units, whose times are independent of each other: a prompt, a batch of prompts, a lap of requests, and
+# a block, all answers between one start of each arm and the next. `coverage` finds them in `Interval.covers`.
 UNITS = ("prompt", "batch", "lap", "block")
 
 

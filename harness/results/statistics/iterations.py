@@ -113,21 +113,24 @@ def cut(chances: ArrayLike) -> Cut:
     """Cut a text into iterations, for K from 1 to M.
 
     Args:
-        chances: [n - 1, M], as of `acceptance_chances`.
+        chances: [n - 1, M], from `acceptance_chances`.
 
     Raises:
         ValueError: for other shapes, or chances outside of 0 to 1.
     """
-    given = np.asarray(chances, dtype=np.float64)
-    known = given[~np.isnan(given)]
-    if given.ndim != 2 or not given.size or (known < 0).any() or (known > 1).any():
-        raise ValueError(f"{given.shape} chances from {known.min()} to {known.max()}")
-    num_places, most = given.shape
+    accepting = np.asarray(chances, dtype=np.float64)
+    if accepting.ndim != 2 or not accepting.size:
+        raise ValueError(f"{accepting.shape} is not [n - 1, M]")
+    known = accepting[~np.isnan(accepting)]
+    if (known < 0).any() or (known > 1).any():
+        raise ValueError(f"chances from {known.min()} to {known.max()}")
+    num_places, most = accepting.shape
     numbers = np.arange(1, most + 1)
     # Row s: the draft tokens offered after token s; one fewer than there are tokens left.
-    offered = np.cumprod(~np.isnan(given), axis=1).sum(axis=1)
+    offered = np.cumprod(~np.isnan(accepting), axis=1).sum(axis=1)
     offered = np.minimum(offered, np.arange(num_places)[::-1])
-    # How often so many iterations began after a token, and sums of their number and its square.
+    # [3, M, n + M]: the chance that an iteration begins after a token, and of the number of iterations until then,
+    # where one does, the expected number and square, each times that chance.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
     accepted_at = np.zeros((most, most))
@@ -136,7 +139,7 @@ def cut(chances: ArrayLike) -> Cut:
     tested = np.zeros(most)
     for place in range(num_places):
         limits = np.minimum(numbers, offered[place])
-        reached = np.append(1, np.cumprod(given[place]))
+        reached = np.append(1, np.cumprod(accepting[place]))
         # [M, M + 1], the chance that at least so many draft tokens are accepted.
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
@@ -155,7 +158,9 @@ def cut(chances: ArrayLike) -> Cut:
 def tokens_per_iteration(cuts: Sequence[Cut], num_resamples: int, seed: int) -> list[Interval]:
     """Tokens per iteration for each K, of all texts together, with an interval over texts.
 
-    Texts of one token have no iterations, and are to be left out.
+    Args:
+        cuts: of texts of at least two tokens: a text of one has no iterations.
+        num_resamples, seed: of the bootstrap.
     """
     num_tokens = [text.num_tokens for text in cuts]
     iterations = np.stack([text.iterations for text in cuts])

@@ -1,4 +1,4 @@
-"""What many runs of `latency` answer, a sentence for each target: which draft is the fastest, and which are not."""
+"""The answers of many runs of `latency`, a sentence for each target: which draft is the fastest, and its rivals."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ _MOST_NAMED = 3
 
 
 def latency_answers(pairs: pd.DataFrame) -> list[Line]:
-    """A sentence for each target, in bold where it can tell, and one about the rivals of its fastest pair.
+    """A sentence for each target, in bold if it has a conclusion, and one about the rivals of its fastest pair.
 
-    Next to a real pair one that is made up is no finding.
+    Made-up pairs are left out where there are real ones.
     """
     if pairs.empty:
         return []
-    targets = [group for _, group in _real_or_all(pairs).groupby("target", sort=False)]
+    if pairs.real.any():
+        pairs = pairs[pairs.real]
+    targets = [group for _, group in pairs.groupby("target", sort=False)]
     drafting = [group for group in targets if group.best.any()]
     shown = drafting or targets
     lines = []
@@ -41,12 +43,8 @@ def latency_answers(pairs: pd.DataFrame) -> list[Line]:
     return lines
 
 
-def _real_or_all(pairs: pd.DataFrame) -> pd.DataFrame:
-    return pairs[pairs.real] if pairs.real.any() else pairs
-
-
 def _answer(group: pd.DataFrame) -> list[Line]:
-    """About the pairs of one target under one set of conditions."""
+    """The sentences about the pairs of one target under one set of conditions."""
     first = group.iloc[0]
     bests = group[group.best]
     if bests.empty:
@@ -90,7 +88,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
 
 
 def _rivals(bests: pd.DataFrame) -> Line:
-    """Which drafts may gain as much as the first pair, each at its best K.
+    """The sentence about drafts that may gain as much as the first pair, each at its best K.
 
     Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all.
     """
@@ -101,7 +99,8 @@ def _rivals(bests: pd.DataFrame) -> Line:
     else:
         numbers = bests.num_compared.astype(int)
         at_once = [verdict_of(*pair).speedup for pair in zip(bests.row, numbers, strict=True)]
-        alike = {place for place, one in enumerate(at_once) if one.high >= at_once[0].low} - {0}
+        alike = {place for place, speedup in enumerate(at_once) if speedup.high >= at_once[0].low}
+        alike -= {0}
     if not alike:
         return Line("All other drafts of this target gain significantly less.")
     names = [bests.iloc[place]["name"].label(", ") for place in sorted(alike)]
@@ -110,7 +109,7 @@ def _rivals(bests: pd.DataFrame) -> Line:
 
 
 def ranking_notes(pairs: pd.DataFrame) -> list[str]:
-    """By what share the drafts of each target gain less than its fastest, and what its best K is worth."""
+    """Notes on how much less the drafts of each target gain than its fastest, and on the luck in its best K."""
     notes = []
     for _, group in pairs[pairs.best & (pairs.why_not == "")].groupby("target", sort=False):
         times = _common_times(group)

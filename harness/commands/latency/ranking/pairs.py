@@ -1,4 +1,4 @@
-"""Many runs of `latency` as a frame, a row per run: what may be ranked with what, and what is the best K."""
+"""Many runs of `latency` as a frame, a row per run: which runs may be ranked together, and which K is the best."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.results.runner_names import RunnerNames
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import verdict_of, why_no_ranking
 
-# Columns in which rows must be equal for their regular arms to do the same work. A method may have a
-# runner, placement and rule of its own.
+# Columns in which rows must be equal for their regular arms to do the same work. A method may need
+# another runner, placement and rule.
 CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
     " max_new_tokens ignore_eos prompts weights"
@@ -35,14 +35,15 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         run, regular, row: the run, the row of its regular arm, and that of its speculative one; in a
             run without a draft the regular one.
         name: among the pairs of the frame; `model`, `draft` and `method` are parts of it.
-        target: the same for pairs over the same regular decoding, which may be ranked.
-        series: the same for pairs that differ in K, or circumstances, alone.
-        curve: the same for pairs that differ in `load` alone, a number of `unit_of_load`.
+        target: a number, equal for pairs over the same regular decoding, which may be ranked.
+        series: a number, equal for pairs that differ only in K or circumstances.
+        curve: a number, equal for pairs that differ only in `load`, which counts `unit_of_load`.
         verdict: on the pair alone; `speedup` as far as it may be stated, nan for a partial run.
         num_compared: the number of pairs with an interval of its target.
         why_not: why the target's pairs cannot be ranked; empty where they can.
         sound: whether it has an interval, from a quiet machine.
-        best: whether it is the fastest of its series, of sound ones if there are any. It is compared with others.
+        best: whether it is the fastest of its series, of sound ones if there are any: the one that is compared with
+            other series.
         best_k: whether its K is the best of several.
     """
     # Tables, sentences and plots ask for the same.
@@ -107,7 +108,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     pairs["sound"] = pairs.can_tell & pairs.quiet
     complete = pairs[pairs.speedup.notna()].sort_values(["sound", "speedup"], kind="stable")
     pairs["best"] = pairs.index.isin(complete.drop_duplicates("series", keep="last").index)
-    # Of an interrupted rival, or points without an interval, nobody knows which is the best.
+    # With an interrupted rival, or points without an interval, the best is not known.
     num_k = pairs[pairs.can_tell].groupby("series").k.nunique()
     is_first = pairs.speedup == pairs.groupby("series").speedup.transform("max")
     pays = pairs.verdict.map(lambda verdict: verdict.pays).astype(bool)

@@ -74,14 +74,14 @@ def _counterparts(pairs: pd.DataFrame) -> list[_Counterparts]:
     device.
     """
     is_alone = pairs.speedup.isna() & ~pairs.partial
-    found: dict[object, _Counterparts] = {}
+    by_figure: dict[object, _Counterparts] = {}
     for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples():
         for figure in published_for(pair.row):
             place = FIGURES.index(figure)
             if figure.drafts:
                 counterparts = _Counterparts(pair.name.label(), figure, pair.row)
-                found.setdefault(place, counterparts)
+                by_figure.setdefault(place, counterparts)
             elif pair.regular is not None:
                 counterparts = _Counterparts(pair.model, figure, pair.regular)
-                found.setdefault((place, pair.row.devices), counterparts)
-    return list(found.values())
+                by_figure.setdefault((place, pair.row.devices), counterparts)
+    return list(by_figure.values())

@@ -72,9 +72,6 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
         words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
         return " · ".join(filter(None, [*words, *pair.name.circumstances]))
 
-    def at_once(pair: Any) -> str | None:
-        return speedup_bounds(pair.row, pair.num_compared) if together else None
-
     def remark(pair: Any) -> str | None:
         if pair.partial:
             return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"

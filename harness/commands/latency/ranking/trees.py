@@ -124,7 +124,7 @@ def _iterations(chain: Any, tree: Any) -> pd.DataFrame:
 
 
 def _shares_of_regular(chain: Any, tree: Any) -> pd.DataFrame:
-    """Time per token of both, each as a share of its own regular arm's."""
+    """Time per token of both, each as a share of that of its regular arm."""
     shares = {}
     for name, run in (("chain", chain), ("tree", tree)):
         both_arms = ms_of_both_arms(run.prompts)
