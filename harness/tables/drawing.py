@@ -79,6 +79,8 @@ def as_svgs(
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The browser has the letters that are missing in matplotlib's font.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        # Intervals of few prompts may be so wide that their labels leave no room.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         # A user's own matplotlibrc is for other pictures.
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))

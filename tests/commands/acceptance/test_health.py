@@ -21,7 +21,7 @@ from in_process import Harness, results
 from served import serving
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
-ASKED = ["num_prompts=24", "batch_size=8", "decoding.max_new_tokens=40", "up_to=4"]
+ASKED = ["num_prompts=40", "batch_size=8", "decoding.max_new_tokens=64", "up_to=4"]
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
@@ -39,12 +39,12 @@ def changed(directory: Path, **changes: object) -> Path:
 
 
 def quantized(directory: Path) -> Planted:
-    """A draft whose weights have three bits each."""
+    """A draft whose weights have five values each."""
     file = copied("tiny_draft", directory) / "model.safetensors"
     weights = load_file(file)
     for name, tensor in weights.items():
         if tensor.dim() == 2:
-            step = tensor.float().abs().amax(1, keepdim=True) / 3
+            step = tensor.float().abs().amax(1, keepdim=True) / 2
             weights[name] = ((tensor.float() / step).round() * step).to(tensor.dtype)
     save_file(weights, file, metadata={"format": "pt"})
     return [f"draft={directory}"], ["draft=tiny_draft"]

@@ -156,7 +156,7 @@ def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> Non
     terminal.wait_for("> half a prompt")
     terminal.signal(signal.SIGTERM)
     assert terminal.wait_for_end() == 130
-    assert "written to" in terminal.text
+    assert "Saved" in terminal.text
     assert "Traceback" not in terminal.text
 
 
@@ -198,7 +198,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
     ask(terminal, ":set view=race", "view=race")
     ask(terminal, "Panama", "identical, token for token", 3)
     assert "Replayed" in terminal.text
-    ask(terminal, ":quit", "written to")
+    ask(terminal, ":quit", "Saved")
     assert terminal.wait_for_end() == 0
 
 

@@ -53,11 +53,11 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> list[s
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, ROW)
     assert max(map(len, lines)) <= 80
-    first = next(line for line in lines if line.startswith("GPU 0"))
+    first = next(line for line in lines if line.strip().startswith("GPU 0"))
     # A mark is a billion bytes here; the reserve comes on top of the cache.
     assert [first.count(mark) for mark in "█▓▒░·"] == [30, 0, 1, 2, 7]
     assert first.rstrip().endswith("33.0 of 40.0 GB")
-    second = next(line for line in lines if line.startswith("GPU 1"))
+    second = next(line for line in lines if line.strip().startswith("GPU 1"))
     assert [second.count(mark) for mark in "█▓▒░·"] == [20, 10, 0, 2, 8]
     text = "\n".join(lines)
     assert "model: embed_tokens, layers 0–1" in text
@@ -81,12 +81,12 @@ def test_an_empty_gpu_keeps_no_reserve(capsys: pytest.CaptureFixture[str]) -> No
     empty = {"free": 40 * GB, "model": 0, "draft": 0, "cache": 0}
     devices = {"cuda:0": {**empty, "model": 30 * GB}, "cuda:1": empty}
     lines = printed(capsys, ROW | {"devices_bytes": devices})
-    assert next(line for line in lines if line.startswith("GPU 1")).count("·") == 40
+    assert next(line for line in lines if line.strip().startswith("GPU 1")).count("·") == 40
 
 
 def test_a_bar_goes_on_beyond_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, TOO_LARGE)
-    bar = next(line for line in lines if line.startswith("GPU 0")).rstrip()
+    bar = next(line for line in lines if line.strip().startswith("GPU 0")).rstrip()
     # 40 of 65 billion bytes in 40 marks.
     assert bar.index("│") - bar.index("█") == 25
     assert bar.endswith("65.0 of 40.0 GB")
