@@ -51,6 +51,7 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
             "harness ",
             [
                 "latency",
+                "acceptance",
                 "compare",
                 "map",
                 "eval",

@@ -25,7 +25,7 @@ def test_a_run_reads_and_writes_there(
     outcome = harness(
         "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
     )
-    assert f"{ODD}/mödel=1 with draft ./{ODD}/mödel=1" in outcome.stdout
+    assert f"{ODD}/mödel=1 + mödel=1" in outcome.stdout
     assert (tmp_path / "home" / "x=1.csv").exists()
     assert not (tmp_path / "~").exists()
     assert (tmp_path / ODD / "run,1" / "latency.csv").exists()

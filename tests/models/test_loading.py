@@ -327,7 +327,7 @@ def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         lambda name, *more: None if name == "gguf" else real(name, *more),
     )
     settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
-    with pytest.raises(RunError, match=r"pip install specharness\[gguf\]"):
+    with pytest.raises(RunError, match=r"pip install 'specharness\[gguf\]"):
         load(settings)
 
 
