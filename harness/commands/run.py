@@ -17,7 +17,7 @@ from harness.measuring.session import Session
 from harness.records.experiment import Experiment
 from harness.records.registry import COMMANDS
 from harness.results.files import check_appendable
-from harness.results.locked_files import replace_file
+from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
 from harness.results.schema import REFUSED, RunRow
 from harness.tables.table import Line
@@ -76,10 +76,12 @@ def run_command(
             write_result(directory, session.written, session.devices)
         session.close()
         answer = experiment.document(rows) if rows else []
+        details = experiment.details(rows) if answer else []
         if answer:
-            details = experiment.details(rows)
             summary = as_text([*answer, Line(""), *details])
             replace_file(directory / SUMMARY_FILE, summary.encode())
+        _remove_own_locks(settings, directory)
+        if answer:
             try:
                 print_document(
                     [*answer, Line(""), *details] if settings.results.details else answer
@@ -106,7 +108,15 @@ def record_failure(
     rows = experiment.rows(session)
     session.write_rows(rows)
     write_result(directory, rows, session.devices)
+    _remove_own_locks(settings, directory)
     return rows
+
+
+def _remove_own_locks(settings: RunSettings, directory: Path) -> None:
+    """Remove the run's locks, unless the file that all runs share is beside them."""
+    shared = settings.results.file
+    if shared is None or Path(shared).resolve().parent != directory.resolve():
+        remove_locks(directory)
 
 
 def _begin(

@@ -3,8 +3,8 @@
 All writes hold a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which takes the place
 of the target in one step. Large files grow in place: `<name>.appending` then says where the new bytes begin and end. A
 process that dies leaves at most one of these two, and its lock is released. Of bytes that it had not written to the
-end, `read_whole` gives none, and the next writer removes them. The empty `.locks/<name>.lock` stays: if it were removed
-while others wait for it, they would no longer share a lock.
+end, `read_whole` gives none, and the next writer removes them. The empty `.locks/<name>.lock` of a file that processes
+share stays: if it were removed while others wait for it, they would no longer share a lock.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import filelock
 
 from harness.config.errors import RunError, SettingError
 
+_LOCKS = ".locks"
 # A write holds the lock for milliseconds: a wait this long means a hung process.
 _LOCK_TIMEOUT_S = 60.0
 # Failures of the disk. Any other comes from the place, and a different setting fixes it.
@@ -44,6 +45,11 @@ def replace_file(path: str | Path, content: bytes) -> None:
     """
     with locked(path) as file:
         file.replace(content)
+
+
+def remove_locks(directory: Path) -> None:
+    """Remove the locks of a directory that one run alone writes, when it has written its files."""
+    shutil.rmtree(directory / _LOCKS, ignore_errors=True)
 
 
 def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
@@ -86,7 +92,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
-    lock = target.parent / ".locks" / f"{target.name}.lock"
+    lock = target.parent / _LOCKS / f"{target.name}.lock"
     try:
         _check_place(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)
