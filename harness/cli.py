@@ -97,6 +97,8 @@ def main() -> None:
             print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
+        if _wants_traceback and not isinstance(error, BrokenPipeError):
+            raise
         # An error of stdout: `_reporting` handles all others. Its buffer must not fail again at the exit.
         terminal.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
