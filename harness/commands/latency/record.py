@@ -180,6 +180,7 @@ class Latency(Command):
         return result_line(rows[-1])
 
     def tables(self, runs: Sequence[Any]) -> Document:
+        from harness.commands.latency.ranking.answers import latency_answers
         from harness.commands.latency.ranking.pairs import latency_pairs
         from harness.commands.latency.ranking.tables import pairs_table, reasons_table
         from harness.commands.latency.ranking.trees import trees_tables
@@ -190,7 +191,7 @@ class Latency(Command):
         # One draft's costs are in its own summary.
         drafts = pairs.groupby("target").draft.nunique()
         reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
-        return [pairs_table(pairs), *reasons, *trees_tables(pairs)]
+        return [*latency_answers(pairs), pairs_table(pairs), *reasons, *trees_tables(pairs)]
 
     def pooled(self, rows: Sequence[Any]) -> Answer:
         from harness.commands.latency.tables.answer import latency_answer
