@@ -167,8 +167,14 @@ def is_unreachable(exception: BaseException) -> bool:
     return not _class_names(exception).isdisjoint(_UNREACHABLE_ERRORS)
 
 
-def explained(exception: Exception, role: str, settings: ModelSettings) -> Exception:
-    """What to raise instead of an exception: its explanation, or itself if it has none."""
+def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:
+    """The exception to raise in place of one: an interruption behind it, its explanation, or itself."""
+    behind = exception.__context__
+    while behind is not None:
+        # Ctrl-C within torch's stack of modes ends in an error of that stack.
+        if isinstance(behind, KeyboardInterrupt):
+            return behind
+        behind = behind.__context__
     return explain(exception, role, settings) or exception
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from harness.config.errors import RunError
-from harness.models.failures import as_run_error
+from harness.config.settings import ModelSettings
+from harness.models.failures import as_run_error, explained
 
 # As torch raises them.
 OUT_OF_MEMORY = (
@@ -97,3 +98,13 @@ def test_gpu_out_of_memory_for_real() -> None:
         torch.empty(10**14, dtype=torch.uint8, device="cuda")
     assert "on GPU 0: " in said(raised.value)
     assert "wanted" in said(raised.value)
+
+
+def test_an_interruption_behind_an_error_of_a_library_is_what_is_raised() -> None:
+    """A signal while weights load came out of torch as "trying to pop from empty mode stack"."""
+    settings = ModelSettings(name="tiny", repository="tiny")
+    error = RuntimeError("trying to pop from empty mode stack")
+    # As Python sets it for an error that is raised while another one is handled.
+    error.__context__ = ValueError()
+    error.__context__.__context__ = interruption = KeyboardInterrupt("stopped by SIGTERM")
+    assert explained(error, "model", settings) is interruption
