@@ -105,7 +105,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     rows: Sequence[RunRow]
     share = getattr(job.settings, "share", None)
     if share is not None:
-        # Its DataFrames take a second to load, which only a race waits for.
+        # Statistics take a second to load, which only a race waits for.
         from harness.sweep import race
 
         reason = race.reason_to_leave(share, job.sweep, job.number)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.errors import RunError
 from harness.menu.names import method_name
 from harness.records.registry import COMMANDS, row_kinds
-from harness.results.files import as_csv, read_kind, rows_in
+from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
 
@@ -134,6 +134,16 @@ class SweepFile:
                 file.replace(as_csv(kept))
             else:
                 file.path.unlink()
+
+
+def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
+    """Append rows that sum up several jobs to the sweep's file, and to the one that collects all runs."""
+    if not rows:
+        return
+    append_rows(SweepFile(sweep, type(rows[0])).path, rows)
+    results_file = Manifest.read(sweep).results_file
+    if results_file is not None:
+        append_rows(results_file, rows)
 
 
 class SweepCallback(Callback):

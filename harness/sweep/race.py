@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 
-from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
+from harness.commands.latency.pooling import unit_times
+from harness.commands.latency.rows import LatencyRow
 from harness.results.environment import new_run_id
-from harness.results.files import append_rows
 from harness.results.schema import LEFT_OUT, RunRow
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.multiplicity import ranking
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import SHARES, eliminated
-from harness.sweep.manifest import Manifest, SweepFile
+from harness.sweep.manifest import Manifest, SweepFile, append_summaries
 from harness.sweep.worker import Job
 from harness.tables.table import Column, Document, Line, Table, in_brackets, interval, times
 
@@ -39,7 +40,7 @@ class Racer:
 
     Attributes:
         name: the settings in which it differs from other jobs, as typed.
-        times: milliseconds per token, with the columns `regular` and `speculative`, indexed by share and unit.
+        times: milliseconds per token of the regular and of the speculative arm, by share and unit.
         last: the row of its last measured share; None before the first.
         num_prompts: that it was asked so far.
         left_after: the number of prompts after which it left; None for a job that has not.
@@ -47,7 +48,7 @@ class Racer:
     """
 
     name: str
-    times: pd.DataFrame = field(default_factory=pd.DataFrame)
+    times: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     last: LatencyRow | None = None
     num_prompts: int = 0
     left_after: int | None = None
@@ -69,24 +70,26 @@ class Racer:
             return
         [self.last] = speculative
         self.num_prompts += self.last.num_prompts or 0
-        answers = pd.read_csv(Path(self.last.directory or "") / PROMPTS_FILE)
-        answers = answers[answers["run"] == self.last.run]
-        answers["ms_per_token"] = answers["time_ms"] / answers["num_tokens"]
-        by_unit = answers.pivot_table(
-            index="unit", columns="arm", values="ms_per_token", aggfunc="sum", sort=False
-        )
-        by_unit.index = pd.MultiIndex.from_product([[share], by_unit.index])
-        self.times = pd.concat([self.times, by_unit.dropna()])
+        for unit, both_arms in unit_times(rows).items():
+            self.times[share, unit] = both_arms
 
     @property
     def speedup(self) -> Interval:
         """Its speed-up over all prompts that it was asked, with an interval over these."""
-        if self.times.empty:
+        if not self.times:
             return Interval()
-        regular, speculative = self.times["regular"], self.times["speculative"]
+        regular, speculative = zip(*(self.times[unit] for unit in sorted(self.times)), strict=True)
         ratio = ratio_of_totals(regular, speculative, _NUM_RESAMPLES, 0)
         covers = f"{counted(self.num_prompts, 'prompt')}, after a selection"
         return Interval(ratio.estimate, ratio.low, ratio.high, covers)
+
+
+def _common_times(racers: Sequence[Racer]) -> tuple[Floats, Floats]:
+    """Times of the regular and of the speculative arms, [num_racers, num_units] each, of the units that all have."""
+    common = sorted(set.intersection(*(set(racer.times) for racer in racers)))
+    both_arms = np.array([[racer.times[unit] for unit in common] for racer in racers])
+    both_arms = both_arms.reshape(len(racers), len(common), 2)
+    return both_arms[:, :, 0], both_arms[:, :, 1]
 
 
 def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
@@ -102,11 +105,9 @@ def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
         running = [racer for racer in racers if racer.is_running]
         if share == SHARES or len(running) < 2:
             continue
-        # Units that all of them answered.
-        joint = pd.concat([racer.times for racer in running], axis=1, join="inner")
-        if not joint.empty:
-            regular = joint["regular"].T.to_numpy()
-            for index in eliminated(regular, joint["speculative"].T.to_numpy()):
+        regular, speculative = _common_times(running)
+        if regular.size:
+            for index in eliminated(regular, speculative):
                 running[index].left_after = running[index].num_prompts
     return racers
 
@@ -139,16 +140,12 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
             values |= {"share": "all", "arm": "speculative"}
             values |= {"num_prompts": racer.num_prompts, "speedup": racer.speedup}
             rows.append(LatencyRow(**values))
-    append_rows(SweepFile(sweep, LatencyRow).path, rows)
-    results_file = Manifest.read(sweep).results_file
-    if results_file is not None:
-        append_rows(Path(results_file), rows)
+    append_summaries(sweep, rows)
 
     remaining = [racer for racer in racers if racer.is_running]
     if not remaining:
         return rows, [Line("Every job of the race failed.", "warning")]
-    joint = pd.concat([racer.times for racer in remaining], axis=1, join="inner")
-    ranked = ranking(joint[["regular"]].T.to_numpy(), joint[["speculative"]].T.to_numpy())
+    ranked = ranking(*_common_times(remaining))
     first, *others = [remaining[one.index] for one in ranked if not one.worse]
     figures = f"{times(first.speedup.estimate)}{in_brackets(first.speedup)}"
     answer = f"{first.name} is the fastest: {figures} after {first.num_prompts} prompts."
@@ -172,7 +169,7 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
         Column("95 % interval", of=lambda racer: interval(racer.speedup), text=True),
         Column("", of=outcome, text=True),
     ]
-    racers.sort(key=lambda racer: -(0 if racer.times.empty else racer.speedup.estimate))
+    racers.sort(key=lambda racer: -(racer.speedup.estimate if racer.times else 0))
     note = "Each interval is over the prompts that its job was asked, after a selection."
     table = Table.of("race", "", racers, columns_of_table, notes=(note,))
     return rows, [Line(answer, "strong"), table]

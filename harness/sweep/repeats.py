@@ -10,10 +10,9 @@ from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.records.registry import COMMANDS
-from harness.results.files import append_rows
 from harness.results.schema import RunRow
 from harness.results.statistics.stopping import SHARES
-from harness.sweep.manifest import Manifest, SweepFile
+from harness.sweep.manifest import Manifest, append_summaries
 from harness.tables.table import grouped
 
 # A larger number is not made into a sweep: the settings refuse it.
@@ -82,7 +81,5 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
         if not rows_of_job:
             continue
         pooled.append(rows_of_job)
-        append_rows(SweepFile(sweep, LatencyRow).path, rows_of_job)
-        if manifest.results_file is not None:
-            append_rows(manifest.results_file, rows_of_job)
+    append_summaries(sweep, [row for rows_of_job in pooled for row in rows_of_job])
     return pooled

@@ -112,7 +112,7 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     """The figures of the speed-up; without an interval where the runs' prompts are not found."""
-    times = [_unit_times(rows) for rows in runs]
+    times = [unit_times(rows) for rows in runs]
     units = sorted(set.intersection(*map(set, times)))
     if not units:
         return {}
@@ -130,7 +130,7 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     return {"speedup": speedup, "visible_difference": visible}
 
 
-def _unit_times(rows: Sequence[LatencyRow]) -> dict[int, tuple[float, float]]:
+def unit_times(rows: Sequence[LatencyRow]) -> dict[int, tuple[float, float]]:
     """Milliseconds per token of both arms by the units (prompts, batches or laps) of one run that both answered, from
     its prompts file; empty where that is gone.
     """
