@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.commands.eval.rows import EvalRow
+from harness.config.acceptance_rules import RULES
 from harness.config.machine import command_line
 from harness.config.synthetic import is_length, rates_of_row
 from harness.engines.registry import is_elsewhere
@@ -125,7 +126,8 @@ def arm_name(row: Any) -> str:
 
 def lossy_rule(row: Any) -> str | None:
     """`rule typical` or `lenience 0.8`; None for a lossless rule."""
-    if row.lossy and row.rule in ("typical", "eagle"):
+    record = None if row.rule is None else RULES.loaded(row.rule)
+    if row.lossy and row.rule and not (record and record.lossless):
         return f"rule {row.rule}"
     return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
 

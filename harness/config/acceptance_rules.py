@@ -103,12 +103,14 @@ class _Typical(_Plain):
 class _Eagle(_Plain):
     """The sampling of EAGLE's own code."""
 
+    lossless = False
     trees = ("dynamic",)
     of_chains = False
     path_for_trees = "harness.decoding.tree_rules:verify_eagle"
 
     def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
-        return temperature == 0 or (temperature, top_k, top_p) == (1.0, 0, 1.0)
+        is_plain = (temperature, top_k, top_p) == (1.0, 0, 1.0)
+        return is_plain or super().is_lossless(temperature, top_k, top_p)
 
 
 RULES = Registry(
@@ -123,3 +125,9 @@ RULES = Registry(
     },
     "harness.rules",
 )
+
+
+def tests_each_token(rule: str | None) -> bool:
+    """Whether the rule of a row tests each token by itself; so does one that is not known here."""
+    record = None if rule is None else RULES.loaded(rule)
+    return record is None or record.tests_each_token

@@ -107,6 +107,10 @@ class Registry(Generic[AnyRecord]):
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
+    def loaded(self, name: str) -> AnyRecord | None:
+        """The record, if it is built in or was loaded before: for names in rows, which must run no code."""
+        return self[name] if self.is_built_in(name) else self._loaded.get(name)
+
     def all(self) -> dict[str, AnyRecord]:
         """Every record that needs no file, by name. One that cannot be loaded is left out."""
         records = {}

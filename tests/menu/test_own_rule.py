@@ -101,3 +101,17 @@ def test_a_wrong_rule_ends_with_a_line_that_names_it(
     asked = [*QUICK, "batch_size=2", f"decoding.rule=./likely.py:{name}"]
     shown = harness("latency", *asked, code=2 if name == "Missing" else 1)
     assert re.search(rf"decoding\.rule=\./likely\.py:{name}: .*({wrong})", shown.complaint)
+
+
+def test_a_rule_that_tests_no_single_token_predicts_no_other_k(
+    harness: Harness, rules: Path
+) -> None:
+    file = rules / "likely.py"
+    file.write_text(file.read_text() + "\n\nclass Whole(Likely):\n    tests_each_token = False\n")
+    by_each = harness("latency", *QUICK, "details=true", "decoding.rule=./likely.py:Likely")
+    assert mentions(by_each.stdout, "rule ./likely.py:Likely", "no longer follows the target")
+    assert "of those tested" in by_each.stdout
+    as_whole = harness("latency", *QUICK, "details=true", "decoding.rule=./likely.py:Whole")
+    assert "of those tested" not in as_whole.stdout
+    lengths = results("latency")["acceptance_length_by_num_draft_tokens"]
+    assert lengths.notna().tolist() == [False, True, False, False]

@@ -19,6 +19,7 @@ from harness.commands.latency.figures.acceptance import (
     acceptance_by_prompt,
 )
 from harness.commands.latency.figures.measured import MeasuredRun
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.run import PromptedSettings
 from harness.config.settings import ModelSettings
 from harness.config.synthetic import RATES_BY_RANK, TESTED_SHARES
@@ -89,7 +90,7 @@ def smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
     A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
     is unknown.
     """
-    if settings.num_levels is not None or settings.decoding.rule == "block":
+    if settings.num_levels is not None or not tests_each_token(settings.decoding.rule):
         return False
     if planned.draft_plan is None:
         return False

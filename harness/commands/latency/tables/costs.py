@@ -20,6 +20,7 @@ import numpy as np
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.config.acceptance_rules import tests_each_token
 from harness.results.statistics.interval import Interval, counted
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
@@ -121,7 +122,7 @@ def lengths_by_k(row: LatencyRow) -> list[ForK]:
     from longer proposals.
     """
     # Newer files have no lengths then, see `speculation_profile.smaller_k_follow`.
-    if row.draft_tree not in (None, "chain") or row.rule == "block":
+    if row.draft_tree not in (None, "chain") or not tests_each_token(row.rule):
         return []
     lengths = row.acceptance_length_by_num_draft_tokens or []
     return [ForK(k, length) for k, length in enumerate(lengths, start=1)]

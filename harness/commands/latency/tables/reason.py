@@ -18,6 +18,7 @@ from harness.commands.latency.tables.costs import (
     share_of_predicted,
     tokens_per_iteration,
 )
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
 from harness.results.statistics.interval import Interval
@@ -32,7 +33,7 @@ _RISING = 1.01
 def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
     """Acceptance, where the time goes, and what follows, of the speculative arm."""
     # Where whole blocks are verified, no token is tested by itself.
-    tested = None if row.rule == "block" else row.acceptance_by_position
+    tested = row.acceptance_by_position if tests_each_token(row.rule) else None
     of_all = row.marginal_acceptance_by_position
     loses = row.speedup is not None and row.speedup.estimate < 1
     acceptance = (
@@ -85,7 +86,7 @@ def _acceptance(row: LatencyRow) -> str | None:
 
 
 def _of_those_tested(row: LatencyRow) -> str | None:
-    if row.conditional_acceptance_rate is None or row.rule == "block":
+    if row.conditional_acceptance_rate is None or not tests_each_token(row.rule):
         return None
     return f"{row.conditional_acceptance_rate:.1%}: tokens behind a rejection are not tested"
 
