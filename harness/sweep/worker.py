@@ -92,6 +92,9 @@ class Job:
             HarnessError: the error that ended it, or its bad answer.
         """
         signals.load(COMMANDS[self.command].module)
+        if engine_of(self.settings).computes_here:
+            # Now, with torch and transformers: an exception within their imports may abort the process.
+            signals.load("harness.engines.local.engine")
         rows: Sequence[RunRow] = _runner().run_command(
             self.command,
             self.settings,
@@ -322,8 +325,8 @@ def serve(file_descriptor: int) -> None:
             write_nothing()
         job = jobs.get()
         for name, value in engine_of(job.settings).environment.items():
+            # Before torch is imported, which has to find them.
             os.environ.setdefault(name, value)
-        # This imports torch, which has to find those variables.
         keepers = signals.load("harness.engines.keeper", must_go_on=True)
         keeper = keepers.PairKeeper(connection.send)
         terminal = None
