@@ -1,14 +1,19 @@
 """Is what `acceptance` computes what decoding accepts, and are its intervals right, narrow and quick?
 
-    python benchmarks/acceptance_reference.py --draft tiny_draft --temperature 0.5 [--answers 50] [--texts 20]
+    python benchmarks/acceptance_reference.py --draft tiny_draft --temperature 0.5 [--rounds 17]
 
-The speculative arm answers the 40 prompts of the tiny pair `--answers` times with K = 2, 4 and 8, with other random
-numbers each time: tokens per iteration over all of these answers are the long-run value. The regular arm answers them
-`--texts` times, and `acceptance` reads these texts. A line for each K has both, with 95 % intervals, and their
-difference. Then 200 repetitions take 15 of the texts each, and 15 of the answers as `latency` would: how often the
-interval holds the long-run value, and how wide the two are. With `--seconds`: of the processor, for 15 prompts, to read
-their texts and to decode both arms.
-At temperature 0 all answers to a prompt are the same, and one round of each is enough.
+The speculative arm answers the 40 prompts of the tiny pair `--rounds` times with K = 2, 4 and 8, with other random
+numbers each time: tokens per iteration over all of these answers are the long-run value. `acceptance` reads all the
+texts. A line for each K compares what it expects of the texts of the other two K (*other texts*) and of those of this
+one (*the same texts*, where nothing but the coins of decoding differs) with the long run, with the standard errors.
+
+Then 200 repetitions take 15 of the texts each, and 15 of the answers as `latency` would: how often the interval holds
+the long-run value, and how wide the two are. Where the width comes from is the last line: the variance of an answer's
+iterations is that between prompts, between texts of a prompt, and that of the coins for a text. `acceptance` has no
+coins; one that knew the expectation of every prompt would still have the first, which bounds what any can reach.
+
+With `--seconds`: of the processor, for 15 prompts, to read their texts and to decode both arms.
+At temperature 0 all answers to a prompt are the same, and one round is enough.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ Counts = NDArray[np.float64]
 def answered(
     pair: Pair, prompts: list[list[int]], decoding: object, number: int, arm: int, rounds: int
 ) -> list[tuple[list[int], int]]:
-    """Tokens and iterations of each answer."""
+    """Tokens and iterations of each answer, a round of all prompts after the other."""
     found: list[tuple[list[int], int]] = []
     how = dataclasses.replace(decoding, num_draft_tokens=number)  # type: ignore[type-var]
     engine = LocalEngine(pair, how, runner="static", batch_size=len(prompts), longest_prompt=128)
@@ -62,19 +67,73 @@ def answered(
 @torch.inference_mode()
 def expected(
     runners: PairRunners, drafter: Drafter, decoding: object, prompt: list[int], text: list[int]
-) -> Counts:
-    """The iterations that `acceptance` expects for each of `NUMBERS`."""
+) -> tuple[Counts, Counts]:
+    """The iterations that `acceptance` expects for each of `NUMBERS`, and their variance by coins."""
     device = torch.device("cpu")
     read = read_text(runners, warp_of(decoding), prompt, text, device)  # type: ignore[arg-type]
     found = probabilities_along(drafter, prompt, text, read.hidden, max(NUMBERS))
     assert found is not None
     cuts = cut(acceptance_chances(read.probabilities.numpy(), found.numpy()))
-    return cuts.iterations[[number - 1 for number in NUMBERS]]
+    places = [number - 1 for number in NUMBERS]
+    return cuts.iterations[places], cuts.variance[places]
+
+
+def differences(figures: Counts) -> tuple[float, float]:
+    """The mean over prompts and rounds [rounds, prompts], and its standard error: the prompts are the same ones."""
+    within = figures.var(axis=0, ddof=1).mean() if len(figures) > 1 else 0.0
+    return float(figures.mean()), float(np.sqrt(within / figures.size))
+
+
+def report(counted: Counts, means: Counts, variances: Counts, place: int) -> None:
+    """Print what there is to know of one K: whether it agrees, and how wide and right its intervals are."""
+    number = NUMBERS[place]
+    rounds = counted.shape[1]
+    tokens = float(NEW_TOKENS - 1)
+    decoded = counted[place]
+    same = means[place, :, :, place]
+    coins = variances[place, :, :, place]
+    other = np.delete(means, place, axis=0)[..., place].reshape(-1, NUM_PROMPTS)
+    truth = tokens / decoded.mean()
+    on_same, same_error = differences(decoded - same)
+    long_run, long_run_error = differences(decoded)
+    on_other, other_error = differences(other)
+    other_error = float(np.hypot(long_run_error, other_error))
+    print(
+        f"K={number}: {truth:.3f} tokens per iteration in {decoded.size} answers; expected of {other.size} other texts"
+        f" {long_run / on_other - 1:+.2%} (standard error {other_error / long_run:.2%}), of the same texts"
+        f" {-on_same / same.mean():+.2%} ({same_error / long_run:.2%}; by its variance"
+        f" {np.sqrt(coins.sum()) / decoded.sum():.2%})",
+        flush=True,
+    )
+    chosen = np.random.default_rng(0)
+    held = [0, 0]
+    widths: list[list[float]] = [[], []]
+    for repetition in range(REPETITIONS):
+        asked = chosen.choice(NUM_PROMPTS, UNITS)
+        for side, values in enumerate((other, decoded)):
+            sample = values[chosen.integers(0, len(values), UNITS), asked]
+            found = ratio_of_totals(np.full(UNITS, tokens), sample, 1000, repetition)
+            held[side] += not found.excludes(truth)
+            widths[side].append(found.high - found.low)
+    line = (
+        f"  intervals of 15 hold it {held[0] / REPETITIONS:.1%} (latency's {held[1] / REPETITIONS:.1%}),"
+        f" {np.mean(widths[0]) / np.mean(widths[1]):.2f} times as wide"
+    )
+    if rounds > 1:
+        of_texts = float(other.var(axis=0, ddof=1).mean())
+        of_prompts = max(float(other.mean(axis=0).var(ddof=1)) - of_texts / len(other), 0.0)
+        total = of_prompts + of_texts + float(coins.mean())
+        line += (
+            f"; variance of iterations: prompts {of_prompts / total:.0%}, texts of a prompt {of_texts / total:.0%},"
+            f" coins {coins.mean() / total:.0%}"
+        )
+    print(line, flush=True)
 
 
 def main() -> None:
-    parser = common.parser(__doc__, temperature=0.5, answers=50, texts=20)
+    parser = common.parser(__doc__, temperature=0.5, rounds=17)
     parser.add_argument("--seconds", action="store_true", help="also time both on 15 prompts")
+    parser.add_argument("--save", help="an .npz file for the counts")
     options = parser.parse_args()
     settings = common.cpu_settings(options, f"decoding.temperature={options.temperature}")
     decoding = dataclasses.replace(
@@ -82,45 +141,32 @@ def main() -> None:
     )
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
-    rounds = 1 if options.temperature == 0 else options.answers
-    num_texts = 1 if options.temperature == 0 else options.texts
-    texts = [text for text, _ in answered(pair, prompts, decoding, 4, 0, num_texts)]
+    rounds = 1 if options.temperature == 0 else options.rounds
     demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=0)
     runners = open_runners(pair, demanded, lambda line: None)
     assert runners.make_drafter is not None
     drafter = runners.make_drafter(warp_of(decoding))
-    iterations = np.array(
-        [
-            expected(runners, drafter, decoding, prompts[place % NUM_PROMPTS], text)
-            for place, text in enumerate(texts)
-        ]
-    )
-    print(f"draft={options.draft} temperature={options.temperature:g}", flush=True)
-    chosen = np.random.default_rng(0)
+
+    counted = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS))
+    # Of the texts of each K, for each K.
+    means = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS, len(NUMBERS)))
+    variances = np.zeros_like(means)
     for place, number in enumerate(NUMBERS):
         answers = answered(pair, prompts, decoding, number, 1, rounds)
-        counted = np.array([count for _, count in answers], dtype=float)
-        tokens = float(NEW_TOKENS - 1)
-        truth = ratio_of_totals(np.full(len(counted), tokens), counted, 1000, 0)
-        ours = ratio_of_totals(np.full(len(texts), tokens), iterations[:, place], 1000, 0)
-        held = [0, 0]
-        widths: list[list[float]] = [[], []]
-        for repetition in range(REPETITIONS):
-            for side, values in enumerate((iterations[:, place], counted)):
-                sample = chosen.choice(values, UNITS)
-                found = ratio_of_totals(np.full(UNITS, tokens), sample, 1000, repetition)
-                held[side] += not found.excludes(truth.estimate)
-                widths[side].append(found.high - found.low)
-        ratio = np.mean(widths[0]) / np.mean(widths[1])
-        print(
-            f"K={number}: long run {truth.estimate:.3f} ({truth.low:.3f} to {truth.high:.3f}, {len(counted)} answers);"
-            f" expected {ours.estimate:.3f} ({ours.low:.3f} to {ours.high:.3f}, {len(texts)} texts):"
-            f" {ours.estimate / truth.estimate - 1:+.2%}; intervals of 15 hold it {held[0] / REPETITIONS:.1%}"
-            f" (latency's {held[1] / REPETITIONS:.1%}), {ratio:.2f} times as wide",
-            flush=True,
-        )
+        for index, (text, count) in enumerate(answers):
+            where = (place, *divmod(index, NUM_PROMPTS))
+            counted[where] = count
+            means[where], variances[where] = expected(
+                runners, drafter, decoding, prompts[index % NUM_PROMPTS], text
+            )
+    if options.save:
+        np.savez(options.save, counted=counted, means=means, variances=variances)
+    print(f"draft={options.draft} temperature={options.temperature:g}", flush=True)
+    for place in range(len(NUMBERS)):
+        report(counted, means, variances, place)
     if options.seconds:
         seconds = []
+        texts = [text for text, _ in answered(pair, prompts, decoding, 4, 0, 1)]
         for _ in range(2):
             started = time.process_time()
             for place in range(UNITS):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -31,6 +31,8 @@ from harness.tables.table import grouped
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from harness.config.run import RunSettings
 
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
@@ -150,6 +152,40 @@ def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Fi
     findings.failures += reader.unfinished.values()
     reader.finish()
     return findings
+
+
+def newest_of_pair(
+    setting: str,
+    command: type[RunRow],
+    settings: RunSettings,
+    is_enough: Callable[[Run], bool] = lambda run: True,
+    needed: str = "",
+) -> Run:
+    """The newest run of a command with this model and draft, in the file or directory that a setting names.
+
+    Args:
+        command: its kind of row.
+        is_enough, needed: whether a run has what it is read for, and that in words.
+
+    Raises:
+        SettingError: there is none.
+    """
+    path = str(getattr(settings, setting))
+    asked = (settings.model.name, settings.draft and settings.draft.name)
+    others = set()
+    try:
+        runs = read([Path(path)]).of(command)
+    except SettingError as error:
+        raise SettingError(setting, error.rule, path) from error
+    for run in reversed(runs):
+        pair = (run.last.model, run.last.draft)
+        if pair == asked and is_enough(run):
+            return run
+        others.add(f"model={pair[0]} draft={pair[1]}")
+    rule = f"has no run of {command.kind} with model={asked[0]} draft={asked[1]}{needed}"
+    if others:
+        rule += f", but of {', '.join(sorted(others)[:3])}"
+    raise SettingError(setting, rule, path)
 
 
 def every_run(path: Path) -> Findings:

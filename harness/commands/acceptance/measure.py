@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,11 @@ from torch import Tensor
 from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.acceptance.tables import acceptance_document, health_in_words
+from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import costs_in_steps, proposed_per_iteration
 from harness.commands.optional_plots import optional_plots
 from harness.commands.plan.measure import iteration_bytes
-from harness.commands.read_runs import Run, read
+from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.decoding.protocols import Drafter
 from harness.drafting.along import chosen, probabilities_along, read_along
@@ -100,7 +100,15 @@ class Acceptance(Experiment):
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or WRITTEN
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.measured = None if settings.costs == "bytes" else measured_costs(settings)
+        self.measured: Run | None = None
+        if settings.costs != "bytes":
+            self.measured = newest_of_pair(
+                "costs",
+                LatencyRow,
+                settings,
+                lambda run: costs_in_steps(run.row("regular"), run.last) is not None,
+                " whose costs are known",
+            )
         self.texts: list[AcceptanceTextRow] = []
         self.cuts: list[Cut] = []
         self.variances: list[float] = []
@@ -358,27 +366,6 @@ class Acceptance(Experiment):
 
     def document(self, rows: Sequence[AcceptanceRow]) -> Document:
         return acceptance_document(rows, self.texts, self.cuts)
-
-
-def measured_costs(settings: AcceptanceSettings) -> Run:
-    """The last run of `latency` with the pair, among those that `costs` names.
-
-    Raises:
-        SettingError: there is none.
-    """
-    assert settings.draft is not None
-    for run in reversed(read([Path(settings.costs)]).runs):
-        row = run.last
-        if (run.command, row.model, row.draft) != (
-            "latency",
-            settings.model.name,
-            settings.draft.name,
-        ):
-            continue
-        if costs_in_steps(run.row("regular"), row) is not None:
-            return run
-    rule = "has no run of latency with this model and draft in which the costs are known"
-    raise SettingError("costs", rule, settings.costs)
 
 
 def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:

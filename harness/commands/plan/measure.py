@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 import torch
 
+from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_document
+from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
@@ -80,6 +82,9 @@ class Plan(Experiment):
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
+        self.accepted: list[AcceptanceRow] = []
+        if settings.acceptance is not None:
+            self.accepted = newest_of_pair("acceptance", AcceptanceRow, settings).rows
         self.figures: dict[str, Any] = {}
 
     def measure(self, session: Session) -> None:
@@ -95,6 +100,8 @@ class Plan(Experiment):
             placements = fit_regardless(case)
         self.figures |= _sizes(case, machine, placements)
         self.figures |= _limits(case, placements, machine.bandwidths)
+        if self.accepted and all(sketch.knows_cache for sketch in case.models):
+            self.figures |= _prediction(case, placements, self.accepted)
 
     def _case(self, machine: Machine) -> Case:
         """Sketch the pair and check it, as far as the configurations allow."""
@@ -306,6 +313,25 @@ def _limits(
         "highest_speedup": target_step * most_tokens / iteration,
         "break_even_tokens": iteration / target_step,
         "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
+    }
+
+
+def _prediction(
+    case: Case, placements: Sequence[Placement], accepted: Sequence[AcceptanceRow]
+) -> dict[str, Any]:
+    """The highest speed-up by the bytes that each K must read, of the tokens per iteration that were found for it."""
+    _, step = iteration_bytes(case, placements, 0)
+    predictions = []
+    for row in accepted:
+        if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
+            cost = sum(iteration_bytes(case, placements, row.num_draft_tokens)) / step
+            predictions.append((row.tokens_per_iteration.scaled(1 / cost), row))
+    speedup, best = max(predictions, key=lambda prediction: prediction[0].estimate)
+    assert best.tokens_per_iteration is not None
+    return {
+        "predicted_speedup": speedup,
+        "predicted_tokens_per_iteration": best.tokens_per_iteration.estimate,
+        "best_num_draft_tokens": best.num_draft_tokens,
     }
 
 

@@ -28,12 +28,15 @@ class PlanSettings(RunSettings):
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
+        acceptance: a run of `acceptance` with the pair (its directory, `acceptance.csv` or `result.json`), which
+            predicts the speed-up and the best K.
     """
 
     gpus: int | None = None
     gpu_memory: str | None = None
     bandwidth: float | None = None
     prompt_length: int = 128
+    acceptance: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +59,9 @@ class PlanSettings(RunSettings):
         )
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+        rule = "must be null without a draft: nothing is accepted"
+        needless = self.acceptance is not None and self.draft is None
+        require(not needless, "acceptance", rule, self.acceptance)
 
     @property
     def gpu_memory_bytes(self) -> int | None:
@@ -80,6 +86,10 @@ class Plan(Command):
         ("model=65B draft=7B_8bit gpus=4 gpu_memory=40GB", "other GPUs, on any machine"),
         ("model=13B gpus=1 gpu_memory=24GB batch_size=16 prompt_length=1000", "longer prompts"),
         ("model=./my-model bandwidth=300", "its config.json is enough"),
+        (
+            "model=30B draft=7B gpus=1 gpu_memory=80GB acceptance=outputs/acceptance/2026-11-22/09-43-39",
+            "what a run of `acceptance` predicts there, and the best K",
+        ),
         (
             "-m model=13B,30B,65B draft=7B,7B_8bit gpus=8 gpu_memory=40GB",
             "a table of all pairs",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.results.row import figure, setting
+from harness.results.row import figure, setting, with_interval
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, RunRow
+from harness.results.statistics.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,13 @@ class PlanRow(RunRow):
     break_even_tokens: MaybeFloat = figure(
         "tokens per iteration from which on speculation pays", "tokens"
     )
+    predicted_speedup: Interval | None = with_interval(
+        None,
+        "tokens per iteration that `acceptance` found over the bytes that an iteration reads in steps of the target",
+        "95 % interval over texts, of the tokens alone",
+    )
+    predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
+    best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
     bandwidths: dict[str, float] | None = figure(
         "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
     )

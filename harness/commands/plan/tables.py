@@ -14,7 +14,16 @@ from harness.commands.names import told_apart
 from harness.commands.plan.rows import PlanRow
 from harness.commands.words import pair_name, title
 from harness.config.amounts import amount
-from harness.tables.table import Column, Document, Line, Table, TableRow, grouped, times
+from harness.tables.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    TableRow,
+    grouped,
+    in_brackets,
+    times,
+)
 
 # Characters of the longest bar.
 _BAR = 40
@@ -74,6 +83,7 @@ def _plans(rows: Sequence[PlanRow]) -> Document:
         Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
         Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
         Column("speed-up\nat most", times, "row.highest_speedup"),
+        Column("predicted", of=_predicted, text=True, optional=True).at("row"),
         Column("fits", of=_fits, text=True).at("row"),
     )
     num_fitting = sum(_fits(row) == "yes" for row in rows)
@@ -97,6 +107,14 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
         for row, name in zip(plans, told_apart(plans), strict=True):
             settings[id(row)] = "\n".join(name.settings.values())
     return [_NamedPlan(row, settings[id(row)]) for row in rows]
+
+
+def _predicted(row: PlanRow) -> str | None:
+    """`2.31× at K=6`."""
+    speedup = row.predicted_speedup
+    return (
+        None if speedup is None else f"{times(speedup.estimate)} at K={row.best_num_draft_tokens}"
+    )
 
 
 def _is_split(row: PlanRow) -> bool:
@@ -289,6 +307,10 @@ def _limits(row: PlanRow) -> list[Line | Table]:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
         gains = f"gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})"
         limits.append(Line(f"{pays}, and {gains}."))
+    if row.predicted_speedup is not None:
+        tokens = f"{row.predicted_tokens_per_iteration:.2f} tokens per iteration"
+        about = in_brackets(row.predicted_speedup, f"the {tokens} of acceptance")
+        limits.append(Line(f"{_predicted(row)} is predicted{about}.", "strong"))
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
         cause = "because the tokens that it checks take different experts"

@@ -160,7 +160,7 @@ def test_an_earlier_run_of_latency(harness: Harness) -> None:
         "acceptance", "model=tiny_draft", "draft=suffix", f"costs={directory}"
     )
     assert complaint.startswith("costs=")
-    assert "has no run of latency with this model and draft" in complaint
+    assert "has no run of latency with model=tiny_draft draft=suffix" in complaint
 
 
 def test_several_drafts_on_the_same_texts(harness: Harness) -> None:

@@ -312,3 +312,34 @@ def test_a_draft_in_8_bits_is_told_by_its_waits(harness: Harness) -> None:
     assert mentions(stdout, "draft: 224 8-bit layers wait", "K=4", "99 ms", "84 ms", "1.4×", "2.7×")
     assert mentions(stdout, "draft=7B_4bit")
     assert "8 bits" not in harness("plan", *asked, "draft=7B_4bit").stdout
+
+
+def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> None:
+    """Over the bytes that `acceptance` counts itself where nothing else is known."""
+    pair = [
+        "model=tiny",
+        "draft=early_exit",
+        "decoding.max_new_tokens=20",
+        "decoding.ignore_eos=true",
+    ]
+    harness("acceptance", *pair, "num_prompts=8", "up_to=6", f"hydra.run.dir={tmp_path}/found")
+    found = pd.read_csv(tmp_path / "found" / "acceptance.csv")
+    best = found.loc[found.expected_speedup.idxmax()]
+    for name in ("", "/acceptance.csv", "/result.json"):
+        directory = tmp_path / f"planned{name.replace('/', '-')}"
+        asked = [f"acceptance={tmp_path}/found{name}", f"hydra.run.dir={directory}"]
+        outcome = harness("plan", *pair, "prompt_length=20", *asked)
+        row = pd.read_csv(directory / "plan.csv").iloc[0]
+        assert row.best_num_draft_tokens == best.num_draft_tokens
+        assert row.predicted_tokens_per_iteration == pytest.approx(best.tokens_per_iteration)
+        for end in ("", "_low", "_high"):
+            expected = best[f"expected_speedup{end}"]
+            assert row[f"predicted_speedup{end}"] == pytest.approx(expected, rel=0.02)
+        assert f"at K={best.num_draft_tokens} is predicted" in outcome.stdout
+    complaint = harness.refused(
+        "plan", "model=tiny", "draft=lookup", f"acceptance={tmp_path}/found"
+    )
+    assert complaint.startswith(
+        f"acceptance={tmp_path}/found: has no run of acceptance with model=tiny draft=lookup"
+    )
+    assert "but of model=tiny draft=early_exit" in complaint
