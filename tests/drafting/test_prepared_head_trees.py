@@ -90,7 +90,7 @@ def prepare(
     *,
     compiled: bool = False,
 ) -> PreparedTrees:
-    drafter = head.tree_drafter(target, warp, plan)
+    drafter = head.drafter(target, warp, plan)
     size = target.config.vocab_size
     prepared = PreparedTrees(drafter, target, size, compiled=compiled, captured=not compiled)
     prepared.prepare(3, 20 + LENGTH, numbers)
@@ -110,7 +110,7 @@ def decided(
     what: Request,
     depth: int | DraftLength = DEPTH,
 ) -> list[Any]:
-    drafter = head.tree_drafter(target, what.warp, plan)
+    drafter = head.drafter(target, what.warp, plan)
     drafter.prepared = prepared
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = speculative_trees(runner, drafter, what, depth, BUDGET, verify_rounds)

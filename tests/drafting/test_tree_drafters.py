@@ -27,7 +27,7 @@ from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
 from harness.drafting.trees.growth import DynamicGrowth, Growth, Predictor, StaticGrowth
-from harness.drafting.trees.head_trees import MarginalPredictor
+from harness.drafting.trees.head_predictors import MarginalPredictor
 from harness.drafting.trees.model_trees import ModelTreeDrafter, _ReadTree
 from harness.drafting.trees.plan import TreePlan, best_shape
 from harness.drafting.trees.score_temperatures import ScoreTemperatures
@@ -250,7 +250,7 @@ def expected_of(head: Head, target: PreTrainedModel) -> Expected:
 def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
     """So the verification reads the distributions that the nodes were drawn from."""
     target, head = target_model(), HEADS[name]()
-    drafter = head.tree_drafter(target, Warp(), TreePlan("static", BUDGET, RATES))
+    drafter = head.drafter(target, Warp(), TreePlan("static", BUDGET, RATES))
     checked = Checked(drafter, target, expected_of(head, target))
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = list(
@@ -265,7 +265,7 @@ def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["EAGLE-3", "P-EAGLE", "Medusa", "DSpark, reduced vocabulary"])
 def test_greedy_texts_with_a_head_are_those_of_generate(kind: str, make: type, name: str) -> None:
     target, head = target_model(), HEADS[name]()
-    drafter = head.tree_drafter(target, GREEDY, TreePlan(kind, BUDGET, RATES))
+    drafter = head.drafter(target, GREEDY, TreePlan(kind, BUDGET, RATES))
     runner = make(target, hidden_layers=drafter.layers)
     records = speculative_trees(
         runner, drafter, tree_request(GREEDY), DEPTH, BUDGET, verify_traversal
@@ -285,7 +285,7 @@ def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts(name: str) -> None:
             DEPTH,
         )
     ]
-    drafter = head.tree_drafter(target, GREEDY, TreePlan("static", DEPTH, (0.9,)))
+    drafter = head.drafter(target, GREEDY, TreePlan("static", DEPTH, (0.9,)))
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     what = tree_request(GREEDY)
     found = speculative_trees(runner, drafter, what, DEPTH, DEPTH, verify_rounds)

@@ -23,7 +23,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from harness.decoding.warp import AnyWarp
 from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.training_batch import TrainingBatch
-from harness.drafting.trees.head_trees import HeadTrees
 from harness.drafting.trees.plan import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
@@ -74,14 +73,13 @@ class Head(nn.Module):
     """A head's weights: here those that map tokens to states of `width` numbers and back.
 
     Attributes:
-        chains, trees: the classes of its drafters.
+        drafter_class: what drafts with it.
         config: of the kind's own class.
         d2t: tells which of the target's tokens the draft has, if not all: draft token i is the
             target's token i + d2t[i]. So d2t = [0, 0, 3] maps the draft tokens 0, 1, 2 to 0, 1, 5.
     """
 
-    chains: ClassVar[type[HeadDrafter]]
-    trees: ClassVar[type[HeadTrees]]
+    drafter_class: ClassVar[type[HeadDrafter]]
     config: Any
     d2t: Tensor | None
 
@@ -108,14 +106,14 @@ class Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+        self,
+        target: PreTrainedModel,
+        warp: AnyWarp,
+        plan: TreePlan | None = None,
+        confidence: float = 0.0,
     ) -> HeadDrafter:
-        """Return a drafter of chains with these weights; arguments as of `HeadDrafter`."""
-        return self.chains(self, target, warp, confidence)
-
-    def tree_drafter(self, target: PreTrainedModel, warp: AnyWarp, plan: TreePlan) -> HeadTrees:
-        """Return a drafter of trees with these weights, where `HeadKind.drafts_trees`."""
-        return self.trees(self, target, warp, plan)
+        """Return a drafter with these weights; arguments as of `HeadDrafter`."""
+        return self.drafter_class(self, target, warp, plan, confidence)
 
     def initialise(self) -> None:
         """Set the weights that training does not begin with at random.

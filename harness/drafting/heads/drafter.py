@@ -2,12 +2,20 @@
 
 A head continues from features, the target's own hidden states. `observe` keeps those of the decided
 tokens (`unread`). `propose` then hands them to the kind's `draft`, which reads them into the head's
-cache and draws K tokens. `draft` is a function of tensors, so that `prepared_head` can compile or
+cache and draws K tokens. `draft` is a function of tensors, so that `prepared` can compile or
 capture it; where nothing is prepared, or nothing that fits, it runs eagerly.
+
+For trees (`propose_tree`) a kind has `predictor` instead, which reads the features and then predicts
+the tokens of a tree level by level. What it must know of a node differs from kind to kind:
+
+    EAGLE-3            the whole path to it: a pass for each level (in `kinds/eagle3`)
+    DSpark, DFlash 2   its level and its own token: `TokenPredictor`
+    the others         its level alone: `MarginalPredictor`
 """
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,13 +24,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Drafter, Proposal, Step
+from harness.decoding.protocols import Proposal, Step, TreeDrafter
 from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
+from harness.decoding.trees import TreeProposal, tokens_on
 from harness.decoding.warp import AnyWarp, current_warp
 from harness.drafting.along import PLACES, upcoming
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread, UnreadFeatures
+from harness.drafting.trees.growth import Grown, Growth, Predictor
+from harness.drafting.trees.plan import TreePlan
+from harness.drafting.trees.score_temperatures import ScoreTemperatures
 from harness.runners.attention import without_cudnn
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
@@ -68,8 +80,8 @@ class PreparedDrafts(Protocol):
         """
 
 
-class HeadDrafter(Drafter):
-    """A drafter over a head; each kind adds `draft`.
+class HeadDrafter(TreeDrafter):
+    """A drafter over a head; each kind adds `draft`, and `predictor` where it drafts trees.
 
     A head with a cache has an entry there for each decided token but the last, which has no
     features yet. The head may be on another device than the target's tokens.
@@ -78,13 +90,14 @@ class HeadDrafter(Drafter):
         head: a `blocks.Head`.
         target: lends its embedding and its output matrix to a head without them.
         warp: the one applied to the target's logits.
+        plan: how trees grow; None for a drafter of chains.
         confidence: offer tokens only as far as a confidence head (DSpark) expects each to be
             accepted with at least this probability; 0 offers all.
 
     Attributes:
         num_reread: how many of the last features of each row are read again with the next ones.
         vocabulary_size: the width of the target's logits.
-        prepared: drafts in place of `draft` where it can; None where nothing is prepared.
+        prepared: drafts in place of `draft` or `grow` where it can; None where nothing is prepared.
         cache: the head's.
     """
 
@@ -92,9 +105,15 @@ class HeadDrafter(Drafter):
     prepared: PreparedDrafts | None = None
 
     def __init__(
-        self, head: Any, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+        self,
+        head: Any,
+        target: PreTrainedModel,
+        warp: AnyWarp,
+        plan: TreePlan | None = None,
+        confidence: float = 0.0,
     ) -> None:
         self.head = head
+        self.plan = plan
         self.device = next(head.parameters()).device
         self._warp = warp
         self._confidence = confidence
@@ -125,6 +144,12 @@ class HeadDrafter(Drafter):
         `cache.num_slots` slots are those that it may write and see.
         """
 
+    def predictor(self, unread: Unread, depth: int) -> Predictor:
+        """Read the features, and return what predicts the tokens of a tree of at most `depth`
+        levels, where `HeadKind.drafts_trees`.
+        """
+        raise NotImplementedError
+
     def read(self, unread: Unread) -> Any:
         """Read the features into the cache; a head without one has nothing to do."""
 
@@ -144,10 +169,12 @@ class HeadDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.vocabulary_size = step.logits.shape[-1]
-        # The cache shares the captured buffers. If it outgrows them it is copied, and proposals fall
-        # back to eager (`_has_room`).
+        # The cache shares the captured buffers. If it outgrows them it is copied, and proposals run
+        # eagerly.
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._unread = UnreadFeatures(self.device)
+        # Chains have no scores, and what is never remembered is never learned from.
+        self._scores = ScoreTemperatures(1.0 if self.plan is None else self.plan.score_temperature)
         self.add(prompts, first_tokens, step)
 
     def add(
@@ -157,6 +184,7 @@ class HeadDrafter(Drafter):
         # Where the target's tokens are, and proposals are wanted.
         self._home = step.hidden.device
         self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
+        self._scores.add(len(prompts))
         self.cache.ensure_rows(len(self._unread.counts))
         self._propose_nothing()
 
@@ -167,11 +195,8 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        return self._chain(num_draft_tokens, uniforms, self.prepared)
-
-    def _chain(
-        self, num_draft_tokens: int, uniforms: Tensor, prepared: PreparedDrafts | None
-    ) -> Proposal:
+        # Where trees are prepared, a chain is not.
+        prepared = self.prepared if self.plan is None else None
         outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
         drafted = Draft(*outputs)
         # A prepared proposal may have more tokens, and offer more.
@@ -182,6 +207,37 @@ class HeadDrafter(Drafter):
             lengths = drafted.lengths.clamp(max=num_draft_tokens).tolist()
         self._proposed = tokens
         return Proposal(tokens.to(self._home), probabilities.to(self._home), lengths)
+
+    @torch.inference_mode()
+    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+        depth = self.num_drafted(depth)
+        growth = self.growth(depth)
+        temperatures = self._scores.of_rows(self.warp, self.device)
+        call = functools.partial(self.grow, growth, depth)
+        inputs = [uniforms.to(self.device), temperatures]
+        grown = Grown(*self._run(call, depth, inputs, self.prepared))
+        self._scores.remember(grown)
+        proposal = growth.trees(grown)
+        self._proposed = proposal.tokens
+        return proposal.to(self._home)
+
+    def growth(self, depth: int) -> Growth:
+        """Return how trees of so many levels grow, with the batch's warp as it is now."""
+        assert self.plan is not None
+        return self.plan.growth(depth, self.warp, self.device)
+
+    def grow(
+        self, growth: Growth, depth: int, unread: Unread, uniforms: Tensor, temperatures: Tensor
+    ) -> Grown:
+        """Read the features and grow trees.
+
+        Bound to a growth and a depth it is a function of tensors, as `draft` is, which
+        `prepared_trees` compiles or captures.
+        """
+        return growth.grow(self.predictor(unread, depth), uniforms, temperatures)
+
+    def follow(self, path: Tensor) -> None:
+        self._proposed = tokens_on(path, self._proposed)
 
     def _run(
         self,
@@ -196,7 +252,14 @@ class HeadDrafter(Drafter):
             call: what is prepared, or else runs now: it takes `Unread` and the inputs.
             number: how many tokens to draft, or levels of a tree.
         """
-        fitting = None if prepared is None else self._fitting(prepared, number)
+        fitting = None if prepared is None else prepared.number_for(self, number)
+        if prepared is not None and fitting is not None:
+            most_unread = self.most_unread(fitting)
+            if most(self._unread.counts) > most_unread:
+                self._read_early()
+            needed = most(self._unread.num_read) + most_unread + self.num_ahead(fitting)
+            if needed > prepared.cache.num_slots or not self.cache.shares(prepared.cache):
+                fitting = None
         unread = self._unread.all()
         if prepared is None or fitting is None:
             outputs = self._run_eagerly(call, number, unread, *inputs)
@@ -205,24 +268,11 @@ class HeadDrafter(Drafter):
         self._unread.count_as_read(self.num_reread)
         return outputs
 
-    def _fitting(self, prepared: PreparedDrafts, number: int) -> int | None:
-        """Return the number of the prepared proposal to use now, None where none fits.
-
-        Features that are too many for it are read early.
-        """
-        fitting = prepared.number_for(self, number)
-        if fitting is None:
-            return None
-        if most(self._unread.counts) > self.most_unread(fitting):
-            self._read_early()
-        return fitting if self._has_room(prepared, fitting) else None
-
     def _run_eagerly(
         self, call: Callable[..., tuple[Any, ...]], number: int, unread: Unread, *inputs: Tensor
     ) -> tuple[Any, ...]:
-        num_ahead = self.num_ahead(number)
         num_read = most(self._unread.num_read)
-        self.cache.num_slots = num_read + unread.features.shape[1] + num_ahead
+        self.cache.num_slots = num_read + unread.features.shape[1] + self.num_ahead(number)
         with without_cudnn():
             return call(unread, *inputs)
 
@@ -235,6 +285,7 @@ class HeadDrafter(Drafter):
         if most(self._unread.counts) > MOST_UNREAD:
             self._read_early()
         assert step.hidden is not None
+        self._scores.observe(self._proposed, num_accepted, next_tokens)
         self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
         # A view: an iteration that drafts nothing must launch nothing here.
         self._proposed = self._proposed[:, :0]
@@ -244,6 +295,7 @@ class HeadDrafter(Drafter):
         index = to_device(rows, self.device)
         self.cache.select(index)
         self._unread.select(rows, index)
+        self._scores.select(rows)
         self._propose_nothing()
 
     @torch.inference_mode()
@@ -297,13 +349,7 @@ class HeadDrafter(Drafter):
             self.read(unread)
         self._unread.count_as_read(max(1, self.num_reread))
 
-    def _has_room(self, prepared: PreparedDrafts, number: int) -> bool:
-        """Return whether the cache is the prepared one, with room for a prepared proposal."""
-        cache = prepared.cache
-        needed = most(self._unread.num_read) + self.most_unread(number) + self.num_ahead(number)
-        return needed <= cache.num_slots and self.cache.shares(cache)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, by the head's matrix or the target's."""
         return _call_elsewhere(self._embedding, tokens)
 

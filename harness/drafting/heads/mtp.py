@@ -28,6 +28,7 @@ from harness.drafting.heads.drafter import Draft, stacked
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
+from harness.drafting.trees.plan import TreePlan
 
 
 class MtpHead(EagleHead):
@@ -82,10 +83,15 @@ class MtpHead(EagleHead):
         return self.shared_norm(states)
 
     def drafter(
-        self, target: PreTrainedModel, warp: AnyWarp, confidence: float = 0.0
+        self,
+        target: PreTrainedModel,
+        warp: AnyWarp,
+        plan: TreePlan | None = None,
+        confidence: float = 0.0,
     ) -> EagleDrafter:
-        kind = EagleDrafter if len(self.layers) == 1 else MtpDrafter
-        return kind(self, target, warp)
+        if len(self.layers) == 1:
+            return EagleDrafter(self, target, warp)
+        return MtpDrafter(self, target, warp)
 
 
 class MtpDrafter(EagleDrafter):
@@ -117,7 +123,7 @@ class MtpDrafter(EagleDrafter):
         drawn: list[Draft] = []
         self.cache.place(unread.starts, states.shape[1])
         for layer in range(len(self.head.layers)):
-            states = self.head(self._embed(tokens), states, self.cache, layer)
+            states = self.head(self.embed(tokens), states, self.cache, layer)
             # The next layer pairs its entries with the tokens one further on.
             tokens = tokens.roll(-1, dims=1)
             if layer < len(uniforms):

@@ -50,7 +50,7 @@ from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
-from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor, TokenPredictor
+from harness.drafting.trees.head_predictors import MarginalPredictor, TokenPredictor
 
 # Blocks of one row that a head is trained on at a time.
 BLOCKS = 8
@@ -125,7 +125,7 @@ class BlockDrafter(HeadDrafter):
         anchor = unread.following[unread.last()]
         self.read(unread)
         masks = anchor.new_full((len(anchor), config.block_size - 1), config.mask_token_id)
-        queries = self._embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
+        queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
         self.cache.place(unread.starts + unread.counts, config.block_size)
         states = self.head(queries, self.cache)
         predicting = states[:, config.block_size - config.most_tokens :]
@@ -145,10 +145,6 @@ class BlockDrafter(HeadDrafter):
     def read(self, unread: Unread) -> None:
         self.cache.place(unread.starts, unread.features.shape[1])
         self.head.read(unread.features, self.cache)
-
-
-class BlockTrees(HeadTrees, BlockDrafter):
-    """Proposes trees with a DFlash head."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         _, states = self.block(unread, depth)
@@ -182,10 +178,6 @@ class SequentialDrafter(BlockDrafter):
             before = drawn[-1].tokens
         return stacked(drawn)
 
-
-class SequentialTrees(HeadTrees, SequentialDrafter):
-    """Proposes trees with a head whose tokens are drawn one after the other."""
-
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         anchor, states = self.block(unread, depth)
         logits_after = self.logits_after(states)
@@ -199,8 +191,7 @@ class SequentialTrees(HeadTrees, SequentialDrafter):
 class BlockHead(LayeredHead):
     """The weights of a DFlash head."""
 
-    chains = BlockDrafter
-    trees: ClassVar[type[HeadTrees]] = BlockTrees
+    drafter_class: ClassVar[type[BlockDrafter]] = BlockDrafter
 
     def __init__(self, config: BlockConfig) -> None:
         transformer = config.transformer

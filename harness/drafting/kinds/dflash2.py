@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from harness.drafting.heads.block_formats import LeftOut, block_fields, has_selector, is_speculators
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.training_batch import TrainingBatch, soft_loss
-from harness.drafting.kinds.dflash import (
-    BlockConfig,
-    BlockHead,
-    DFlash,
-    SequentialDrafter,
-    SequentialTrees,
-)
+from harness.drafting.kinds.dflash import BlockConfig, BlockHead, DFlash, SequentialDrafter
 
 # The settings of a new head: those of published heads.
 _NUM_TAPS = 2
@@ -145,15 +139,10 @@ class SelectorDrafter(SequentialDrafter):
         return after
 
 
-class SelectorTrees(SequentialTrees, SelectorDrafter):
-    """Proposes trees with a DFlash 2 head."""
-
-
 class SelectorHead(BlockHead):
     """The weights of a DFlash 2 head."""
 
-    chains = SelectorDrafter
-    trees = SelectorTrees
+    drafter_class = SelectorDrafter
     config: SelectorConfig
 
     def __init__(self, config: SelectorConfig) -> None:

@@ -24,13 +24,7 @@ from harness.drafting.heads.block_formats import (
 )
 from harness.drafting.heads.drafter import Draft
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.kinds.dflash import (
-    BlockConfig,
-    BlockHead,
-    DFlash,
-    SequentialDrafter,
-    SequentialTrees,
-)
+from harness.drafting.kinds.dflash import BlockConfig, BlockHead, DFlash, SequentialDrafter
 
 # The rank of a Markov head that a configuration in speculators' format leaves out.
 _USUAL_RANK = 256
@@ -87,15 +81,10 @@ class SparkDrafter(SequentialDrafter):
         return drawn._replace(lengths=lengths)
 
 
-class SparkTrees(SequentialTrees, SparkDrafter):
-    """Proposes trees with a DSpark head."""
-
-
 class SparkHead(BlockHead):
     """The weights of a DSpark head."""
 
-    chains = SparkDrafter
-    trees = SparkTrees
+    drafter_class = SparkDrafter
 
     def __init__(self, config: SparkConfig) -> None:
         super().__init__(config)

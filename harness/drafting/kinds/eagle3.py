@@ -29,7 +29,6 @@ from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
-from harness.drafting.trees.head_trees import HeadTrees
 from harness.runners.regions import end_part
 
 
@@ -54,9 +53,20 @@ class EagleConfig(HeadConfig):
 
 
 class EagleDrafter(HeadDrafter):
-    """Proposes with an EAGLE-3 head, one token after the other."""
+    """Proposes with an EAGLE-3 head, one token after the other; of a tree each level in one pass.
+
+    Entries of drafted tokens follow the decided ones in the head's cache, and are overwritten later.
+    """
 
     head: EagleHead
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """A slot for each token of a chain, or for each node above the last level of a tree."""
+        if self.plan is None:
+            return num_draft_tokens
+        num_expanded = self.plan.most_expanded(num_draft_tokens)
+        # A drafter of trees may be asked for a chain, too.
+        return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         states = self.read(unread)
@@ -72,7 +82,7 @@ class EagleDrafter(HeadDrafter):
             drawn.append(draft)
             if len(drawn) < most:
                 self.cache.place(slot, 1)
-                embedded = self._embed(draft.tokens.unsqueeze(1))
+                embedded = self.embed(draft.tokens.unsqueeze(1))
                 states = self.head(embedded, following, self.cache)
         return stacked(drawn)
 
@@ -80,7 +90,7 @@ class EagleDrafter(HeadDrafter):
         """Read the new features -> the state [B, 1, width] of each row's last one."""
         states = self.head.join(unread.features)
         self.cache.place(unread.starts, states.shape[1])
-        states = self.head(self._embed(unread.following), states, self.cache)
+        states = self.head(self.embed(unread.following), states, self.cache)
         return states[unread.last()].unsqueeze(1)
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,32 +100,12 @@ class EagleDrafter(HeadDrafter):
         normed = self.head.norm(states)
         return self._logits(normed), normed if self.head.config.norm_output else states
 
-
-class EagleTreeDrafter(HeadTrees, EagleDrafter):
-    """Proposes trees with an EAGLE-3 head, each level in one pass over its nodes.
-
-    Entries of nodes follow the decided ones in the head's cache, and are overwritten later.
-    """
-
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """Each node above the last level has a slot; a chain (`propose`) needs one for each token."""
-        num_expanded = self.plan.most_expanded(num_draft_tokens)
-        return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
-
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         return _EaglePredictor(self, self.read(unread), unread.starts + unread.counts)
 
-    def append(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Append entries of nodes [B, n], which `cache` has placed, to `cache` -> their states.
-
-        Args:
-            states: [B, n, width], of their parents.
-        """
-        return self.head(self._embed(tokens), states, self.cache)
-
 
 class _EaglePredictor(Predictor):
-    """Predicts the tokens of one proposal.
+    """Predicts the tokens of one tree in each row, whose nodes have entries in the drafter's cache.
 
     Say the text has the slots 0 to 9, and two nodes are expanded on each level. Those of the first
     level then have the slots 10 and 11, both at position 10, and those of the second the slots 12
@@ -126,7 +116,7 @@ class _EaglePredictor(Predictor):
         first_slots: [B], the slot behind the text.
     """
 
-    def __init__(self, drafter: EagleTreeDrafter, states: Tensor, first_slots: Tensor) -> None:
+    def __init__(self, drafter: EagleDrafter, states: Tensor, first_slots: Tensor) -> None:
         self._drafter = drafter
         # The states that the next level takes, one for each node above it.
         self._root_logits, self._states = self._predict(states)
@@ -148,8 +138,9 @@ class _EaglePredictor(Predictor):
         end_part()  # equal levels share their compiled code
         slots = self._next_slot + torch.arange(count, device=tokens.device)
         self._visible = seen_by_parents.scatter(2, slots.unsqueeze(2), True)
-        self._drafter.cache.place_tree(self._position, slots, self._visible)
-        entries = self._drafter.append(tokens, states)
+        drafter = self._drafter
+        drafter.cache.place_tree(self._position, slots, self._visible)
+        entries = drafter.head(drafter.embed(tokens), states, drafter.cache)
         self._position = self._position + 1
         self._next_slot = self._next_slot + count
         logits, self._states = self._predict(entries)
@@ -164,8 +155,7 @@ class _EaglePredictor(Predictor):
 class EagleHead(LayeredHead):
     """The weights of an EAGLE-3 head."""
 
-    chains = EagleDrafter
-    trees: ClassVar[type[HeadTrees]] = EagleTreeDrafter
+    drafter_class: ClassVar[type[EagleDrafter]] = EagleDrafter
 
     def __init__(self, config: EagleConfig) -> None:
         transformer = config.transformer

@@ -23,7 +23,7 @@ from harness.drafting.heads.new_layers import NUM_TOKENS
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
-from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.trees.head_predictors import MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,6 @@ class MedusaDrafter(HeadDrafter):
         # A head's own matrix may have more rows than there are tokens.
         return torch.stack(logits, dim=1)[..., : self.vocabulary_size]
 
-
-class MedusaTrees(HeadTrees, MedusaDrafter):
-    """Proposes trees, with one head for each level."""
-
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         return MarginalPredictor(self.logits(unread, depth))
 
@@ -83,8 +79,7 @@ class MedusaHead(Head):
     1, and with one block for each head `1.1.weight` is its output matrix.
     """
 
-    chains = MedusaDrafter
-    trees = MedusaTrees
+    drafter_class = MedusaDrafter
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config, config.target_size)

@@ -18,7 +18,7 @@ from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.unread import Unread
 from harness.drafting.kinds.eagle3 import Eagle3, EagleConfig, EagleDrafter, EagleHead
 from harness.drafting.trees.growth import Predictor
-from harness.drafting.trees.head_trees import HeadTrees, MarginalPredictor
+from harness.drafting.trees.head_predictors import MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,11 @@ class MaskDrafter(EagleDrafter):
         mask_state = head.join(head.mask_hidden)
         states = torch.where(is_mask.unsqueeze(-1), mask_state, padded_states)
         self.cache.place(unread.starts, states.shape[1])
-        states = head(self._embed(tokens), states, self.cache)
+        states = head(self.embed(tokens), states, self.cache)
         rows, last = unread.last()
         places = last.unsqueeze(1) + torch.arange(count, device=states.device)
         logits, _ = self.predict(states[rows.unsqueeze(1), places])
         return logits
-
-
-class MaskTreeDrafter(HeadTrees, MaskDrafter):
-    """Proposes trees with a P-EAGLE head."""
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:
         return MarginalPredictor(self.over_vocabulary(self.logits(unread, depth), -torch.inf))
@@ -73,8 +69,7 @@ class MaskTreeDrafter(HeadTrees, MaskDrafter):
 class MaskHead(EagleHead):
     """The weights of a P-EAGLE head."""
 
-    chains = MaskDrafter
-    trees = MaskTreeDrafter
+    drafter_class = MaskDrafter
     config: MaskConfig
 
     def __init__(self, config: MaskConfig) -> None:

@@ -263,7 +263,7 @@ def drafters_of_head(
     head = pair.head
     target = pair.target.model
     assert head is not None
-    return lambda warp: head.drafter(target, settings.warp(warp), confidence)
+    return lambda warp: head.drafter(target, settings.warp(warp), confidence=confidence)
 
 
 def tree_drafters(
@@ -276,7 +276,7 @@ def tree_drafters(
     head = pair.head
     if head is not None:
         target = pair.target.model
-        return lambda warp: head.tree_drafter(target, settings.warp(warp), plan)
+        return lambda warp: head.drafter(target, settings.warp(warp), plan)
     if pair.translation is not None:
         rule = f"must be chain: draft={settings.name} has another tokenizer"
         raise SettingError("draft.tree", rule, settings.tree)

@@ -1,7 +1,7 @@
 """A head's whole trees as prepared calls: compiled, captured as CUDA graphs, or both.
 
-A call reads the features, predicts all levels, and chooses the nodes (`HeadTrees.grow`).
-`prepared_head` does the preparing, as for chains; here is what differs for trees. Each prepared
+A call reads the features, predicts all levels, and chooses the nodes (`HeadDrafter.grow`).
+`PreparedHead` does the preparing, as for chains; here is what differs for trees. Each prepared
 call is compared with the eager one, node by node: a node is known by its path, because rounding may
 change the order of nodes.
 """
@@ -19,7 +19,6 @@ from torch.nn import functional
 from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.trees.growth import Grown, Growth
-from harness.drafting.trees.head_trees import HeadTrees
 from harness.runners.checks import require_close
 from harness.runners.graphs import TensorCall
 from harness.runners.slots import UnsupportedModelError
@@ -51,8 +50,6 @@ class _Nodes(NamedTuple):
 class PreparedTrees(PreparedHead):
     """Prepared trees of a head. Numbers that `PreparedHead` takes are of levels, not of tokens."""
 
-    _drafter: HeadTrees
-
     def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
         """A head may know fewer levels."""
         return sorted({self._drafter.num_drafted(number) for number in numbers})
@@ -69,8 +66,10 @@ class PreparedTrees(PreparedHead):
 
     def example(self, size: int, number: int) -> tuple[Tensor, ...]:
         """The temperature is low, so that trees are deep."""
+        plan = self._drafter.plan
+        assert plan is not None
         device = self._drafter.device
-        uniforms = torch.full((size, self._drafter.plan.budget), 0.5, device=device)
+        uniforms = torch.full((size, plan.budget), 0.5, device=device)
         return uniforms, torch.full((size,), 0.1, device=device)
 
     def require_same(

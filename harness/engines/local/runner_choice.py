@@ -21,7 +21,6 @@ from harness.decoding.protocols import Runner
 from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.method import MakeDrafter
-from harness.drafting.trees.head_trees import HeadTrees
 from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.engines.local.rules import warp_of
 from harness.engines.pair import Pair
@@ -165,7 +164,7 @@ def prepare_head(
         drafter = part_with_head(make_drafter(warp_of(demanded.decoding)))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
-        kind = PreparedTrees if isinstance(drafter, HeadTrees) else PreparedHead
+        kind = PreparedHead if drafter.plan is None else PreparedTrees
         options = _preparation(chosen)
         prepared = kind(drafter, pair.target.model, pair.vocabulary_size, **options)
         prepared.prepare(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted)
