@@ -21,6 +21,7 @@ class HeadKind(Record):
 
     Attributes:
         name: as speculators and vLLM call it.
+        head_class: the subclass of `Head` that is made of a configuration.
         one_pass: whether one forward pass of the head drafts all tokens.
         drafts_trees: whether its drafters can propose trees.
         trains: whether `distill` can train it.
@@ -28,6 +29,7 @@ class HeadKind(Record):
         saved_as: the file that training writes.
     """
 
+    head_class: ClassVar[Any]
     one_pass: ClassVar[bool] = True
     drafts_trees: ClassVar[bool] = False
     trains: ClassVar[bool] = False
@@ -52,7 +54,7 @@ class HeadKind(Record):
 
     def build(self, config: Any) -> Head:
         """The module of a configuration that `config` made."""
-        raise NotImplementedError
+        return self.head_class(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """A head to be trained from nothing: its configuration as it is stored, and the tensors it will hold.

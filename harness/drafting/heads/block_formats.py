@@ -13,23 +13,9 @@ The anchor of a block is its first query, the token just decided; the others are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from harness.drafting.heads.formats import Shapes, StoredHead
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The values of settings that a configuration in speculators' format leaves out, for a kind.
-
-    Attributes:
-        from_anchor: as in `BlockConfig`.
-        causal_windows: as in `BlockConfig`.
-    """
-
-    from_anchor: bool = False
-    causal_windows: bool = True
 
 
 def is_speculators(raw: Mapping[str, Any]) -> bool:
@@ -37,32 +23,32 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
     return "speculators_model_type" in raw
 
 
-def is_deepspec(raw: Mapping[str, Any]) -> bool:
-    """Return whether a configuration is of a head that drafts blocks, in DeepSpec's format."""
-    is_flat = not is_speculators(raw) and "dflash_config" not in raw
-    return is_flat and "target_layer_ids" in raw and "block_size" in raw
+def stored_kind(raw: Mapping[str, Any]) -> str | None:
+    """Return the kind of head that a configuration names, or that its settings are those of; None
+    for a configuration without blocks, in another format than speculators'.
+    """
+    if is_speculators(raw):
+        return raw["speculators_model_type"]
+    if "dflash_config" in raw:
+        nested = _nested(raw)
+        if "selector_rank" in nested:
+            return "dflash2"
+        return "jetspec" if nested.get("causal_head") else "dflash"
+    if "target_layer_ids" in raw and "block_size" in raw:
+        is_spark = raw.get("markov_rank") or raw.get("enable_confidence_head")
+        return "dspark" if is_spark else "dflash"
+    return None
 
 
-def is_spark(raw: Mapping[str, Any]) -> bool:
-    """Return whether a configuration in DeepSpec's format is of a DSpark head."""
-    return bool(raw.get("markov_rank") or raw.get("enable_confidence_head"))
-
-
-def has_selector(raw: Mapping[str, Any]) -> bool:
-    """Return whether a configuration in z-lab's format is of a DFlash 2 head."""
-    return "selector_rank" in _nested(raw)
-
-
-def has_causal_head(raw: Mapping[str, Any]) -> bool:
-    """Return whether a configuration in z-lab's format is of a JetSpec head."""
-    return bool(_nested(raw).get("causal_head"))
-
-
-def block_fields(stored: StoredHead, shapes: Shapes | None, left_out: LeftOut) -> dict[str, Any]:
+def block_fields(
+    stored: StoredHead, shapes: Shapes | None, *, from_anchor: bool, causal_windows: bool
+) -> dict[str, Any]:
     """Return the fields of a `BlockConfig`.
 
     Args:
         shapes: of the stored tensors; None with random weights.
+        from_anchor, causal_windows: of `BlockConfig`, where a configuration in speculators' format
+            leaves them out.
 
     Raises:
         SettingError: for a head that this project cannot draft with.
@@ -77,40 +63,30 @@ def block_fields(stored: StoredHead, shapes: Shapes | None, left_out: LeftOut) -
     if not isinstance(size, int) or size < 2:
         raise stored.refused(f"names no block_size above 1 ({size})")
     mask = raw.get("mask_token_id", nested.get("mask_token_id"))
-    usually_from_anchor = left_out.from_anchor if is_speculators(raw) else not nested
+    if not is_speculators(raw):
+        from_anchor = not nested
     block = {
         "block_size": size,
         "mask_token_id": stored.token("mask_token_id", mask),
-        "from_anchor": bool(raw.get("sample_from_anchor", usually_from_anchor)),
+        "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
     }
-    return layers | block | _attention(raw, left_out)
+    # Which queries and keys see each other, as in the format's own code.
+    if is_speculators(raw):
+        non_causal = raw.get("sliding_window_non_causal", not causal_windows)
+        block["causal_windows"] = not non_causal
+    elif "dflash_config" in raw:
+        stated = (raw.get("is_causal"), nested.get("causal"), nested.get("causal_head"))
+        causal = next((flag for flag in stated if flag is not None), None)
+        block["causal"] = bool(causal)
+        block["causal_windows"] = causal is None
+        block["windows_follow"] = True
+    return layers | block
 
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a configuration in z-lab's format nests about the head; {} in other formats."""
     nested = raw.get("dflash_config")
     return nested if isinstance(nested, Mapping) else {}
-
-
-def _attention(raw: Mapping[str, Any], left_out: LeftOut) -> dict[str, bool]:
-    """Return the fields that say which queries and keys see each other, as in the format's own
-    code.
-    """
-    if is_speculators(raw):
-        non_causal = raw.get("sliding_window_non_causal", not left_out.causal_windows)
-        return {"causal_windows": not non_causal}
-    if "dflash_config" not in raw:
-        return {}
-    nested = _nested(raw)
-    causal = raw.get("is_causal")
-    for key in ("causal", "causal_head"):
-        if causal is None:
-            causal = nested.get(key)
-    return {
-        "causal": bool(causal),
-        "causal_windows": causal is None,
-        "windows_follow": True,
-    }
 
 
 def _settle_windows(stored: StoredHead, transformer: Any) -> None:

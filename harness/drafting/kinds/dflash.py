@@ -33,15 +33,7 @@ from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from harness.drafting.head_kind import HeadKind
-from harness.drafting.heads.block_formats import (
-    LeftOut,
-    block_fields,
-    has_causal_head,
-    has_selector,
-    is_deepspec,
-    is_spark,
-    is_speculators,
-)
+from harness.drafting.heads.block_formats import block_fields, stored_kind
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
@@ -290,23 +282,16 @@ class DFlash(HeadKind):
     """DFlash, as speculators, z-lab and DeepSpec store it."""
 
     name = "dflash"
+    head_class: ClassVar[Any] = BlockHead
     drafts_trees = True
     trains = True
 
-    left_out = LeftOut()
-
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if is_speculators(raw):
-            return raw["speculators_model_type"] == self.name
-        if is_deepspec(raw):
-            return not is_spark(raw)
-        return "dflash_config" in raw and not has_selector(raw) and not has_causal_head(raw)
+        return stored_kind(raw) == self.name
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
-        return BlockConfig(**block_fields(stored, shapes, self.left_out))
-
-    def build(self, config: Any) -> BlockHead:
-        return BlockHead(config)
+        fields = block_fields(stored, shapes, from_anchor=False, causal_windows=True)
+        return BlockConfig(**fields)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """Two layers as wide as the target's."""

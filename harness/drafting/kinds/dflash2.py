@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.heads.block_formats import LeftOut, block_fields, has_selector, is_speculators
+from harness.drafting.heads.block_formats import block_fields
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.training_batch import TrainingBatch, soft_loss
 from harness.drafting.kinds.dflash import BlockConfig, BlockHead, DFlash, SequentialDrafter
@@ -195,16 +195,10 @@ class DFlash2(DFlash):
     """DFlash 2, as speculators and z-lab store it."""
 
     name = "dflash2"
-    # Where a head in the format of speculators does not say so, its windows are not causal.
-    left_out = LeftOut(causal_windows=False)
-
-    def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if is_speculators(raw):
-            return raw["speculators_model_type"] == self.name
-        return has_selector(raw)
+    head_class = SelectorHead
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SelectorConfig:
-        fields = block_fields(stored, shapes, self.left_out)
+        fields = block_fields(stored, shapes, from_anchor=False, causal_windows=False)
         settings = _settings(stored.raw)
         num_candidates = settings.get("selector_top_k") or _NUM_CANDIDATES
         config = SelectorConfig(
@@ -216,9 +210,6 @@ class DFlash2(DFlash):
         )
         _check(stored, config)
         return config
-
-    def build(self, config: SelectorConfig) -> SelectorHead:
-        return SelectorHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         raw, shapes = super().new(text, verifier)

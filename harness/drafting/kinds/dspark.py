@@ -8,20 +8,13 @@ A head may lack either of the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.heads.block_formats import (
-    LeftOut,
-    block_fields,
-    is_deepspec,
-    is_spark,
-    is_speculators,
-)
+from harness.drafting.heads.block_formats import block_fields, is_speculators
 from harness.drafting.heads.drafter import Draft
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.kinds.dflash import BlockConfig, BlockHead, DFlash, SequentialDrafter
@@ -106,13 +99,8 @@ class DSpark(DFlash):
     """DSpark, as speculators and DeepSpec store it."""
 
     name = "dspark"
+    head_class = SparkHead
     trains = False
-    left_out = LeftOut(from_anchor=True)
-
-    def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if is_speculators(raw):
-            return raw["speculators_model_type"] == self.name
-        return is_deepspec(raw) and is_spark(raw)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SparkConfig:
         raw = stored.raw
@@ -123,14 +111,11 @@ class DSpark(DFlash):
         is_confident = bool(raw.get("enable_confidence_head", is_speculators(raw)))
         reads_token = bool(raw.get("confidence_head_with_markov", True))
         return SparkConfig(
-            **block_fields(stored, shapes, self.left_out),
+            **block_fields(stored, shapes, from_anchor=True, causal_windows=True),
             markov_rank=rank,
             confidence=is_confident,
             confidence_markov=is_confident and reads_token and rank > 0,
         )
-
-    def build(self, config: Any) -> SparkHead:
-        return SparkHead(config)
 
 
 RECORD = DSpark()

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from harness.drafting.head_kind import HeadKind
+from harness.drafting.heads.block_formats import stored_kind
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
@@ -283,16 +284,16 @@ class Eagle3(HeadKind):
     """EAGLE-3, as speculators, SafeAILab and DeepSpec store it."""
 
     name = "eagle3"
+    head_class: ClassVar[Any] = EagleHead
     one_pass = False
     drafts_trees = True
     trains = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        if "speculators_model_type" in raw:
+        kind = stored_kind(raw)
+        if kind is not None:
             has_masks = raw.get("mask_token_id") is not None
-            return raw["speculators_model_type"] == "eagle3" and not has_masks
-        if "dflash_config" in raw or ("target_layer_ids" in raw and "block_size" in raw):
-            return False
+            return kind == self.name and not has_masks
         names = raw.get("architectures")
         named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
         return named or "draft_vocab_size" in raw
@@ -313,9 +314,6 @@ class Eagle3(HeadKind):
         for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
             fields[flag] = bool(raw.get(flag))
         return fields
-
-    def build(self, config: EagleConfig) -> EagleHead:
-        return EagleHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """One layer as wide as the target's."""

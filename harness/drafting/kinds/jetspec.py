@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.drafting.heads.block_formats import has_causal_head, is_speculators
+from harness.drafting.heads.block_formats import is_speculators
 from harness.drafting.heads.formats import Shapes
 from harness.drafting.kinds.dflash import DFlash
 
@@ -22,7 +22,7 @@ class JetSpec(DFlash):
     name = "jetspec"
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
-        return not is_speculators(raw) and has_causal_head(raw)
+        return not is_speculators(raw) and super().recognises(raw)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """A DFlash head in z-lab's format."""

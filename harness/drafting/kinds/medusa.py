@@ -134,6 +134,7 @@ class Medusa(HeadKind):
     """Medusa-1, as its authors and speculators store it."""
 
     name = "medusa"
+    head_class = MedusaHead
     drafts_trees = True
     trains = True
     saved_as = "medusa_lm_head.safetensors"
@@ -164,9 +165,6 @@ class Medusa(HeadKind):
         return MedusaConfig(
             **sizes, num_heads=num_heads, num_blocks=num_blocks, own_outputs=own_outputs
         )
-
-    def build(self, config: MedusaConfig) -> MedusaHead:
-        return MedusaHead(config)
 
     def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """One block per head, with output matrices."""

@@ -82,6 +82,7 @@ class PEagle(Eagle3):
     """P-EAGLE, as speculators stores it."""
 
     name = "peagle"
+    head_class = MaskHead
     one_pass = True
     trains = False
 
@@ -93,9 +94,6 @@ class PEagle(Eagle3):
     def config(self, stored: StoredHead, shapes: Shapes | None) -> MaskConfig:
         mask = stored.token("mask_token_id", stored.raw.get("mask_token_id"))
         return MaskConfig(**self.fields(stored, shapes), mask_token_id=mask)
-
-    def build(self, config: Any) -> MaskHead:
-        return MaskHead(config)
 
     def vllm(self) -> dict[str, Any]:
         return {"method": "eagle3", "parallel_drafting": True}
