@@ -12,7 +12,8 @@ decodes. Other engines ask for their own words instead: `vllm`, `huggingface`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from harness.config.errors import SettingError
 from harness.config.registry import RecordWithSettings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from harness.decoding.protocols import Drafter, Runner
     from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.heads.blocks import Head
-    from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.drafting.heads.find import DraftPlan
     from harness.drafting.text import Text
     from harness.drafting.translated import Translation
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
@@ -40,44 +41,24 @@ FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 
-class LoadedPair(Protocol):
-    """A target and its draft, loaded: the part of `engines.pair.Pair` that methods use."""
+@dataclass(frozen=True)
+class LoadedPair:
+    """A loaded target, its draft if there is one, and the target's tokenizer.
 
-    @property
-    def target(self) -> LoadedModel:
-        """The model whose output is wanted."""
+    Attributes:
+        target: the model whose output is wanted.
+        draft: the model that drafts, if one does. With shared weights its `model` is the target's.
+        head: the head on the target's hidden states that drafts, if one does.
+        draft_settings: of the draft, whether model, head or text method; None without one.
+        translation: between the tokenizers, of a draft with another one.
+    """
 
-    @property
-    def draft(self) -> LoadedModel | None:
-        """The draft, if it is a model."""
-
-    @property
-    def head(self) -> Head | None:
-        """The draft, if it is a head."""
-
-    @property
-    def draft_settings(self) -> DraftSettings | None:
-        """The settings of the draft, if there is one."""
-
-    @property
-    def translation(self) -> Translation | None:
-        """The translation of a draft with another tokenizer."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer."""
-
-
-class DraftedPair(Protocol):
-    """A pair before its weights load: the part of `engines.pair.PlannedPair` that methods use."""
-
-    @property
-    def head(self) -> HeadCheckpoint | None:
-        """The draft, if it is a head."""
-
-    @property
-    def draft_plan(self) -> DraftPlan | None:
-        """The plan of the draft."""
+    target: LoadedModel
+    draft: LoadedModel | None
+    tokenizer: PreTrainedTokenizerBase
+    head: Head | None = None
+    draft_settings: DraftSettings | None = None
+    translation: Translation | None = None
 
 
 class Passes(NamedTuple):
@@ -202,7 +183,7 @@ class Method(RecordWithSettings):
         """
         raise NotImplementedError
 
-    def vllm(self, planned: DraftedPair, settings: Any) -> dict[str, Any]:
+    def vllm(self, plan: DraftPlan, settings: Any) -> dict[str, Any]:
         """Return the entries of vLLM's `speculative_config`.
 
         Raises:

@@ -18,6 +18,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.drafting.method import LoadedPair
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.drafting.registry import method_of
 from harness.models.devices import free_memory, visible_gpus
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from harness.drafting.heads.blocks import Head
     from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
     from harness.drafting.translated import Translation
     from harness.models.case import Case, Demand, Memory, Placement
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
-    from harness.models.loading import LoadedModel, PlacedModel
+    from harness.models.loading import PlacedModel
     from harness.models.sketch import Sketch
 
 # How a draft with another tokenizer is used, for the line that describes the pair.
@@ -43,23 +43,8 @@ _TRANSLATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A loaded target, its draft if there is one, and the target's tokenizer.
-
-    Attributes:
-        draft: the model that drafts, if one does. With shared weights its `model` is the target's.
-        head: the head on the target's hidden states that drafts, if one does.
-        draft_settings: of the draft, whether model, head or text method; None without one.
-        translation: between the tokenizers, of a draft with another one.
-    """
-
-    target: LoadedModel
-    draft: LoadedModel | None
-    tokenizer: PreTrainedTokenizerBase
-    head: Head | None = None
-    draft_settings: DraftSettings | None = None
-    translation: Translation | None = None
+class Pair(LoadedPair):
+    """A loaded pair as engines and commands see it."""
 
     @property
     def devices(self) -> list[torch.device]:

@@ -15,6 +15,7 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
+from harness.drafting.heads.find import DraftPlan
 from harness.drafting.registry import HEADS, METHODS
 from harness.engines.protocol import LoadRequest, Question
 from harness.engines.records.vllm import Vllm
@@ -75,8 +76,8 @@ def test_drafts_in_the_words_of_vllm(
     place = {} if "method" in draft else {"repository": "somewhere"}
     chosen = {"name": "somewhere"} | place | draft
     settings = METHODS.settings_class(chosen)(**chosen)
-    head = None if kind in (None, "mtp") else SimpleNamespace(kind=HEADS[kind])
-    planned: Any = SimpleNamespace(draft_settings=settings, head=head, draft_plan=None)
+    head: Any = None if kind in (None, "mtp") else SimpleNamespace(kind=HEADS[kind])
+    planned: Any = SimpleNamespace(draft_plan=DraftPlan(settings, head=head))
     config = speculative_config(planned, DecodingSettings(num_draft_tokens=3))
     assert config["num_speculative_tokens"] == 3
     assert config.items() >= expected.items()
@@ -84,9 +85,8 @@ def test_drafts_in_the_words_of_vllm(
 
 def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
     chosen = {"name": "lookup", "method": "lookup"}
-    planned: Any = SimpleNamespace(
-        draft_settings=METHODS.settings_class(chosen)(**chosen), head=None, draft_plan=None
-    )
+    settings = METHODS.settings_class(chosen)(**chosen)
+    planned: Any = SimpleNamespace(draft_plan=DraftPlan(settings))
     decoding = DecodingSettings(num_draft_tokens=3, synthetic_acceptance=(0.8, 0.5))
     config = speculative_config(planned, decoding)
     assert config["rejection_sample_method"] == "synthetic"

@@ -333,12 +333,11 @@ def _draft_for_vllm(session: Session) -> dict[str, Any]:
     """The draft as entries of vLLM's `--speculative-config`; none for a draft that vLLM does not
     have, or that of a server.
     """
-    planned = session.planned
-    draft_settings = planned.draft_settings
-    if draft_settings is None:
+    plan = session.planned.draft_plan
+    if plan is None:
         return {}
     try:
-        words = method_of(draft_settings).vllm(planned, draft_settings)
+        words = method_of(plan.settings).vllm(plan, plan.settings)
     except SettingError:
         return {}
     return {name: value for name, value in words.items() if value is not None}

@@ -17,10 +17,12 @@ from harness.config.settings import (
     require,
     require_at_least,
 )
-from harness.drafting.method import DraftedPair, LoadedPair, TextMethod
+from harness.drafting.method import LoadedPair, TextMethod
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from harness.drafting.heads.find import DraftPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Lookup(TextMethod):
         """Return a function that makes an empty `LookupText`."""
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
 
-    def vllm(self, planned: DraftedPair, settings: LookupSettings) -> dict[str, Any]:
+    def vllm(self, plan: DraftPlan, settings: LookupSettings) -> dict[str, Any]:
         return {
             "method": "ngram",
             "prompt_lookup_max": settings.max_ngram,

@@ -14,7 +14,6 @@ from harness.config.settings import DecodingSettings, DraftSettings, ModelSettin
 from harness.config.synthetic import rank_rates_of_profile
 from harness.drafting.method import (
     FOR_HUGGINGFACE,
-    DraftedPair,
     LoadedPair,
     MakeDrafter,
     Method,
@@ -208,12 +207,12 @@ class ModelDraft(Method):
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
-    def vllm(self, planned: DraftedPair, settings: ModelDraftSettings) -> dict[str, Any]:
+    def vllm(self, plan: DraftPlan, settings: ModelDraftSettings) -> dict[str, Any]:
         """Return the entries for a draft model, or for a head of its kind."""
-        in_one_pass = planned.draft_plan is not None and planned.draft_plan.mask_token is not None
+        in_one_pass = plan.mask_token is not None
         words = {"method": "draft_model", "parallel_drafting": in_one_pass}
-        if planned.head is not None:
-            words = planned.head.kind.vllm()
+        if plan.head is not None:
+            words = plan.head.kind.vllm()
         return words | {
             "draft_sample_method": vllm_sampling(settings),
             "model": settings.repository,

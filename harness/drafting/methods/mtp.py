@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.drafting.method import DraftedPair, LoadedPair, MakeDrafter, Method
+from harness.drafting.method import LoadedPair, MakeDrafter, Method
 from harness.drafting.methods.model import SampledDraftSettings, drafters_of_head, vllm_sampling
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Mtp(Method):
     ) -> MakeDrafter:
         return drafters_of_head(settings, pair)
 
-    def vllm(self, planned: DraftedPair, settings: SampledDraftSettings) -> dict[str, Any]:
+    def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}
 
 

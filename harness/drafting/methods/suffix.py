@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.config.settings import DraftSettings, require, require_at_least
-from harness.drafting.method import DraftedPair, LoadedPair, MakeDrafter, TextMethod
+from harness.drafting.method import LoadedPair, MakeDrafter, TextMethod
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
+    from harness.drafting.heads.find import DraftPlan
 
 END = -1  # behind each text of a trie that has several; never proposed
 
@@ -255,7 +256,7 @@ class Suffix(TextMethod):
         device = pair.target.input_device
         return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
 
-    def vllm(self, planned: DraftedPair, settings: SuffixSettings) -> dict[str, Any]:
+    def vllm(self, plan: DraftPlan, settings: SuffixSettings) -> dict[str, Any]:
         return {
             "method": "suffix",
             "suffix_decoding_max_tree_depth": settings.max_depth,

@@ -51,7 +51,8 @@ def check(opening: Opening) -> None:
     if draft is None:
         return
     # It refuses heads that vLLM does not draft with.
-    method_of(draft).vllm(planned, draft)
+    assert planned.draft_plan is not None
+    method_of(draft).vllm(planned.draft_plan, draft)
     rule = "must have the model's tokenizer with engine=vllm"
     require(planned.translation is None, "draft", rule, draft.name)
     # As of vLLM 0.32, which starts, and fails at the first draft.
@@ -102,10 +103,10 @@ def fit_together(arms: Sequence[ArmArguments], opening: Opening) -> bool:
 
 def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict[str, Any]:
     """The draft in vLLM's words. Its own default draws draft tokens greedily."""
-    draft = planned.draft_settings
-    assert draft is not None
+    plan = planned.draft_plan
+    assert plan is not None
     config = {"num_speculative_tokens": decoding.num_draft_tokens}
-    config |= method_of(draft).vllm(planned, draft)
+    config |= method_of(plan.settings).vllm(plan, plan.settings)
     rates = decoding.synthetic_rates
     if rates is not None:
         config |= for_vllm(marginal_rates(rates, decoding.most_draft_tokens))
