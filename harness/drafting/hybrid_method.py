@@ -58,15 +58,25 @@ class Hybrid(Method):
     """A text method that proposes where it is confident, and another method elsewhere.
 
     Args:
+        name: as the user typed it.
         text: the method whose proposals come first.
         other: the method of every other proposal, whose drafters are `FollowingDrafter`s.
+
+    Raises:
+        SettingError: two methods that cannot draft together.
     """
 
     # Only the text's proposals come without probabilities.
     deterministic = None
     named = False
 
-    def __init__(self, text: TextMethod, other: Method) -> None:
+    def __init__(self, name: str, text: Method, other: Method) -> None:
+        if not isinstance(text, TextMethod) or not other.can_join_hybrid:
+            rule = (
+                "must be TEXT+DRAFT, such as suffix+tiny_draft or lookup+early_exit: a method that "
+                "reads text, and a model, a head, early_exit or mtp"
+            )
+            raise SettingError("draft", rule, name)
         self._text = text
         self._other = other
         self.name = f"{text.name}+{other.name}"
@@ -153,14 +163,3 @@ def _restored(
     of_text: type[DraftSettings], of_other: type[DraftSettings], values: dict[str, Any]
 ) -> DraftSettings:
     return _settings_of_both(of_text, of_other)(**values)
-
-
-def hybrid(name: str, text: Method, other: Method) -> Hybrid:
-    """Return the hybrid of two methods. Raises SettingError unless they can draft together."""
-    if isinstance(text, TextMethod) and other.can_join_hybrid:
-        return Hybrid(text, other)
-    rule = (
-        "must be TEXT+DRAFT, such as suffix+tiny_draft or lookup+early_exit: a method that reads "
-        "text, and a model, a head, early_exit or mtp"
-    )
-    raise SettingError("draft", rule, name)

@@ -8,7 +8,7 @@ from typing import Any
 from harness.config.registry import Registry, SettingsRegistry
 from harness.config.settings import DraftSettings
 from harness.drafting.head_kind import HeadKind
-from harness.drafting.hybrid_method import HybridSettings, hybrid
+from harness.drafting.hybrid_method import Hybrid, HybridSettings
 from harness.drafting.method import Method, TextMethod
 
 HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
@@ -56,7 +56,7 @@ class Methods(SettingsRegistry[Method]):
         if parts is None:
             return super()._load(name)
         text, other = parts
-        return hybrid(name, self[text], self[other])
+        return Hybrid(name, self[text], self[other])
 
 
 METHODS = Methods(

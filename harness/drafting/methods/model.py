@@ -93,10 +93,6 @@ class ModelDraftSettings(SampledDraftSettings):
         require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
         possible = self.score_temperature == "auto" or self.score_temperature > 0
         require(possible, "score_temperature", "must be auto or positive", self.score_temperature)
-        self._settle_rates()
-
-    def _settle_rates(self) -> None:
-        """Check `rates`, and read them if they are a file's name."""
         rates = self.rates
         if isinstance(rates, str):
             rates = rank_rates_of_profile(rates)
@@ -136,7 +132,8 @@ class ModelDraft(Method):
         from harness.drafting.parallel import checked_mask
         from harness.drafting.registry import HEADS
 
-        if shares_weights(target.settings, settings):
+        identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
+        if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
             plan = DraftPlan(settings, shares_target=True)
         else:
             kinds = HEADS.all().values()
@@ -183,20 +180,25 @@ class ModelDraft(Method):
     def drafter(
         self, settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return drafters for trees, with a head, in parallel, translated or plain, in this
+        """Return drafters with a head, for trees, in parallel, translated or plain, in this
         order.
         """
         from harness.drafting.model import ModelDrafter
         from harness.drafting.parallel import ParallelDrafter, mask_token
         from harness.drafting.translated import TranslatedDrafter
+        from harness.drafting.trees.model_trees import ModelTreeDrafter
 
-        device = pair.target.input_device
-        if settings.tree != "chain":
-            return tree_drafters(settings, pair, runner)
         if pair.head is not None:
-            return drafters_of_head(settings, pair, settings.threshold or 0.0)
+            return drafters_of_head(settings, pair)
         assert pair.draft is not None
         assert runner is not None
+        device = pair.target.input_device
+        if settings.tree != "chain":
+            rule = f"must be chain: draft={settings.name} has another tokenizer"
+            require(pair.translation is None, "draft.tree", rule, settings.tree)
+            plan = plan_of(settings)
+            tree_runner = cast("TreeRunner", runner)
+            return lambda warp: ModelTreeDrafter(tree_runner, settings.warp(warp), plan, device)
         mask = mask_token(pair.draft.model.config)
         if mask is not None:
             rule = "drafts all tokens in one pass, and must have the model's tokenizer"
@@ -251,48 +253,22 @@ class ModelDraft(Method):
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
 
 
-def drafters_of_head(
-    settings: SampledDraftSettings, pair: LoadedPair, confidence: float = 0.0
-) -> MakeDrafter:
-    """Return a function that makes drafters with the pair's head.
-
-    Args:
-        confidence: the threshold of a head with a confidence head; 0 holds nothing back.
-    """
+def drafters_of_head(settings: SampledDraftSettings, pair: LoadedPair) -> MakeDrafter:
+    """Return a function that makes drafters with the pair's head, of chains or of trees."""
     head = pair.head
     target = pair.target.model
     assert head is not None
-    return lambda warp: head.drafter(target, settings.warp(warp), confidence=confidence)
-
-
-def tree_drafters(
-    settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
-) -> MakeDrafter:
-    """Return a function that makes drafters of trees, with the pair's head or draft model."""
-    from harness.drafting.trees.model_trees import ModelTreeDrafter
-
-    plan = plan_of(settings)
-    head = pair.head
-    if head is not None:
-        target = pair.target.model
-        return lambda warp: head.drafter(target, settings.warp(warp), plan)
-    if pair.translation is not None:
-        rule = f"must be chain: draft={settings.name} has another tokenizer"
-        raise SettingError("draft.tree", rule, settings.tree)
-    tree_runner = cast("TreeRunner", runner)
-    device = pair.target.input_device
-    return lambda warp: ModelTreeDrafter(tree_runner, settings.warp(warp), plan, device)
+    plan = None
+    threshold = 0.0  # holds nothing back
+    if isinstance(settings, ModelDraftSettings):
+        plan = None if settings.tree == "chain" else plan_of(settings)
+        threshold = settings.threshold or 0.0
+    return lambda warp: head.drafter(target, settings.warp(warp), plan, threshold)
 
 
 def vllm_sampling(settings: SampledDraftSettings) -> str:
     """Return vLLM's word for how draft tokens are drawn. Its own default is greedy."""
     return "greedy" if settings.sampling == "greedy" else "probabilistic"
-
-
-def shares_weights(target: ModelSettings, draft: ModelSettings) -> bool:
-    """Return whether a draft has the target's own settings; names may differ."""
-    names = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
-    return all(getattr(target, name) == getattr(draft, name) for name in names)
 
 
 RECORD = ModelDraft()
