@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -23,8 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
-from harness.engines.records.server import ServerSettings
-from harness.engines.server.engine import ServerEngine
+from harness.engines.record import Opening
+from harness.engines.records.server import RECORD, ServerSettings
 from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
@@ -46,12 +47,18 @@ def main() -> None:
     ) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        engine = ServerEngine(
-            ServerSettings(name="server", url=url),
-            tokenizer,
-            ModelSettings("tiny", "tiny"),
-            options.in_flight,
+        settings = ServerSettings(name="server", url=url)
+        run: Any = SimpleNamespace(engine=settings, model=ModelSettings("tiny", "tiny"), draft=None)
+        opening = Opening(
+            settings=run,
+            decoding=decoding,
+            planned=SimpleNamespace(tokenizer=tokenizer),
+            load=lambda: None,
+            batch_size=options.in_flight,
+            longest_prompt=16,
+            say=print,
         )
+        engine = RECORD.open(opening)
         client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         spent: dict[str, list[float]] = {}
         with asyncio.Runner() as runner, quick_garbage_collections():

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.model_names import is_head
 from harness.config.settings import (
+    NO_DRAFT_TOKENS,
     DecodingSettings,
     DraftSettings,
     Dtype,
@@ -77,11 +78,15 @@ class RunSettings:
     TRAINS: ClassVar[bool] = False
     # Whether the command loads the draft that `draft=` names, also where an engine elsewhere answers.
     LOADS_DRAFT: ClassVar[bool] = False
+    # Whether a loaded draft may draft nothing (K of 0).
+    MAY_IDLE: ClassVar[bool] = False
     # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.
     COMPARES_TIMES: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
+        k = self.decoding.num_draft_tokens
+        require(k != 0 or self.MAY_IDLE, "decoding.num_draft_tokens", NO_DRAFT_TOKENS, k)
         if not self.COMPARES_TIMES:
             compares_arms = self.engine.aa
             require(not compares_arms, "engine.aa", "is for latency", compares_arms)

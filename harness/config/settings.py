@@ -196,12 +196,17 @@ class PlacementSettings:
         return "single" if is_copied else self.strategy
 
 
+# Only `serve` may have K=0.
+NO_DRAFT_TOKENS = "must be at least 1, or auto (draft=none measures without a draft)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
     """How tokens are chosen and verified.
 
     Attributes:
-        num_draft_tokens: K, tokens proposed per iteration; `auto` chooses it in every iteration.
+        num_draft_tokens: K, tokens proposed per iteration; `auto` chooses it in every iteration. With `serve` it
+            may be 0: the draft is loaded and drafts nothing.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
@@ -251,8 +256,7 @@ class DecodingSettings:
         number = self.num_draft_tokens
         if number == "auto":
             return
-        rule = "must be at least 1, or auto (draft=none measures without a draft)"
-        require(number >= 1, "num_draft_tokens", rule, number)
+        require(number >= 0, "num_draft_tokens", NO_DRAFT_TOKENS, number)
         require(number <= LARGEST_K, "num_draft_tokens", f"must be at most {LARGEST_K}", number)
 
     def _settle_acceptance(self) -> None:

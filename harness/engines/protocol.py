@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+# The name of `Engine.idle`.
+IDLE = "idle"
+
 
 @dataclass(frozen=True)
 class Question:
@@ -198,6 +201,7 @@ class Engine:
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
+        idle: an arm that could draft and does not, between the two: with its draft loaded.
         devices: those of this process that compute, so that they can be synchronised and their
             memory read.
         reports_token_ids: whether its tokens are those that the model drew, and not read from text.
@@ -214,12 +218,14 @@ class Engine:
         server: name and version of the server that answers, as it says.
         served_model: the model that it was asked for, by its name there.
         server_command: that started it here; of both, where the arms' differ.
-        num_blocks: how often each arm is started afresh, for one question each; 0 where they are
-            not.
+        num_blocks: how often each arm is started afresh, for a question or several; 0 where they
+            are not.
+        questions_per_block: in each of them the arms are in other places.
         setup_seconds: what preparing took.
     """
 
     arms: Sequence[Arm]
+    idle: Arm | None = None
     devices: Sequence[torch.device] = ()
     reports_token_ids: bool = True
     queues: bool = False
@@ -233,6 +239,7 @@ class Engine:
     served_model: str | None = None
     server_command: str | None = None
     num_blocks: int = 0
+    questions_per_block: int = 1
     setup_seconds: float | None = None
 
     @property

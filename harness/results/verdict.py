@@ -228,6 +228,22 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     return None
 
 
+def why_no_tax(regular: ArmEvidence, idle: ArmEvidence) -> str | None:
+    """Why the price of being able to speculate is not known; None where it is.
+
+    Args:
+        idle: the work of an arm that could draft, and was to draft nothing.
+    """
+    if idle.drafted:
+        return "the server that was to draft nothing drafts"
+    return (
+        too_many_failures((regular, idle))
+        or _other_servers(regular, replace(idle, drafted=None))
+        or _unequal_work(regular, idle)
+        or _answered_by_caches(regular, idle)
+    )
+
+
 def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
     """Why two runs of one arm, before and after a change, cannot be compared; None where they can."""
     before = replace(before, arm="before")

@@ -5,9 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from echo_questions import TINY, TOKENIZER, Open
+from echo_questions import Open, engine_of
 from echo_server import EchoServer, serving
-from harness.engines.records.server import ServerSettings
 from harness.engines.server.engine import ServerEngine
 
 
@@ -19,9 +18,7 @@ def open_engine() -> Iterator[Open]:
         def opened(*servers: EchoServer, batch_size: int = 1, **settings: object) -> ServerEngine:
             urls = [stack.enter_context(serving(server)) for server in servers]
             named = dict(zip(("url", "regular_url"), reversed(urls), strict=False))
-            engine = ServerEngine(
-                ServerSettings(name="server", **named, **settings), TOKENIZER, TINY, batch_size
-            )
+            engine = engine_of(batch_size, **named, **settings)
             for server in servers:
                 server.bodies.clear()
             stack.callback(engine.close)

@@ -6,12 +6,15 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from echo_server import continuation
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
+from harness.engines.record import Opening
+from harness.engines.records import server
 from harness.engines.server.engine import ServerArm, ServerEngine
 from tiny_checkpoints import make_tokenizer
 
@@ -31,6 +34,24 @@ def texts(question: Question) -> list[list[int]]:
     return [
         continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts
     ]
+
+
+def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:
+    """An engine for servers under these settings of `engine=server`."""
+    engine = server.ServerSettings(name="server", **settings)
+    run: Any = SimpleNamespace(engine=engine, model=TINY, draft=None)
+    opening = Opening(
+        settings=run,
+        decoding=DECODING,
+        planned=SimpleNamespace(tokenizer=TOKENIZER),
+        load=lambda: None,
+        batch_size=batch_size,
+        longest_prompt=0,
+        say=lambda message: None,
+    )
+    opened = server.RECORD.open(opening)
+    assert isinstance(opened, ServerEngine)
+    return opened
 
 
 def arm_of(engine: ServerEngine) -> ServerArm:

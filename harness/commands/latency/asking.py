@@ -87,7 +87,7 @@ class Asking:
             first = dataclasses.replace(first, extra=extra)
             turns = [first, *conversations.follow_ups(first)]
             self.questions += turns
-            self.units += [part.unit] * len(turns)
+            self.units += [part.unit // engine.questions_per_block] * len(turns)
             self.moments += [moment] * len(turns)
 
     @functools.cached_property
@@ -113,7 +113,7 @@ class Asking:
         if settings.laps != "auto":
             return settings.laps
         if engine.num_blocks:
-            return engine.num_blocks
+            return engine.num_blocks * engine.questions_per_block
         # The last requests of a lap have fewer beside them, which one arm alone can do without.
         in_flight = settings.batch_size > 1 or engine.has_rate
         if not engine.alternates or (len(engine.arms) == 1 and in_flight):

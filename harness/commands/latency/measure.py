@@ -112,6 +112,8 @@ class Latency(Experiment):
         engine = session.open(batch_size, longest)
         # A server alone may be the speculative arm.
         self.run.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
+        if engine.idle is not None:
+            self.run.idle = MeasuredArm(engine.idle.name)
         if "regular" not in self.run.arms:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
             require(settings.precision is None, "precision", rule, settings.precision)
@@ -194,6 +196,8 @@ class Latency(Experiment):
         if engine.stopwatches_are_free:
             timed = watched
             again = []
+        if engine.idle is not None:
+            timed = [timed[0], engine.idle, *timed[1:]]
 
         started = time.monotonic()
         half_width = self.settings.half_width
@@ -221,7 +225,8 @@ class Latency(Experiment):
             return True
 
         def after_warmup(name: str) -> None:
-            self.run.arms[name].phases.clear()
+            if name in self.run.arms:
+                self.run.arms[name].phases.clear()
 
         def after_answer(question: Question, answers: Answers) -> None:
             quietness.look()
@@ -309,6 +314,9 @@ class Latency(Experiment):
             answers: of the arms that have answered so far.
             new: the arms whose answers are not kept yet.
         """
+        if self.run.idle is not None and self.run.idle.name in new:
+            self.run.idle.generations.append(answers[self.run.idle.name])
+            return
         for name in new:
             self.run.arms[name].generations.append(answers[name])
         # The regular one, unless a server that speculates is alone.

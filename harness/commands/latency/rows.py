@@ -17,6 +17,7 @@ from harness.commands.latency.figures.machine import Machine
 from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.latency.figures.server import Server
+from harness.commands.latency.figures.tax import Tax
 from harness.commands.latency.figures.texts import Texts
 from harness.results.files import rows_in
 from harness.results.row import Row, figure, pooled, setting
@@ -69,6 +70,7 @@ class LatencyRow(
     Goodput,
     Server,
     Speedup,
+    Tax,
     Machine,
     Energy,
     AcceptanceFigures,

@@ -50,6 +50,8 @@ _SHARED = (
     "acceptance_rate",
     "conditional_acceptance_rate",
     "mean_acceptance_length",
+    "tax",
+    "gain",
 )
 
 
@@ -199,14 +201,23 @@ class Map(Experiment):
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
         extra = extra_question(engine, batch_size, warmup)
         questions = [dataclasses.replace(question, extra=extra) for question in questions]
+        arms = [*engine.arms]
+        idle = engine.idle
+        if idle is not None:
+            arms.insert(1, idle)
         answers = ask_all(
-            session, questions, warmups=[warmup] * settings.num_warmup, allow_failures=True
+            session,
+            questions,
+            warmups=[warmup] * settings.num_warmup,
+            arms=arms,
+            allow_failures=True,
         )
         run = MeasuredRun(
             settings,
             prompt_set,
             arms={name: MeasuredArm(name, answers[name]) for name in settings.arms},
             num_resamples=settings.num_resamples,
+            idle=None if idle is None else MeasuredArm(idle.name, answers[idle.name]),
             units=[part.unit for part in parts],
             moments=range(len(parts)),
             share_prompts=share_prompts(parts),

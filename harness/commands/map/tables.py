@@ -22,7 +22,7 @@ from harness.commands.words import device_of, settings_line, title
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
-from harness.results.verdict import verdict_of
+from harness.results.verdict import Verdict, judge, verdict_of
 from harness.tables.table import (
     UNKNOWN,
     Column,
@@ -218,7 +218,8 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
     """The best K of each batch size over all contexts, 0 where none pays; or why there is none.
 
     Cells that cannot tell decide nothing: a batch size that has no others gets the K of the next
-    smaller one.
+    smaller one. A server whose drafting is switched off keeps its draft: what counts is the gain over
+    that where it was measured, else the speed-up, as if switching off were free.
 
     Of K=5 at batch size 1, K=2 at 16 and none at 64, [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
@@ -226,11 +227,11 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
         return "the server does not tell its K"
     best: dict[int, int] = {}
     for size, cells in grouped(rows, _size_of).items():
-        telling = [row for row in cells if word_of(row) != CANNOT_TELL]
+        telling = [row for row in cells if _over_undrafted(row).conclusion in ("faster", "slower")]
         by_k = grouped(telling, k_of)
         # Logarithms, so that twice as fast and half as fast cancel out.
         worth = {
-            k: fmean(math.log(verdict_of(row).speedup.estimate) for row in of_k)
+            k: fmean(math.log(_over_undrafted(row).speedup.estimate) for row in of_k)
             for k, of_k in by_k.items()
         }
         if worth:
@@ -249,6 +250,12 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
     ]
 
 
+def _over_undrafted(row: MapRow) -> Verdict:
+    """Whether drafting pays on a server that could also draft nothing."""
+    verdict = verdict_of(row)
+    return verdict if row.gain is None or row.status == NO_VERDICT else judge(row.gain)
+
+
 def _next_step(cells: Sequence[MapRow]) -> str:
     """The schedule, the files that have it, and what no measurement decided."""
     schedule = schedule_of(cells)
@@ -257,6 +264,12 @@ def _next_step(cells: Sequence[MapRow]) -> str:
     load = load_of(cells)
     ranges = ", ".join(f"K={k} at {_range(first, last)}" for first, last, k in schedule)
     texts = [f"Next, by {load}: {ranges} (export=true writes it for vLLM and others)."]
+    if any(k == 0 for _, _, k in schedule):
+        taxes = [f"{row.tax.estimate:.2f}×" for row in cells if row.tax is not None]
+        off = "K=0 as if switching off were free."
+        if taxes:
+            off = f"K=0 with the draft loaded, which is {min(taxes)} to {max(taxes)} of a server without."
+        texts.append(off)
     texts += [f"Not for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
     by_size = grouped([row for row in cells if row.measured], _size_of)
     undecided = [

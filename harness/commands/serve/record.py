@@ -34,6 +34,8 @@ class ServeSettings(RunSettings):
     max_new_tokens: int = 256
     max_body_mb: float = 1.0
 
+    MAY_IDLE = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)

@@ -56,8 +56,10 @@ class HarnessServer(PresetServer):
             shared.append(f"placement.gpus={run.placement.gpus}")
         arms = {"regular": [*shared, "draft=none"]}
         if run.draft is not None:
+            drafting = [*shared, *_of_model("draft", run.draft)]
+            arms["idle"] = [*drafting, "decoding.num_draft_tokens=0"]
             number = f"decoding.num_draft_tokens={run.decoding.num_draft_tokens}"
-            arms["speculative"] = [*shared, *_of_model("draft", run.draft), number]
+            arms["speculative"] = [*drafting, number]
         return arms
 
 

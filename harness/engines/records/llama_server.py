@@ -54,6 +54,9 @@ class LlamaServer(PresetServer):
             if on_gpu:
                 drafting += ["--n-gpu-layers-draft", "999"]
             arms["speculative"] = [*shared, *drafting]
+            # No probability reaches this one, so that each draft is dropped after its first token. K=0
+            # ends the server (b11549), and requests cannot set it.
+            arms["idle"] = [*shared, *drafting, "--spec-draft-p-min", "1.1"]
         return arms
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # The times that `engine.slo` may bound.
 SLO = ("ttft_ms", "itl_ms")
 ARMS = ("regular", "speculative")
+# Those that are asked, in their order. `idle` could speculate and drafts nothing.
+IDLE = "idle"
+SERVERS = ("regular", IDLE, "speculative")
 # `engine.blocks=auto` where one arm after the other has the devices.
 BLOCKS = 4
 # Entries of a request's body that other settings decide.
@@ -52,6 +55,8 @@ class ServerSettings(EngineSettings):
         url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that
             speculates.
         regular_url: of a server with the same model that does not; None to measure `url` alone.
+        idle_url: of a server with the same model that could speculate and drafts nothing (K of 0),
+            to divide the speed-up into its price and its gain.
         model: the name under which `url` serves the model, where that is not its repository's or
             file's: an alias, an adapter. None looks for the model in the server's list.
         regular_model: the same of `regular_url`; None for the same name.
@@ -72,18 +77,24 @@ class ServerSettings(EngineSettings):
         extra: further entries of every request's body: `{priority: 2}`.
         start: commands that start the server of each arm here, `{regular: ..., speculative: ...}`,
             each a text or a list. `{port}`, `{model}`, `{draft}`, `{K}` and `{directory}` (the
-            run's) are filled in. They end with the run, however it ends.
+            run's) are filled in. They end with the run, however it ends. `idle` is a third one,
+            which could speculate and drafts nothing.
         flags: further arguments of the servers that are started here.
         environment: variables of the servers that are started here, by name.
         start_timeout_s: until a server that is started here must be ready.
         blocks: how often each server is started, in turns on the same devices, where both at once
             do not fit: a block is the unit of the interval. 0 starts both at once; `auto` is 0 where
             memory holds both, else 4.
+        places: of servers that are started here, the variables of the environment that give each
+            one its devices, `[{CUDA_VISIBLE_DEVICES: 0}, {CUDA_VISIBLE_DEVICES: 1}]`. They run side
+            by side, and in each block every one is started in every place, so that a slower
+            device is no slower arm.
     """
 
     name: str = "server"
     url: str | None = None
     regular_url: str | None = None
+    idle_url: str | None = None
     model: str | None = None
     regular_model: str | None = None
     rate: float | None = None
@@ -99,9 +110,22 @@ class ServerSettings(EngineSettings):
     environment: Mapping[str, Any] | None = None
     start_timeout_s: float = 600.0
     blocks: int | Literal["auto"] = "auto"
+    places: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         self._check_start()
+        if self.blocks != "auto":
+            require_at_least(self, blocks=0)
+        rule = "must be positive"
+        require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
+        number = 2 + self.has_idle
+        rule = f"must be {number}, one for each server that is started, with engine.blocks of 1 or more"
+        require(
+            not self.places or (len(self.places) == number and self.blocks != 0),
+            "places",
+            rule,
+            self.places,
+        )
         for name in self.extra or {}:
             place = _SET_ELSEWHERE.get(name)
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
@@ -109,6 +133,7 @@ class ServerSettings(EngineSettings):
             require(is_free, "extra", advice, f"{{{name}: {(self.extra or {})[name]}}}")
         _check_url("url", self.url)
         _check_url("regular_url", self.regular_url)
+        _check_url("idle_url", self.idle_url)
         for page in self.metrics_url:
             _check_url("metrics_url", page)
         _check_slo(self.slo)
@@ -126,7 +151,7 @@ class ServerSettings(EngineSettings):
         )
         for arm, command in (self.start or {}).items():
             setting = f"start.{arm}"
-            require(arm in ARMS, "start", f"must have commands for {' and '.join(ARMS)}", arm)
+            require(arm in SERVERS, "start", f"must have commands for {', '.join(SERVERS)}", arm)
             is_list = isinstance(command, Sequence) and all(
                 isinstance(part, str) for part in command
             )
@@ -138,18 +163,19 @@ class ServerSettings(EngineSettings):
             require(not self.flags, "flags", rule, self.flags)
             require(not self.environment, "environment", rule, self.environment)
             require(self.blocks == "auto", "blocks", rule, self.blocks)
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        if self.blocks != "auto":
-            require_at_least(self, blocks=0)
-        rule = "must be positive"
-        require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
+            require(not self.places, "places", rule, self.places)
+        rule = "needs a server of each arm beside it"
+        require(self.has_two or not self.has_idle, "idle_url", rule, self.idle_url or "started")
 
     @property
     def has_two(self) -> bool:
         """Whether there is a server for each arm."""
-        return self.regular_url is not None or len(self.start or ()) == len(ARMS)
+        return self.regular_url is not None or all(arm in (self.start or ()) for arm in ARMS)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a server that could speculate and drafts nothing."""
+        return self.idle_url is not None or IDLE in (self.start or ())
 
     @property
     def starts(self) -> bool:
@@ -197,6 +223,10 @@ class Server(EngineRecord):
         is_named = run.draft is not None and run.draft.name != self.default_draft
         rule = "must name what {draft} stands for in engine.start"
         require(is_named or not needs_draft, "draft", rule, run.draft and run.draft.name)
+        rule = "is for latency and map: it is about times"
+        require(
+            run.COMPARES_TIMES or not settings.has_idle, "engine.idle_url", rule, settings.idle_url
+        )
         rule = "must be set for recovery, which compares with its texts"
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
@@ -212,8 +242,8 @@ class Server(EngineRecord):
 
     def addresses(self, settings: Any) -> Addresses:
         """Both addresses, the regular one first, and the variable with their API key."""
-        urls = [url for url in (settings.regular_url, settings.url) if url is not None]
-        return Addresses(tuple(urls), settings.api_key_variable)
+        urls = (settings.regular_url, settings.idle_url, settings.url)
+        return Addresses(tuple(filter(None, urls)), settings.api_key_variable)
 
     def advice(self, run: RunSettings) -> str | None:
         """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.
@@ -241,7 +271,7 @@ class Server(EngineRecord):
         if run.draft is not None:
             values |= {"draft": path_of(run.draft), "K": run.decoding.num_draft_tokens}
         commands = _settings_of(run).start or {}
-        return {arm: filled(commands[arm], values) for arm in ARMS if arm in commands}
+        return {arm: filled(commands[arm], values) for arm in SERVERS if arm in commands}
 
     def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
         """Variables of the servers that are started here, unless the user sets them."""
@@ -258,7 +288,7 @@ class Server(EngineRecord):
 
     def open(self, opening: Opening) -> Engine:
         from harness.engines.server.engine import ServerEngine
-        from harness.engines.server.launch import Launch
+        from harness.engines.server.launch import Launch, Served
 
         run = opening.settings
         settings = _settings_of(run)
@@ -266,33 +296,38 @@ class Server(EngineRecord):
         if settings.chat and arguments:
             extra = {"chat_template_kwargs": arguments, **(settings.extra or {})}
             settings = dataclasses.replace(settings, extra=extra)
-        num_blocks = 0
-        if settings.starts and run.draft is not None:
-            num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS
-            if settings.blocks == "auto" and self.fit_together(opening):
-                num_blocks = 0
-        environment = self.variables(opening, num_blocks)
-        environment |= {name: str(value) for name, value in (settings.environment or {}).items()}
-        launches = {
-            arm: Launch(
-                [*command, *settings.flags],
-                environment,
-                opening.directory.resolve() / f"{arm}_server.log",
-                settings.start_timeout_s,
+            opening = dataclasses.replace(
+                opening, settings=dataclasses.replace(run, engine=settings)
             )
-            for arm, command in self.commands(opening, num_blocks).items()
-        }
-        return ServerEngine(
-            settings,
-            opening.planned.tokenizer,
-            run.model,
-            opening.batch_size,
-            opening.say,
-            opening.longest_prompt,
-            opening.decoding.max_new_tokens,
-            launches,
-            num_blocks,
-        )
+        if not settings.starts:
+            served = [Served("speculative", "engine.url", settings.model, settings.url)]
+            if settings.regular_url is None:
+                served = [dataclasses.replace(served[0], name="regular")]
+            else:
+                name = settings.regular_model or settings.model
+                regular = Served("regular", "engine.regular_url", name, settings.regular_url)
+                served.insert(0, regular)
+            if settings.idle_url is not None:
+                served.insert(1, Served(IDLE, "engine.idle_url", settings.model, settings.idle_url))
+            return ServerEngine(opening, served)
+        num_blocks = 0
+        if run.draft is not None:
+            num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS
+            if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
+                num_blocks = 0
+        environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})
+        served = []
+        for name, command in self.commands(opening, num_blocks).items():
+            log = opening.directory.resolve() / f"{name}_server.log"
+            command = [*command, *settings.flags]
+            launch = Launch(command, environment, log, settings.start_timeout_s)
+            served.append(Served(name, f"engine.start.{name}", settings.model, launch=launch))
+        places = [_texts(place) for place in settings.places] if num_blocks else []
+        return ServerEngine(opening, served, num_blocks, places)
+
+
+def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in variables.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,24 +337,30 @@ class PresetSettings(ServerSettings):
     Attributes:
         program: that is started, where it is not found under its usual name: `/opt/bin/llama-server`,
             or a command such as `python -m vllm.entrypoints.openai.api_server`.
+        tax: also measure the server with its draft loaded and nothing drafted: what being able to
+            speculate costs, and what drafting gains.
     """
 
     program: str | None = None
+    tax: bool = False
 
     @classmethod
     def setting_names(cls) -> list[str]:
-        given = ("url", "regular_url", "regular_model", "start", "metrics_url")
+        given = ("url", "regular_url", "idle_url", "regular_model", "start", "metrics_url")
         return [name for name in super().setting_names() if name not in given]
 
     def _check_start(self) -> None:
-        for name in ("url", "regular_url", "start"):
+        for name in ("url", "regular_url", "idle_url", "start"):
             rule = "is for engine=server; this engine starts its servers itself"
             require(getattr(self, name) is None, name, rule, getattr(self, name))
-        self._check_numbers()
 
     @property
     def has_two(self) -> bool:
         return True
+
+    @property
+    def has_idle(self) -> bool:
+        return self.tax
 
 
 class PresetServer(Server):
@@ -327,6 +368,7 @@ class PresetServer(Server):
 
     Attributes:
         program: the command that usually starts it.
+        can_idle: whether it can have its draft loaded and draft nothing.
     """
 
     settings = PresetSettings
@@ -334,18 +376,26 @@ class PresetServer(Server):
     has_synthetic_acceptance = False
     default_draft = None
     program: tuple[str, ...]
+    can_idle: ClassVar[bool] = True
 
     def adapted(self, run: RunSettings) -> RunSettings:
         return run
 
     def check(self, run: RunSettings) -> None:
         EngineRecord.check(self, run)
+        has_idle = _settings_of(run).has_idle
+        rule = f"cannot be measured with engine={self.name}, which has no way to draft nothing"
+        require(self.can_idle or not has_idle, "engine.tax", rule, has_idle)
+        rule = "is for latency and map: it is about times"
+        require(run.COMPARES_TIMES or not has_idle, "engine.tax", rule, has_idle)
+        rule = "is the price of a draft, and there is none"
+        require(run.draft is not None or not has_idle, "engine.tax", rule, has_idle)
 
     def advice(self, run: RunSettings) -> str | None:
         return None
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
-        """The arguments of each arm's server, behind the program.
+        """The arguments of each arm's server, and of `idle` with a draft, behind the program.
 
         Raises:
             SettingError: the server cannot run these settings.
@@ -360,10 +410,11 @@ class PresetServer(Server):
         assert isinstance(settings, PresetSettings)
         program = shlex.split(settings.program) if settings.program else self.program
         by_arm = self.arguments(opening, num_blocks)
-        return {arm: [*program, *by_arm[arm]] for arm in opening.settings.arms}
+        names = [name for name in SERVERS if name in by_arm and (name != IDLE or settings.tax)]
+        return {name: [*program, *by_arm[name]] for name in names}
 
     def fit_together(self, opening: Opening) -> bool:
-        """Whether memory holds weights and caches of both arms at once."""
+        """Whether memory holds weights and caches of all servers at once."""
         from harness.models.devices import free_memory
 
         planned = opening.planned
@@ -372,11 +423,16 @@ class PresetServer(Server):
             others.append(target)
         num_slots = opening.batch_size * context_of(opening)
         models = [target, target, *others]
+        num_servers = 2
+        if _settings_of(opening.settings).has_idle:
+            models += [target, *others]
+            num_servers = 3
         needed = sum(model.weight_bytes + num_slots * model.cache_bytes for model in models)
         free = free_memory(planned.gpus)
         room = sum(free[gpu] for gpu in planned.gpus) if planned.gpus else free["cpu"]
-        # Each of the two servers keeps the reserve.
-        reserve = 2e9 * opening.settings.placement.reserve_gb * max(1, len(planned.gpus))
+        # Each server keeps the reserve.
+        reserve_bytes = 1e9 * opening.settings.placement.reserve_gb * max(1, len(planned.gpus))
+        reserve = num_servers * reserve_bytes
         return bool(needed + reserve <= room)
 
 

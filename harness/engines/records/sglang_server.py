@@ -33,6 +33,7 @@ class SglangServer(PresetServer):
     summary = "starts SGLang's server, with and without the draft"
     settings = SglangServerSettings
     program = ("python", "-m", "sglang.launch_server")
+    can_idle = False
 
     def check(self, run: RunSettings) -> None:
         super().check(run)

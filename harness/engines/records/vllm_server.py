@@ -85,7 +85,11 @@ class VllmServer(PresetServer):
     def fit_together(self, opening: Opening) -> bool:
         from harness.engines.vllm.arguments import arm_arguments, fit_together
 
-        return fit_together(list(arm_arguments(opening).values()), opening)
+        arms = arm_arguments(opening)
+        settings = opening.settings.engine
+        assert isinstance(settings, VllmServerSettings)
+        idle = [arms["speculative"]] if settings.has_idle else []
+        return fit_together([*arms.values(), *idle], opening)
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         from harness.engines.vllm.arguments import arm_arguments, check
@@ -96,11 +100,17 @@ class VllmServer(PresetServer):
             # Each arm has the GPUs for itself, as where it serves.
             left_out |= set(_SIZES)
         arms = {}
-        for arm, started in arm_arguments(opening).items():
-            model = str(started.arguments["model"])
+        arguments = {arm: started.arguments for arm, started in arm_arguments(opening).items()}
+        if "speculative" in arguments:
+            most = arguments["speculative"]["max_num_seqs"]
+            nothing = {"num_speculative_tokens_per_batch_size": [[1, most, 0]]}
+            config = arguments["speculative"]["speculative_config"] | nothing
+            arguments["idle"] = arguments["speculative"] | {"speculative_config": config}
+        for arm, started in arguments.items():
+            model = str(started["model"])
             flags = [model, "--host", "127.0.0.1", "--port", "{port}"]
             flags.append("--enable-prompt-tokens-details")
-            for name, value in started.arguments.items():
+            for name, value in started.items():
                 flag = f"--{name.replace('_', '-')}"
                 if name in left_out or name == "model" or value in (None, False):
                     continue

@@ -7,6 +7,7 @@ others, drafts at all, takes prompts from a cache, was restarted, or is only one
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
+# vLLM: `vllm:cache_config_info{block_size="128",num_gpu_blocks="9",...} 1.0`
+_SIZES = re.compile(r'\b(?:block_size|num_gpu_blocks)="(\d+)"')
 _POSITION = re.compile(r'position="(\d+)"')
 
 # Tokens of a request that a server may have counted when it is cancelled, and that did not arrive.
@@ -47,6 +50,7 @@ class Counted:
             until then.
         restarts: of the server. Growth over one is not known.
         running: requests that it answers now, or that wait.
+        cache_size: tokens for which its cache has room.
     """
 
     generated: float | None = None
@@ -60,6 +64,7 @@ class Counted:
     first_token_s: float | None = None
     restarts: int = 0
     running: float | None = None
+    cache_size: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -89,7 +94,7 @@ class Counted:
         return grown
 
 
-_NO_COUNTERS = ("by_position", "restarts", "running")
+_NO_COUNTERS = ("by_position", "restarts", "running", "cache_size")
 _COUNTERS = [entry.name for entry in fields(Counted) if entry.name not in _NO_COUNTERS]
 
 
@@ -102,7 +107,10 @@ def read_counters(text: str) -> Counted:
         value = _number(number)
         if counter is None or value is None:
             continue
-        if counter == "running":
+        if counter == "cache_size":
+            sizes = [int(size) for size in _SIZES.findall(labels)]
+            counted.cache_size = (counted.cache_size or 0.0) + value * math.prod(sizes)
+        elif counter == "running":
             counted.running = (counted.running or 0.0) + value
         elif counter != "by_position":
             sample: dict[str, Any] = {counter: value}
@@ -188,6 +196,8 @@ def traffic_columns(counted: Counted, requests: Iterable[RequestRecord]) -> dict
 def counter_columns(counted: Counted) -> dict[str, Any]:
     """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
     columns: dict[str, Any] = {}
+    if counted.cache_size is not None:
+        columns["cache_size"] = round(counted.cache_size)
     if counted.preempted is not None:
         columns["num_preemptions"] = round(counted.preempted)
     if counted.cached is not None:

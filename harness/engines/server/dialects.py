@@ -100,6 +100,7 @@ _BUILT_IN = {
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",
+                "vllm:cache_config_info": "cache_size",
                 "vllm:generation_tokens": "generated",
                 "vllm:num_preemptions": "preempted",
                 "vllm:prefix_cache_hits": "cached",
@@ -146,6 +147,7 @@ _BUILT_IN = {
             counters={  # what it accepted follows from tokens and verifications
                 "sglang:num_running_reqs": "running",
                 "sglang:num_queue_reqs": "running",
+                "sglang:max_total_num_tokens": "cache_size",
                 "sglang:generation_tokens": "generated",
                 "sglang:spec_verify_calls": "drafts",
                 "sglang:cached_tokens": "cached",

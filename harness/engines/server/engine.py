@@ -21,9 +21,10 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
+from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.server.connection import api_key, client_library, new_client
 from harness.engines.server.counters import Counted, CounterPage
@@ -34,7 +35,7 @@ from harness.engines.server.identity import (
     choose_model,
     server_report,
 )
-from harness.engines.server.launch import Launch, StartedServer
+from harness.engines.server.launch import Served, StartedServer
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 
@@ -59,17 +60,13 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
 
     Args:
-        settings: of `engine=server`. `url` is the speculative arm if there is a `regular_url`, else
-            the regular arm.
-        tokenizer: of the model that is served.
-        model: that is served, under `settings.model` or a name by which it can be found.
-        batch_size: requests in flight; a question may have more prompts. Without effect at a set
-            `rate`.
-        say: called with a line when nothing arrives for long.
-        longest_prompt, max_new_tokens: for which the servers must have room, in tokens.
-        launches: of servers that are started here, by arm.
-        num_blocks: how often each of these is started, to answer one question and be ended before
-            the other one starts; 0 for both at once.
+        opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
+        servers: of each arm, and of `idle` where there is one.
+        num_blocks: how often each server is started; 0 starts all of them once. A block has one
+            question for each arm, and one server at a time, or with `places` two questions, each
+            with all servers at once.
+        places: variables of the environment of each server, such as those that name its devices,
+            in the order of `servers`. After each question they change places.
 
     Raises:
         SettingError: the API key is not in the environment, the client is not installed, or a
@@ -81,103 +78,104 @@ class ServerEngine(Engine):
 
     def __init__(
         self,
-        settings: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        model: ModelSettings,
-        batch_size: int = 1,
-        say: Callable[[str], None] = lambda message: None,
-        longest_prompt: int = 0,
-        max_new_tokens: int = 0,
-        launches: Mapping[str, Launch] | None = None,
+        opening: Opening,
+        servers: Sequence[Served],
         num_blocks: int = 0,
+        places: Sequence[Mapping[str, str]] = (),
     ) -> None:
         client_library()
-        self.key = api_key("engine.api_key_variable", settings.api_key_variable)
+        self.opening = opening
+        settings: Any = opening.settings.engine
         self.settings = settings
-        self.tokenizer = tokenizer
-        self.target = model
-        self.batch_size = batch_size
-        self.say = say
-        self.longest_prompt = longest_prompt
-        self.max_new_tokens = max_new_tokens
+        self.key = api_key("engine.api_key_variable", settings.api_key_variable)
+        self.tokenizer: PreTrainedTokenizerBase = opening.planned.tokenizer
+        self.say = opening.say
         self.num_blocks = num_blocks
+        self.questions_per_block = len(places) or 1
         self.alternates = not num_blocks
         self.has_rate = settings.rate is not None
+        self._places = list(places)
         # A loop in a thread, because a notebook runs one in the caller's.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        self.arms: list[ServerArm] = []
-        if launches:
-            for name, launch in launches.items():
-                setting = f"engine.start.{name}"
-                self.arms.append(ServerArm(name, self, setting, settings.model, None, launch))
-        elif settings.regular_url is None:
-            self.arms.append(ServerArm("regular", self, "engine.url", settings.model, settings.url))
-        else:
-            name = settings.regular_model or settings.model
-            url = settings.regular_url
-            self.arms.append(ServerArm("regular", self, "engine.regular_url", name, url))
-            self.arms.append(
-                ServerArm("speculative", self, "engine.url", settings.model, settings.url)
-            )
+        self._servers = [ServerArm(self, served) for served in servers]
+        self.arms: list[ServerArm] = [arm for arm in self._servers if arm.name != IDLE]
+        self.idle = next((arm for arm in self._servers if arm.name == IDLE), None)
+        started = time.perf_counter()
         try:
-            started = time.perf_counter()
-            first = self.arms[:1] if num_blocks else self.arms
-            for arm in first:
-                arm.launch()
-            for arm in first:
-                arm.identify()
-            self._check_weights()
-            for arm in first:
-                arm.connect()
-            if launches:
-                self.setup_seconds = time.perf_counter() - started
-            if num_blocks:
-                number = 2 * num_blocks
-                minutes = number * (self.setup_seconds or 0.0) / 60
-                say(
-                    f"engine.blocks={num_blocks}: each arm is started {num_blocks} times, one after"
-                    f" the other on the same devices; {number} starts take about {minutes:.1f} min"
-                )
+            self._start(self._together(self._servers[0]))
         except BaseException:
             self.close()
             raise
+        if self.server_command is not None:
+            self.setup_seconds = time.perf_counter() - started
+        if num_blocks:
+            number = num_blocks * self.questions_per_block * len(servers)
+            at_once = len(servers) if places else 1
+            minutes = number / at_once * (self.setup_seconds or 0.0) / 60
+            how = (
+                "in each place, all at once"
+                if places
+                else "one after the other on the same devices"
+            )
+            opening.say(
+                f"engine.blocks={num_blocks}: each server is started"
+                f" {number // len(servers)} times, {how}; {number} starts take about {minutes:.1f} min"
+            )
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.
             self.arms[0].name = "speculative"
 
     def begin_turn(self, arm: Arm) -> None:
-        """End servers that have answered, and those of other arms, so that this arm's starts afresh."""
+        """End servers that have answered, so that this arm's starts afresh, and those that may not
+        run beside it.
+        """
         if not self.num_blocks:
             return
-        for other in self.arms:
+        assert isinstance(arm, ServerArm)
+        if self._places:
+            if arm.num_asked:
+                self._stop()
+                self._places = [*self._places[1:], *self._places[:1]]
+            return
+        for other in self._servers:
             if other is not arm or other.num_asked:
                 other.stop()
 
     def is_loaded(self, arm: Arm) -> bool:
-        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.is_connected)
+        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.num_asked > 0)
 
     def make_ready(self, arm: ServerArm) -> None:
         """Start the server of an arm if it does not run; where only one may, the others end."""
-        if arm.is_connected:
-            return
-        for other in self.arms:
-            other.stop()
-        arm.launch()
-        arm.identify()
-        self._check_weights()
-        arm.connect()
+        if not arm.is_connected:
+            self._stop()
+            self._start(self._together(arm))
 
-    def _check_weights(self) -> None:
-        models = [arm.model for arm in self.arms if arm.model is not None]
+    def _together(self, arm: ServerArm) -> list[ServerArm]:
+        """The arms whose servers run while this one is asked."""
+        return [arm] if self.num_blocks and not self._places else self._servers
+
+    def _start(self, arms: Sequence[ServerArm]) -> None:
+        """Start servers, and wait until they can be asked."""
+        places: Sequence[Mapping[str, str]] = self._places or [{}] * len(arms)
+        for arm, place in zip(arms, places, strict=True):
+            arm.launch(place)
+        for arm in arms:
+            arm.identify()
         if self.settings.model is None and self.settings.regular_model is None:
-            check_same_weights(models)
+            check_same_weights([arm.model for arm in self._identified if arm.model is not None])
+        for arm in arms:
+            arm.connect()
+
+    def _stop(self) -> None:
+        for arm in self._servers:
+            arm.stop()
 
     @property
     def _identified(self) -> list[ServerArm]:
         """The arms whose servers have answered, which with blocks is one at first."""
-        return [arm for arm in self.arms if arm.model is not None]
+        return [arm for arm in self._servers if arm.model is not None]
 
     @property
     def reports_token_ids(self) -> bool:  # type: ignore[override]
@@ -199,11 +197,10 @@ class ServerEngine(Engine):
 
     @property
     def server_command(self) -> str | None:  # type: ignore[override]
-        return "; ".join(str(arm.command) for arm in self.arms if arm.command) or None
+        return "; ".join(str(arm.command) for arm in self._servers if arm.command) or None
 
     def close(self) -> None:
-        for arm in self.arms:
-            arm.stop()
+        self._stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -213,11 +210,8 @@ class ServerArm(Arm):
     """One server.
 
     Args:
-        engine: has what both arms share, and makes this one ready where it may not run.
-        address_setting: the setting of its address, or of its start.
-        model_name: under which it serves the model; None to look for that.
-        url: its address; None for one that is started here.
-        command: with which it is started here.
+        engine: has what all arms share, and makes this one ready where it may not run.
+        served: where it is, or how it is started.
 
     Attributes:
         is_connected: whether it is known to answer, and how it is asked.
@@ -230,17 +224,9 @@ class ServerArm(Arm):
     `connect` sets `reports_token_ids` and `never_drawn`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        engine: ServerEngine,
-        address_setting: str,
-        model_name: str | None,
-        url: str | None,
-        command: Launch | None = None,
-    ) -> None:
-        self.name = name
-        self.command = command
+    def __init__(self, engine: ServerEngine, served: Served) -> None:
+        self.name = served.name
+        self.command = served.launch
         self.model: ServedModel | None = None
         self.server: str | None = None
         self.is_connected = False
@@ -248,16 +234,17 @@ class ServerArm(Arm):
         self.reports_token_ids = False
         self._engine = engine
         self._settings = engine.settings
-        self._address_setting = address_setting
-        self._model_name = model_name
-        self._url = url
+        self._served = served
+        self._url = served.url
         self._started: StartedServer | None = None
         self._num_extra = itertools.count()
 
-    def launch(self) -> None:
-        """Start the server, if it is one that is started here."""
+    def launch(self, place: Mapping[str, str]) -> None:
+        """Start the server, if it is one that is started here, with variables of its environment."""
         if self.command is not None:
-            self._started = StartedServer(self.name, self.command)
+            environment = {**self.command.environment, **place}
+            launch = replace(self.command, environment=environment)
+            self._started = StartedServer(self.name, launch)
             self._url = self._started.url
 
     def identify(self) -> None:
@@ -272,12 +259,15 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         url = str(self._url)
         report = server_report(url, engine.key)
-        setting = self._address_setting
-        model = choose_model(report, engine.target, self._model_name, setting, url)
-        if engine.longest_prompt + engine.max_new_tokens > (model.context or math.inf):
+        setting = self._served.setting
+        opening = engine.opening
+        model = choose_model(report, opening.settings.model, self._served.model, setting, url)
+        longest = opening.longest_prompt
+        max_new_tokens = opening.decoding.max_new_tokens
+        if longest + max_new_tokens > (model.context or math.inf):
             context = f"{setting}={url} has a context of {model.context} tokens"
-            rule = f"leaves too little room: {context}, and a prompt has {engine.longest_prompt}"
-            raise SettingError("decoding.max_new_tokens", rule, engine.max_new_tokens)
+            rule = f"leaves too little room: {context}, and a prompt has {longest}"
+            raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self._dialect = dialect_of(model.owner, self._settings.dialect)
         self.penalises_prompts = self._dialect.penalised_tokens is not None
         self.server = (report and self._dialect.named(report.about)) or None
@@ -292,13 +282,12 @@ class ServerArm(Arm):
         self.client = new_client(client_library(), url, engine.key, self._settings.timeout_s)
         self._sender = Sender(self.client, engine.tokenizer, self._settings)
         # The setting is about `engine.url`; the regular server's page is below its own address.
-        pages = self._settings.metrics_url if self._address_setting == "engine.url" else ()
+        pages = self._settings.metrics_url if self._served.setting == "engine.url" else ()
         self._page = CounterPage(url, engine.key, pages)
         self._counted_before: Counted | None = None
         self._num_restarts = 0
         self._may_be_busy = False
         self.is_connected = True
-        self.num_asked = 0
         form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
             self._engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
@@ -306,6 +295,7 @@ class ServerArm(Arm):
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
+        self.num_asked = 0
         if self.is_connected:
             self.is_connected = False
             asyncio.run_coroutine_threadsafe(self.client.close(), self._engine.loop).result()
@@ -377,7 +367,7 @@ class ServerArm(Arm):
                 self._sender,
                 requests,
                 _refuse_empty,
-                self._engine.batch_size,
+                self._engine.opening.batch_size,
                 rate,
                 times=arrival_times(question, rate) if rate else (),
                 extra=self._extra(question.extra) if question.extra else None,
@@ -499,7 +489,7 @@ class ServerArm(Arm):
             if error.code not in (400, 404, 422):
                 break
         assert error is not None
-        place = self._address_setting
+        place = self._served.setting
         if str(self.client.base_url) not in error.message:
             place += f"={self.client.base_url}"
         advice = ""

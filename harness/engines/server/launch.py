@@ -55,6 +55,25 @@ class Launch:
         return shlex.join([*variables, *self.command]).replace("'{port}'", "{port}")
 
 
+@dataclass(frozen=True)
+class Served:
+    """Where the server of an arm is.
+
+    Attributes:
+        name: of the arm.
+        setting: that says so.
+        model: the name under which it serves the model; None to look for that.
+        url: its address; None for one that is started here.
+        launch: how it is started here.
+    """
+
+    name: str
+    setting: str
+    model: str | None = None
+    url: str | None = None
+    launch: Launch | None = None
+
+
 class StartedServer:
     """A server that was started here.
 

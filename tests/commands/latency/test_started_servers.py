@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
 import signal
 import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -115,6 +118,66 @@ def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:
     assert mentions(outcome.summary, "start to start", "over 3 of each server")
 
 
+def test_the_speed_up_is_its_price_times_its_gain(harness: Harness) -> None:
+    """A third server could draft and does not; here it is as slow as a load on it makes it."""
+    idle = f"engine.start.idle='{ECHO} --delay 0.004'"
+    outcome = harness("latency", *started(), idle, *QUICK, "engine.slo={ttft_ms: 500}")
+    regular, speculative = results().to_dict("records")
+    assert speculative["tax_low"] < speculative["tax"] < speculative["tax_high"] < 1
+    product = speculative["tax"] * speculative["gain"]
+    assert product == pytest.approx(speculative["speedup"], rel=1e-6)
+    assert speculative["idle_ms_per_token"] > regular["ms_per_token"]
+    assert "--delay 0.004" in speculative["server_command"]
+    assert "with the draft loaded" in outcome.stdout
+    assert mentions(outcome.summary, "a loaded draft costs", "undrafted", "by drafting")
+    assert set(pd.read_csv(Path(regular["directory"]) / "latency_prompts.csv")["arm"]) == {
+        "regular",
+        "speculative",
+    }
+
+
+def test_a_price_with_restarts_is_over_blocks(harness: Harness) -> None:
+    idle = f"engine.start.idle='{ECHO}'"
+    outcome = harness("latency", *started(), idle, *QUICK, "engine.blocks=2")
+    assert mentions(outcome.stderr, "engine.blocks=2", "6 starts")
+    speculative = results().to_dict("records")[1]
+    assert speculative["tax_low"] < speculative["tax"] < speculative["tax_high"]
+
+
+def test_a_server_that_was_to_draft_nothing_and_drafts_has_no_price(harness: Harness) -> None:
+    idle = f"engine.start.idle='{ECHO} -k {{K}}'"
+    outcome = harness("latency", *started(), idle, *QUICK)
+    speculative = results().to_dict("records")[1]
+    assert math.isnan(speculative["tax"])
+    assert mentions(speculative["tax_refused"], "was to draft nothing")
+    assert mentions(outcome.summary, "was to draft nothing")
+    assert speculative["speedup"] > 0
+
+
+def test_each_server_is_started_in_each_place(harness: Harness, tmp_path: Path) -> None:
+    """A place that is slower than the other makes no arm slower, unless the arms keep their places."""
+    server = tmp_path / "placed.py"
+    server.write_text(
+        "import os, runpy, sys\n"
+        "print('in', os.environ['PLACE'], flush=True)\n"
+        "sys.argv += ['--delay', os.environ['PLACE']]\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    command = f"{sys.executable} {server} --port {{port}}"
+    commands = started(command, f"{command} -k 3")
+    places = ["engine.places=[{PLACE: 0.001},{PLACE: 0.008}]", "engine.blocks=2"]
+    outcome = harness("latency", *commands, *QUICK, *places)
+    assert mentions(outcome.stderr, "engine.blocks=2", "in each place", "8 starts")
+    regular, speculative = results().to_dict("records")
+    assert speculative["speedup_covers"] == "2 blocks"
+    directory = Path(regular["directory"])
+    for arm, in_order in (("regular", "1818"), ("speculative", "8181")):
+        log = (directory / f"{arm}_server.log").read_text()
+        assert "".join(re.findall(r"in 0\.00(\d)", log)) == in_order
+    refused = harness.refused("latency", *commands, *QUICK, places[0], "engine.blocks=0")
+    assert mentions(refused, "engine.places", "must be 2", "engine.blocks of 1 or more")
+
+
 def test_one_block_has_no_interval(harness: Harness) -> None:
     outcome = harness("latency", *started(), *QUICK, "engine.blocks=1")
     assert "engine.blocks=4" in outcome.stdout
@@ -124,6 +187,7 @@ def test_one_block_has_no_interval(harness: Harness) -> None:
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
+        ("vllm_server engine.tax=true", '"num_speculative_tokens_per_batch_size": [[1, 1, 0]]'),
         ("vllm_server", '"num_speculative_tokens": 3'),
         ("vllm_server", "VLLM_CPU_OMP_THREADS_BIND=nobind"),
         ("sglang_server", "--speculative-algorithm STANDALONE"),
@@ -135,7 +199,7 @@ def test_presets_make_commands_from_the_settings_of_the_run(
     """The program is one that takes any option."""
     program = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
     flags = [f"engine.program='{program}'", "engine.flags=[--one]", "engine.blocks=0"]
-    harness("latency", f"engine={engine}", *QUICK, "K=3", *flags)
+    harness("latency", *f"engine={engine}".split(), *QUICK, "K=3", *flags)
     command = results()["server_command"][0]
     assert expected in command
     assert "--one" in command
@@ -158,13 +222,25 @@ def test_another_version_of_a_program_is_another_measurement(
 
 
 def test_our_own_server_is_started(harness: Harness) -> None:
-    harness("latency", "engine=harness_server", *QUICK, "K=3", "engine.blocks=0")
+    """Once more with its draft loaded and nothing drafted."""
+    harness("latency", "engine=harness_server", *QUICK, "K=3", "engine.blocks=0", "engine.tax=true")
     regular, speculative = results().to_dict("records")
     command = speculative["server_command"]
     assert "draft=none" in command
+    assert "decoding.num_draft_tokens=0" in command
+    assert speculative["tax"] * speculative["gain"] == pytest.approx(speculative["speedup"])
     assert "draft=tiny_draft" in command
     assert (regular["drafted"], speculative["drafted"]) == (False, True)
     assert speculative["identical_prompts"] == 9
+
+
+def test_a_price_that_cannot_be_had_is_refused(harness: Harness) -> None:
+    refused = harness.refused("latency", "engine=sglang_server", "engine.tax=true", *QUICK)
+    assert mentions(refused, "engine.tax", "no way to draft nothing")
+    refused = harness.refused("latency", "engine=harness_server", "engine.tax=true", "draft=none")
+    assert mentions(refused, "engine.tax", "the price of a draft")
+    refused = harness.refused("latency", "K=0")
+    assert "decoding.num_draft_tokens=0: must be at least 1" in refused
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:

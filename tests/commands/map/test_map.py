@@ -346,6 +346,21 @@ def test_what_is_said_of_planted_requests_in_flight() -> None:
     assert "· 1 in flight" not in lines(told)
 
 
+def test_a_schedule_switches_off_where_drafting_gains_nothing_over_a_loaded_draft() -> None:
+    """A speed-up below 1 may still be a gain, where the tax is higher."""
+    cells = [row(1, 3, 1.5), row(16, 3, 0.9, spread=0.05)]
+    assert mentions(lines(cells), "K=3 at 1 to 15, K=0 at 16")
+    assert mentions(lines(cells), "K=0 as if switching off were free")
+    taxed = [
+        dataclasses.replace(cell, tax=Interval(tax), gain=Interval(gain, gain - 0.02, gain + 0.02))
+        for cell, tax, gain in zip(cells, (0.9, 0.8), (1.67, 1.12), strict=True)
+    ]
+    assert schedule_of(taxed) == [(1, 16, 3)]
+    taxed[1] = dataclasses.replace(taxed[1], gain=Interval(0.95, 0.9, 0.99))
+    assert schedule_of(taxed) == [(1, 15, 3), (16, 16, 0)]
+    assert mentions(lines(taxed), "K=0 with the draft loaded, which is 0.80× to 0.90×")
+
+
 def test_schedules_of_cells_that_can_tell() -> None:
     assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == "it surely pays nowhere"
     assert schedule_of([row(1, 1, 1.2), row(16, 1, 0.8)]) == [(1, 15, 1), (16, 16, 0)]

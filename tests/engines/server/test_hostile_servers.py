@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from echo_questions import TINY, TOKENIZER, Open, ask, texts, time_is_up_when
+from echo_questions import Open, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
-from harness.engines.records.server import ServerSettings
 from harness.engines.server import engine as server_module
 from harness.engines.timing import Generation, generate
 from wording import mentions
@@ -165,9 +164,7 @@ def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine
     with pytest.raises(RunError, match=r"engine.url=.*told to fail\n.* no chat template"):
         open_engine(EchoServer(fail_every=1), chat=True)
     with pytest.raises(RunError, match=r"nothing answers at .*running\?$"):
-        server_module.ServerEngine(
-            ServerSettings(url="http://127.0.0.1:9/v1", chat=True), TOKENIZER, TINY
-        )
+        engine_of(url="http://127.0.0.1:9/v1", chat=True)
 
 
 def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:

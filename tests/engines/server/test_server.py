@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from echo_questions import TINY, TOKENIZER, Open, arm_of, ask, texts, time_is_up_when
+from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.recovery.lossless import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
-from harness.engines.records.server import ServerSettings
 from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.server import engine as server_module
 from harness.engines.server.counters import Counted, CounterPage
-from harness.engines.server.engine import ServerEngine
 from harness.engines.server.sending import arrival_times
 from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance
@@ -356,11 +354,10 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    settings = ServerSettings(name="server", url="http://127.0.0.1:9/v1")
     with pytest.raises(
         RunError, match=r"engine.url: nothing answers at http://127.0.0.1:9/v1/ .*running\?$"
     ):
-        ServerEngine(settings, TOKENIZER, TINY)
+        engine_of(url="http://127.0.0.1:9/v1")
 
 
 def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:

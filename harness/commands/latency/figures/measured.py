@@ -108,6 +108,7 @@ class MeasuredRun:
 
     Attributes:
         arms: by name, the regular one first.
+        idle: the arm that could draft and does not; None where there is none.
         num_resamples: samples of every bootstrap.
         units: of each question, the same number for those whose answers are not independent, such
             as turns of a conversation; intervals are over units.
@@ -131,6 +132,7 @@ class MeasuredRun:
     prompt_set: PromptSet
     arms: Mapping[str, MeasuredArm]
     num_resamples: int
+    idle: MeasuredArm | None = None
     units: Sequence[int] = ()
     moments: Sequence[int] = ()
     in_blocks: bool = False

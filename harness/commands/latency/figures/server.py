@@ -53,6 +53,9 @@ class Server(Group):
         "largest",
         "how often the server took the cache of a running request for others, by its metrics",
     )
+    cache_size: MaybeInt = pooled(
+        "smallest", "tokens for which the server's cache has room, by its metrics", "tokens"
+    )
     cached_tokens: MaybeInt = pooled(
         "mean",
         "tokens of prompts that the server took from a cache, by its answers or its metrics",

@@ -26,7 +26,7 @@ from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.verdict import verdict_of
-from harness.tables.table import Answer, Bar, Bars, Line, Table
+from harness.tables.table import Answer, Bar, Bars, Line, Table, interval
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
@@ -101,6 +101,9 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         price = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
         text += f" at the price of {price:.2f} steps"
     yield text
+    if row.tax is not None and row.gain is not None:
+        tax = f"{row.tax.estimate:.2f}× ({interval(row.tax)}) with the draft loaded"
+        yield f"{tax}, {row.gain.estimate:.2f}× by drafting"
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield AUTO_GAVE_UP if auto_gave_up(row) else limit.in_short

@@ -22,6 +22,7 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
 from harness.results.statistics.interval import Interval
+from harness.results.verdict import judge
 from harness.tables.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.
@@ -53,6 +54,8 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
         ("8-bit layers", _eight_bit(regular, row)),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
+        ("tax", tax_in_words(row)),
+        ("cache", _room(regular, row)),
         ("identical arms", _identical_arms(row)),
     )
     return [
@@ -225,6 +228,36 @@ def _draft_reads(row: LatencyRow) -> str | None:
     proposed = proposed_per_iteration(row)
     step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
     return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
+
+
+def tax_in_words(row: LatencyRow) -> str | None:
+    """The speed-up as tax × gain; None where the tax was not asked for."""
+    if row.tax_refused is not None:
+        return f"not known: {row.tax_refused}"
+    if row.tax is None or row.gain is None:
+        return None
+    conclusion = judge(row.tax).conclusion
+    price = f"a loaded draft costs {1 - row.tax.estimate:.1%}"
+    if conclusion != "slower":
+        price = f"no sure price of a loaded draft ({conclusion})"
+    tax = f"{row.tax.estimate:.3f}×{in_brackets(row.tax)}"
+    gain = f"{row.gain.estimate:.2f}×{in_brackets(row.gain)}"
+    return f"{price}: {tax} undrafted, and {gain} by drafting"
+
+
+def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """What the draft's memory costs in requests, where servers report the size of their caches."""
+    sizes = [each.cache_size for each in (regular, row)]
+    num_requests = (row.num_prompts or 0) - (row.num_failed or 0)
+    if None in sizes or not num_requests or sizes[0] == sizes[1]:
+        return None
+    length = ((row.num_prompt_tokens or 0) + (row.num_tokens or 0)) / num_requests
+    rooms = [f"{(size or 0) / length:.0f}" for size in sizes]
+    tokens = " and ".join(f"{size:,}" for size in sizes)
+    return (
+        f"{tokens} tokens: room for {' and '.join(rooms)} requests of {length:.0f} tokens, without"
+        " and with the draft"
+    )
 
 
 def _identical_arms(row: LatencyRow) -> str | None:
