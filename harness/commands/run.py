@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.config.errors import HarnessError, SettingError
 from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
-from harness.measuring.progress import say
+from harness.measuring.progress import say, show
 from harness.measuring.session import Session
 from harness.records.experiment import Experiment
 from harness.records.registry import COMMANDS
@@ -82,6 +82,8 @@ def run_command(
             replace_file(directory / SUMMARY_FILE, summary.encode())
         _remove_own_locks(settings, directory)
         if answer:
+            # The line about progress may still be on the terminal.
+            show("")
             try:
                 print_document(
                     [*answer, Line(""), *details] if settings.results.details else answer

@@ -36,19 +36,23 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     return " · ".join(filter(None, [*texts.values(), *labels(row)]))
 
 
-def typed_again(setting: str) -> str:
-    """The command that was typed, with another setting: `harness latency draft=lookup K=8`.
+def typed_again(changes: str) -> str:
+    """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
-    Of a long command, and of a sweep, only what changes.
+    Of a long command, and of a job of a sweep, only what changes.
+
+    Args:
+        changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
     """
-    words = shlex.split(command_line())
-    typed = words[1:]
-    name = setting.partition("=")[0]
-    names = {name, "details", "num_draft_tokens" if name == "K" else name}
-    kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in names]
-    command = shlex.join(["harness", *kept, setting])
+    typed = shlex.split(command_line())[1:]
+    changed = {"details"}
+    for change in changes.split():
+        name = change.partition("=")[0]
+        changed |= {name, "num_draft_tokens" if name == "K" else name}
+    kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in changed]
+    command = f"{shlex.join(['harness', *kept])} {changes}"
     is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
-    return f"the same with {setting}" if is_sweep or len(command) > _LONGEST_COMMAND else command
+    return f"the same with {changes}" if is_sweep or len(command) > _LONGEST_COMMAND else command
 
 
 def device_of(row: RunRow) -> str:

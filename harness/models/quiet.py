@@ -47,18 +47,22 @@ def _matters(record: logging.LogRecord) -> bool:
 def quiet_libraries(*, loads_weights: bool = True) -> None:
     """Silence the known floods in this process; called by loading, any number of times.
 
-    Progress bars of downloads and weight loading stay where stderr is a terminal.
+    Bars of weights that load would stay beside the one line that lives. Those of downloads, which may take an hour,
+    stay where stderr is a terminal.
     """
     for name in _FLOODS:
         logging.getLogger(name).addFilter(_matters)
     # The same message was a Python warning before bitsandbytes 0.50.
     for message in (_FLOODS["bitsandbytes.autograd._functions"], *_WARNINGS):
         warnings.filterwarnings("ignore", message=message)
-    if sys.stderr.isatty():
-        return
     import transformers
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
+    shows_downloads = sys.stderr.isatty() and not are_progress_bars_disabled()
+    # This switches both off.
     transformers.utils.logging.disable_progress_bar()
+    if shows_downloads:
+        enable_progress_bars()
     if loads_weights:
         # The bar of GGUF files ignores that switch; to reach it imports torch.
         with contextlib.suppress(ImportError):

@@ -80,8 +80,9 @@ class Table:
         notes: lines below the table.
         in_full: whether it is for looking things up. It is then too long for a terminal, and only
             in the files, where it opens on a click.
-        look: `box` for a framed table with headings, `plain` for one with headings alone, `lines` for names and values
-            without headings.
+        look: `box` for a framed table with headings, `plain` for one with headings alone, `bare` for a part of an
+            answer, which leaves out the last columns where they have no room, `lines` for names and values without
+            headings.
     """
 
     key: str
@@ -91,7 +92,7 @@ class Table:
     about: str = ""
     notes: tuple[str, ...] = ()
     in_full: bool = False
-    look: Literal["box", "plain", "lines"] = "box"
+    look: Literal["box", "plain", "bare", "lines"] = "box"
 
     @classmethod
     def of(
@@ -170,9 +171,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars below each other, the longest as long as there is room."""
+    """Bars below each other.
+
+    Attributes:
+        whole: the size of a bar that takes all the room; None for that of the longest.
+    """
 
     bars: tuple[Bar, ...]
+    whole: float | None = None
 
 
 def sentences(style: Style, *texts: str | None) -> list[Line]:

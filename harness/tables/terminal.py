@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -26,6 +27,7 @@ WIDE = 132
 _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
+_BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
 # Cells of numbers up to this length are not broken; columns of text are not narrower than that.
 _UNBROKEN = 24
 _LEAST_TEXT = 14
@@ -145,9 +147,9 @@ def _print_bars(bars: Bars, console: Console) -> None:
         columns.pop()
     room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
     length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
-    longest = max(bar.size for bar in bars.bars)
+    whole = bars.whole or max(bar.size for bar in bars.bars)
     for place, bar in enumerate(bars.bars):
-        drawn = _drawn(length * bar.size / longest, console.encoding)
+        drawn = _drawn(length * bar.size / whole, console.encoding)
         figures = "".join(f"   {cells[place]}" for cells in columns)
         line = f"{2 * _INDENT}{names[place]}  {drawn:{length}}{figures}"
         console.print(Text(line), soft_wrap=True)
@@ -206,9 +208,15 @@ def _print_parts(
     for place, column in enumerate(columns):
         cells_of_column = [cells[place] for cells in rows]
         wants.append(_width(column, cells_of_column))
-    room = console.width - 1
-    for part in _parts(columns, [want.least for want in wants], room):
-        drawn = RichTable(box=box.ROUNDED if table.look == "box" else box.SIMPLE_HEAD)
+    is_bare = table.look == "bare"
+    margin = 2 * len(_INDENT) if is_bare else 0
+    room = console.width - 1 - margin
+    parts = _parts(columns, [want.least for want in wants], room)
+    for part in parts[:1] if is_bare else parts:
+        drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
+        if is_bare:
+            drawn.padding = (0, _FRAME, 0, 0)
+            drawn.pad_edge = False
         widths = _shared(room, [wants[place] for place in part])
         for place, width in zip(part, widths, strict=True):
             column = columns[place]
@@ -216,7 +224,7 @@ def _print_parts(
             drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
         for row, cells in zip(table.rows, rows, strict=True):
             drawn.add_row(*(Text(visible(cells[place])) for place in part), style=_style(row))
-        console.print(drawn)
+        console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
 
 
 def _style(row: TableRow) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import plan_document
+from harness.commands.plan.tables import plan_answer, plan_details
 from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
@@ -44,7 +44,7 @@ from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
 from harness.records.experiment import Experiment
 from harness.results.acceptance import predicted_speedup
-from harness.tables.table import Document
+from harness.tables.table import Answer, Document
 
 # Of draft tokens, where a gain is estimated: that of a good draft.
 _ACCEPTANCE = 0.75
@@ -133,8 +133,11 @@ class Plan(Experiment):
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
 
-    def document(self, rows: Sequence[PlanRow]) -> Document:
-        return plan_document(rows) if self.figures else []
+    def document(self, rows: Sequence[PlanRow]) -> Answer:
+        return plan_answer(rows[0])
+
+    def details(self, rows: Sequence[PlanRow]) -> Document:
+        return plan_details(rows[0])
 
     def judge(self, rows: Sequence[PlanRow]) -> None:
         """Raises VerdictError if the pair does not fit; exit code 1."""

@@ -112,9 +112,9 @@ class Plan(Command):
         return str(row.error).partition(": ")[2]
 
     def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.plan.tables import plan_document
+        from harness.commands.plan.tables import plans_table
 
-        return plan_document([row for run in runs for row in run.rows])
+        return plans_table([row for run in runs for row in run.rows])
 
 
 RECORD = Plan()

@@ -6,15 +6,20 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from harness.commands.answers import Step, answer, heading
 from harness.commands.names import told_apart
 from harness.commands.plan.rows import PlanRow
-from harness.commands.words import pair_name, title
+from harness.commands.words import pair_name, typed_again
 from harness.config.amounts import amount
 from harness.tables.table import (
+    Answer,
+    Bar,
+    Bars,
     Column,
     Document,
     Line,
@@ -25,6 +30,10 @@ from harness.tables.table import (
     times,
 )
 
+_NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
+# Devices that an answer shows, and those below a doubt.
+_MOST_DEVICES = 4
+_FEW_DEVICES = 2
 # Characters of the longest bar.
 _BAR = 40
 # A verification that costs at least this many steps costs noticeably more than one.
@@ -33,21 +42,44 @@ _COSTLY_VERIFICATION = 1.2
 _MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
 
-def plan_document(rows: Sequence[PlanRow]) -> Document:
-    """The plan of one pair in full, or one table of several."""
-    return _plan(rows[0]) if len(rows) == 1 and rows[0].devices_bytes else _plans(rows)
+def plan_answer(row: PlanRow) -> Answer:
+    """Whether a pair fits, in a dozen lines; empty where nothing was planned."""
+    if not row.devices_bytes:
+        return []
+    doubts = [] if row.num_gpus else [_NO_GPU]
+    doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
+    used = {name: sum(sizes.values()) for name, sizes in _parts(row).items()}
+    free = {name: sizes["free"] for name, sizes in row.devices_bytes.items()}
+    # The fullest ones, where there is no room for all.
+    most = _FEW_DEVICES if doubts else _MOST_DEVICES
+    fullest = sorted(used, key=lambda name: used[name] / max(1, free[name]))[-most:]
+    bars = [
+        Bar(
+            _device(name),
+            used[name] / free[name],
+            (f"{_gigabytes(used[name])} of {_gigabytes(free[name])} GB",),
+        )
+        for name in used
+        if name in fullest and free[name]
+    ]
+    whole = max([1.0, *(bar.size for bar in bars)])
+    return answer(
+        heading(row, _settings(row)),
+        _finding(row),
+        [Bars(tuple(bars), whole)] if bars else [],
+        doubts=doubts,
+        why=_least_times(row),
+        steps=_next_step(row),
+    )
 
 
-def _plan(row: PlanRow) -> Document:
-    document: list[Line | Table] = [Line(title(row), "strong"), Line(_settings(row), "dim")]
-    if not row.num_gpus:
-        no_gpu = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
-        document.append(Line(no_gpu, "warning"))
-    document += [_models(row), _devices(row), Line(""), _verdict(row)]
+def plan_details(row: PlanRow) -> Document:
+    """What goes where, and the bytes that a token must read."""
+    document: list[Line | Table] = [_models(row), _devices(row), Line(""), _verdict(row)]
     if row.status != "ok":
         remedies = (row.instead or "").splitlines()
-        heading = "What would fit instead:" if remedies else "A smaller model is needed."
-        document += [Line(heading), *(Line(f"  {remedy}") for remedy in remedies)]
+        beginning = "What would fit instead:" if remedies else "A smaller model is needed."
+        document += [Line(beginning), *(Line(f"  {remedy}") for remedy in remedies)]
     if row.note:
         document.append(Line(f"Note: {row.note}.", "warning"))
     return [*document, Line(""), *_limits(row)]
@@ -55,12 +87,45 @@ def _plan(row: PlanRow) -> Document:
 
 def _settings(row: PlanRow) -> str:
     settings = [
-        f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "one row",
+        f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "",
         f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
+        f"K={row.num_draft_tokens}" if row.draft else "",
+        "" if row.placement == "auto" else f"placement {row.placement}",
     ]
-    if row.draft:
-        settings.append(f"K={row.num_draft_tokens}")
-    return " · ".join([*settings, f"placement {row.placement}"])
+    return " · ".join(filter(None, settings))
+
+
+def _finding(row: PlanRow) -> Line:
+    needed, stays = _spare(row)
+    if row.status != "ok":
+        return Line("does not fit", "bad", f"{needed}, and {_free(row)} GB are free")
+    if row.needed_bytes is None:
+        return Line("the weights fit", "strong", f"{stays}, for a KV cache of unknown size")
+    return Line("fits", "good", f"{needed}; {stays}")
+
+
+def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
+    """The least times at the lowest bandwidth, the most that speculation can gain, and the prediction."""
+    alone = _least_ms_alone(row)
+    if alone is not None:
+        text = f"{_ms(alone)} ms/token at least"
+        with_draft = _least_ms_with_draft(row)
+        if with_draft is not None and row.highest_speedup is not None:
+            text += f", {_ms(with_draft)} with all drafts accepted: {times(row.highest_speedup)}"
+        yield "Time", f"{text} ({_slowest(row)})"
+    if row.predicted_speedup is not None:
+        yield "Gain", f"{_predicted(row)}{in_brackets(row.predicted_speedup, 'predicted')}"
+
+
+def _next_step(row: PlanRow) -> Iterator[Step]:
+    if row.status == "ok":
+        draft = f" draft={row.draft}" if row.draft else ""
+        yield Step("measure it", f"harness latency model={row.model}{draft}")
+    for remedy in (row.instead or "").splitlines()[:1]:
+        change = remedy.partition(" (")[0]
+        if more_gpus := re.search(r"\((\d+) GPUs with", remedy):
+            change = f"gpus={more_gpus[1]}"
+        yield Step("would fit", typed_again(change))
 
 
 class _NamedPlan(NamedTuple):
@@ -70,7 +135,8 @@ class _NamedPlan(NamedTuple):
     settings: str
 
 
-def _plans(rows: Sequence[PlanRow]) -> Document:
+def plans_table(rows: Sequence[PlanRow]) -> Document:
+    """A row for each plan."""
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
     columns = (
@@ -279,17 +345,22 @@ def _verdict(row: PlanRow) -> Line:
     if row.status != "ok":
         # Without the name of the setting that errors begin with: `model: 30B does not fit: ...`.
         return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
+    needed, stays = _spare(row)
+    if row.needed_bytes is None:
+        return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
+    return Line(f"It fits: {needed}; {stays}.", "good")
+
+
+def _spare(row: PlanRow) -> tuple[str, str]:
+    """`66.0 GB of weights and KV cache`, and `0.90 GB stay free on GPU 0`."""
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
     where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
     if len(spare) > 1:
         where = "on the fullest GPU"
-    stays = f"{amount(spare[tightest])} stay free {where}"
-    if row.needed_bytes is None:
-        return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
-    needed = f"{amount(row.needed_bytes)} of weights and KV cache"
-    return Line(f"It fits: {needed}; {stays}.", "good")
+    needed = f"{amount(row.needed_bytes or 0)} of weights and KV cache"
+    return needed, f"{amount(spare[tightest])} stay free {where}"
 
 
 def _limits(row: PlanRow) -> list[Line | Table]:

@@ -78,6 +78,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     """A race, its colours, settings, what is refused, and the end."""
     terminal = open_terminal(*PAIR)
     terminal.wait_for(READY)
+    assert "Loading weights" not in terminal.text, "the bar of another library"
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
     assert mentions(terminal.prose, "75%", "accepted", "4.00")

@@ -34,7 +34,8 @@ def plan(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
     def run(*arguments: str, code: int = 0) -> Planned:
         directory = tmp_path / f"run{next(number)}"
-        ended = harness("plan", *arguments, f"hydra.run.dir={directory}", code=code)
+        directory_and_details = (f"hydra.run.dir={directory}", "details=true")
+        ended = harness("plan", *arguments, *directory_and_details, code=code)
         file = directory / "plan.csv"
         row = pd.read_csv(file, keep_default_na=False).iloc[0].to_dict() if file.exists() else {}
         return Planned(ended.stdout, ended.stderr, row)
@@ -307,7 +308,7 @@ def test_a_run_says_that_its_cache_is_an_estimate(
 
 def test_a_draft_in_8_bits_is_told_by_its_waits(harness: Harness) -> None:
     """By its bytes it would gain 4 times: its 224 layers wait for the host in each of K tokens."""
-    asked = ["model=65B", "draft=7B_8bit", "gpus=4", "gpu_memory=40GB"]
+    asked = ["model=65B", "draft=7B_8bit", "gpus=4", "gpu_memory=40GB", "details=true"]
     stdout = harness("plan", *asked).stdout
     assert mentions(stdout, "draft: 224 8-bit layers wait", "K=4", "99 ms", "84 ms", "1.4×", "2.7×")
     assert mentions(stdout, "draft=7B_4bit")
@@ -335,7 +336,7 @@ def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> No
         for end in ("", "_low", "_high"):
             expected = best[f"expected_speedup{end}"]
             assert row[f"predicted_speedup{end}"] == pytest.approx(expected, rel=0.02)
-        assert f"at K={best.num_draft_tokens} is predicted" in outcome.stdout
+        assert mentions(outcome.stdout, "Gain", f"K={best.num_draft_tokens}", "predicted")
     complaint = harness.refused(
         "plan", "model=tiny", "draft=lookup", f"acceptance={tmp_path}/found"
     )

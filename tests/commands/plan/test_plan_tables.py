@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import layers_on, plan_document
-from harness.tables.terminal import print_document
+from harness.commands.plan.tables import layers_on, plan_answer, plan_details, plans_table
+from harness.config.machine import note_command_line
+from harness.tables.terminal import as_text, print_document
 from wording import mentions
 
 GB = 10**9
@@ -46,7 +47,8 @@ FAILED = dict.fromkeys(ROW) | {
 
 
 def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> list[str]:
-    print_document(plan_document([PlanRow(**row) for row in rows]))
+    planned = [PlanRow(**row) for row in rows]
+    print_document(plan_details(planned[0]) if len(rows) == 1 else plans_table(planned))
     return capsys.readouterr().out.splitlines()
 
 
@@ -69,11 +71,42 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert mentions(text, "1.67 tokens per iteration", "3.00×", "K=4")
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("num_gpus", [0, 2, 8])
+def test_the_answer_is_short(num_gpus: int, width: int) -> None:
+    on_each = {"free": 40 * GB, "model": 30 * GB, "draft": 0, "cache": GB}
+    devices = {f"cuda:{gpu}": on_each for gpu in range(num_gpus)}
+    changes = {
+        "num_gpus": num_gpus,
+        "devices_bytes": devices or {"cpu": on_each},
+        "placement": "auto",
+    }
+    note = {"note": "the draft waits; another draft is faster"}
+    for row in (ROW | changes, ROW | changes | note, TOO_LARGE | {"num_gpus": num_gpus}):
+        text = as_text(plan_answer(PlanRow(**row)), width)
+        assert max(map(len, text.splitlines())) <= width
+        # `Saved` is the twelfth.
+        assert len(text.splitlines()) <= 11 or width < 80
+        prose = " ".join(text.split())
+        assert ("does not fit" in prose) == (row["status"] != "ok")
+        assert "68.0 GB" in prose
+        assert mentions(prose, "40.0 ms/token at least", "13.3 with all drafts accepted", "3.00×")
+        assert ("The draft waits. (+1: details=true)" in prose) == bool(row["note"] and num_gpus)
+        assert sum(f" GPU {gpu} " in prose for gpu in range(8)) <= (2 if row["note"] else 4)
+
+
+def test_what_would_fit_is_a_command() -> None:
+    note_command_line(["plan", "model=30B", "gpus=2"])
+    assert "harness plan gpus=2 model=30B_8bit" in as_text(plan_answer(PlanRow(**TOO_LARGE)))
+    more = TOO_LARGE | {"instead": "model=30B_3GPUs (3 GPUs with as much free)"}
+    assert "harness plan model=30B gpus=3" in as_text(plan_answer(PlanRow(**more)))
+
+
 def test_a_row_from_a_file_reads_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     cells = {
         name: "" if value is None else str(value) for name, value in PlanRow(**ROW).cells().items()
     }
-    print_document(plan_document([PlanRow.parse(cells)]))
+    print_document(plan_details(PlanRow.parse(cells)))
     assert capsys.readouterr().out.splitlines() == printed(capsys, ROW)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
+from harness.commands.answers import Step, answer, heading
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -20,23 +20,16 @@ from harness.commands.latency.tables.costs import (
 from harness.commands.latency.tables.doubts import doubts
 from harness.commands.latency.tables.reason import choice_of_k, not_reported
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
-from harness.commands.words import arm_name, device_of, pair_name, settings_line, typed_again
+from harness.commands.words import arm_name, settings_line, typed_again
 from harness.engines.registry import is_elsewhere
 from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.verdict import verdict_of
-from harness.tables.table import Answer, Bar, Bars, Line, Table, interval
+from harness.tables.table import Answer, Bar, Bars, interval
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
-
-
-class Step(NamedTuple):
-    """What to do next: why, and the setting to add to the command."""
-
-    text: str
-    setting: str
 
 
 def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Answer:
@@ -49,28 +42,15 @@ def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRo
     if not was_measured(rows):
         return []
     last = rows[-1]
-    heading = f"{pair_name(last, ' + ')} · {device_of(last)} · {settings_line(rows)}"
-    answer: list[Table | Line | Bars] = [Line(heading, "dim"), Line("")]
-    against = doubts(rows, prompts)
-    if against:
-        others = f" (+{len(against) - 1}: details=true)" if len(against) > 1 else ""
-        answer.append(Line(f"  {against[0]}{others}", "warning"))
-    if has_verdict(rows):
-        head = headline(last)
-        answer += [Line(f"  {head.text}", head.style, head.more), Line("")]
     measured = [row for row in rows if row.ms_per_token is not None]
-    answer.append(Bars(tuple(map(_bar, measured))))
-    steps = list(_next_steps(rows))[: 1 if against else 2]
-    width = max((len(step.text) for step in steps), default=0)
-    lines = [("Why", why) for why in _reasons(rows)]
-    lines += [("Next", f"{step.text:{width}}   {typed_again(step.setting)}") for step in steps]
-    named = [
-        (name if place == 0 or lines[place - 1][0] != name else "", text)
-        for place, (name, text) in enumerate(lines)
-    ]
-    if named:
-        answer += [Line(""), Table.of_lines("next", named)]
-    return answer
+    return answer(
+        heading(last, settings_line(rows)),
+        headline(last) if has_verdict(rows) else None,
+        [Bars(tuple(map(_bar, measured)))],
+        doubts=doubts(rows, prompts),
+        why=[("Why", why) for why in _reasons(rows)],
+        steps=_next_steps(rows),
+    )
 
 
 def _bar(row: LatencyRow) -> Bar:
@@ -113,7 +93,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     """What would make the answer better, the most useful first."""
     regular, row = rows[0], rows[-1]
     if row.test:
-        yield Step("measure", "test=false")
+        yield Step("measure", typed_again("test=false"))
         return
     if row.status == NO_VERDICT or not has_verdict(rows):
         return
@@ -121,14 +101,15 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     coverage = Coverage.of(row.speedup)
     num_units = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
     if coverage is not None and not verdict.speedup.has_bounds:
-        yield Step("an interval", f"num_prompts={FEWEST_FOR_INTERVAL * num_units}")
+        yield Step("an interval", typed_again(f"num_prompts={FEWEST_FOR_INTERVAL * num_units}"))
     elif verdict.conclusion == "no difference" and row.visible_difference and coverage:
         distance = abs(math.log(verdict.speedup.estimate))
         needed = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
         if needed <= _MOST_PROMPTS:
             number = math.ceil(max(needed, 2 * coverage.num_units)) * num_units
             yield Step(
-                f"enough prompts for a difference of {distance:.0%}", f"num_prompts={number}"
+                f"enough prompts for a difference of {distance:.0%}",
+                typed_again(f"num_prompts={number}"),
             )
     predictions = predicted_by_k(regular, row)
     if predictions:
@@ -136,19 +117,20 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         choice = choice_of_k(predictions)
         if best.figure.estimate > 1 and best is not predictions[-1]:
             yield Step(
-                f"{choice}, {best.figure.estimate:.2f}× predicted", f"K={best.num_draft_tokens}"
+                f"{choice}, {best.figure.estimate:.2f}× predicted",
+                typed_again(f"K={best.num_draft_tokens}"),
             )
         elif "rising" in choice:
-            yield Step(choice, f"K={2 * best.num_draft_tokens}")
+            yield Step(choice, typed_again(f"K={2 * best.num_draft_tokens}"))
         elif best.figure.estimate <= 1:
             yield from _other_drafts(rows, choice)
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
-        yield Step("how far off another run may be", "repeats=5")
+        yield Step("how far off another run may be", typed_again("repeats=5"))
 
 
 def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
     """A draft that costs nothing, where another one does not pay."""
     if rows[-1].draft not in ("lookup", "suffix"):
-        yield Step(f"{finding}; a draft that costs nothing", "draft=lookup")
+        yield Step(f"{finding}; a draft that costs nothing", typed_again("draft=lookup"))

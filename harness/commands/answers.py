@@ -1,0 +1,66 @@
+"""The answer of a run in a dozen lines, the same for every command: what was asked, the finding, a few figures, why,
+and what to type next. Everything else is in its `summary.txt`, which `details=true` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harness.commands.words import device_of, pair_name
+from harness.results.schema import RunRow
+from harness.tables.table import Answer, Bars, Line, Table
+
+# Steps that an answer has room for; one less below a doubt.
+_MOST_STEPS = 2
+
+
+class Step(NamedTuple):
+    """What to do next: why, and the command to type (`words.typed_again`)."""
+
+    text: str
+    command: str
+
+
+def heading(row: RunRow, settings: str) -> str:
+    """`13B + 7B · NVIDIA A100 · 15 prompts (english) · K=4`."""
+    return " · ".join(filter(None, [pair_name(row, " + "), device_of(row), settings]))
+
+
+def answer(
+    title: str,
+    finding: Line | None,
+    figures: Sequence[Table | Bars],
+    *,
+    doubts: Sequence[str] = (),
+    why: Iterable[tuple[str, str]] = (),
+    steps: Iterable[Step] = (),
+) -> Answer:
+    """At most twelve lines of 80 characters, as long as the figures have four.
+
+    Args:
+        title: see `heading`.
+        finding: the largest thing; None where there are only figures.
+        doubts: that change what to believe of it, the most serious first. The first one is shown.
+        why: names and sentences: `("Why", "83 % accepted")`.
+        steps: the most useful first.
+    """
+    lines: list[Table | Line | Bars] = [Line(title, "dim"), Line("")]
+    if doubts:
+        others = f" (+{len(doubts) - 1}: details=true)" if len(doubts) > 1 else ""
+        lines.append(Line(f"  {doubts[0]}{others}", "warning"))
+    if finding is not None:
+        lines += [Line(f"  {finding.text}", finding.style, finding.more), Line("")]
+    lines += figures
+    shown = [*steps][: _MOST_STEPS - bool(doubts)]
+    width = max((len(step.text) for step in shown), default=0)
+    named = [*why]
+    named += [("Next", f"{step.text:{width}}   {step.command}") for step in shown]
+    if named:
+        above = [None, *(name for name, _ in named)]
+        labelled = [
+            ("" if name == before else name, text)
+            for (name, text), before in zip(named, above, strict=False)
+        ]
+        lines += [Line(""), Table.of_lines("next", labelled)]
+    return lines
