@@ -111,6 +111,9 @@ class Arm:
         """
         raise NotImplementedError
 
+    def warmed_up(self) -> None:
+        """Forget what was counted until now: only answers to warm up."""
+
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:

@@ -61,11 +61,8 @@ class AnswerLengths(Experiment):
         session.place(1, longest)
         session.open(1, longest)
         questions = [session.ask([row], [index]) for index, row in enumerate(token_ids)]
-
-        def after_question(question: Any, answers: Any) -> None:
+        for _, answers in ask_all(session, questions):
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
-
-        ask_all(session, questions, after_question)
 
     def rows(self, session: Any) -> Sequence[LengthsRow]:
         """See `Experiment.rows`."""

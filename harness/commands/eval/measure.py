@@ -21,7 +21,7 @@ from harness.commands.eval.tasks import Problem, Task, tokens_with
 from harness.engines.local.batches import in_batches
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.measuring.interleaving import Answers, ask_all
+from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say
 from harness.measuring.session import Session
@@ -209,8 +209,10 @@ class Evaluation(Experiment):
         size = self.settings.batch_size
         session.open(size, max(map(len, token_ids)), share_prefix=True)
         problems = {problem.key: problem for problem in self.problems}
-
-        def after_question(question: Question, answers: Answers) -> str:
+        pending = self._pending(session, token_ids)
+        for question, answers in ask_all(
+            session, pending, warmups=pending[:1], so_far=self._accuracies
+        ):
             batch = [problems[question.seed, index] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
@@ -219,10 +221,6 @@ class Evaluation(Experiment):
             session.append(PROMPTS_FILE, rows)
             append_rows(store, rows)
             self.answers |= _by_question(rows)
-            return self._accuracies()
-
-        pending = self._pending(session, token_ids)
-        ask_all(session, pending, after_question, warmups=pending[:1])
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without an answer, in batches. A question of an engine has one seed."""

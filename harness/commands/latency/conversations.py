@@ -89,13 +89,12 @@ class Conversations:
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)
 
-    def keep(self, generations: dict[str, Generation]) -> None:
-        """Remember what the arms have answered."""
+    def keep(self, generation: Generation) -> None:
+        """Remember what an arm has answered."""
         tokenizer = self._session.tokenizer
-        for arm, generation in generations.items():
-            for request in generation.requests:
-                text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
-                self._answers[arm, request.index] = str(text)
+        for request in generation.requests:
+            text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
+            self._answers[generation.arm, request.index] = str(text)
 
     def _num_turns(self, occurrence: Occurrence) -> int:
         return len(self._prompt_set.prompts[occurrence.place].turns)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from harness.commands.latency.asking import Asking, Twin, asks_again
 from harness.commands.latency.conversations import Conversations
@@ -27,7 +26,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.measuring.encoding import decide_ignore_eos
-from harness.measuring.interleaving import Answers, ask_all
+from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.quietness import Quietness
 from harness.measuring.session import Session
@@ -184,106 +183,98 @@ class Latency(Experiment):
 
     def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Time both arms, and the phases of their iterations under stopwatches."""
+        settings = self.settings
         quietness = self.run.quietness = Quietness(engine.gpus, say)
-        conversations = asking.conversations
+        timed: Sequence[Arm] = engine.arms
         watched: list[Arm] = []
         for arm, phases in engine.watched():
             self.run.arms[arm.name].phases = phases
             watched.append(arm)
-        timed: Sequence[Arm] = engine.arms
-        # Arms that answer once more, under stopwatches.
-        again: Sequence[Arm] = watched
         if engine.stopwatches_are_free:
             timed = watched
-            again = []
+            watched = []
         if engine.idle is not None:
             timed = [timed[0], engine.idle, *timed[1:]]
 
-        started = time.monotonic()
-        half_width = self.settings.half_width
-        budget_s = self.settings.budget_s or math.inf
-        if half_width is not None:
-            self.run.stopped_by = "prompts"
+        names = [arm.name for arm in timed]
+        seconds = dict.fromkeys(names, 0.0)
+        num_tokens = dict.fromkeys(names, 0)
 
-        def is_enough() -> bool:
-            if half_width is None:
-                return False
-            regular, speculative = (arm.generations for arm in self.run.arms.values())
-            num_answered = len(regular)
-            if num_answered == len(asking.questions):
-                return False
+        def so_far() -> str | None:
+            """The estimate of the speed-up so far; None before there is one."""
+            pair = list(self.run.arms)
+            if len(pair) < 2 or not all(seconds[name] and num_tokens[name] for name in pair):
+                return None
+            regular, speculative = (seconds[name] / num_tokens[name] for name in pair)
+            return f"{regular / speculative:.2f}× so far"
+
+        started = time.monotonic()
+        budget_s = settings.budget_s or math.inf
+        if settings.half_width is not None:
+            self.run.stopped_by = "prompts"
+        num_answered = 0
+        units: set[int] = set()
+        for question, answers in self._answers(session, asking, timed, so_far):
+            *_, newest = answers
+            generation = answers[newest]
+            seconds[newest] += generation.seconds
+            num_tokens[newest] += sum(request.num_tokens for request in generation.requests)
+            quietness.look()
+            if engine.queues:
+                # A lap may take long: it must not be lost with the other arm's.
+                self._keep(session, answers, [newest])
+            if len(answers) < len(timed):
+                continue
+            for arm in watched:
+                # Once more, under stopwatches.
+                generate(engine, arm, asking.conversations.for_arm(question, arm.name))
+            if not engine.queues:
+                self._keep(session, answers, list(answers))
+
+            units.add(asking.units[num_answered])
+            num_answered += 1
+            if settings.half_width is None or num_answered == len(asking.questions):
+                continue
             if time.monotonic() - started > budget_s:
                 self.run.stopped_by = "budget"
-                return True
-            num_units = len(set(asking.units[:num_answered]))
-            if num_units not in looks(num_units):
-                return False
-            times = paired_times(regular, speculative, self.run.units, in_blocks=self.run.in_blocks)
-            if not is_precise(times.speedup(*self.run.resampling, self.run.confidence), half_width):
-                return False
-            self.run.stopped_by = "precision"
-            return True
+                break
+            if len(units) in looks(len(units)):
+                first, second = (arm.generations for arm in self.run.arms.values())
+                times = paired_times(first, second, self.run.units, in_blocks=self.run.in_blocks)
+                speedup = times.speedup(*self.run.resampling, self.run.confidence)
+                if is_precise(speedup, settings.half_width):
+                    self.run.stopped_by = "precision"
+                    break
 
-        def after_warmup(name: str) -> None:
-            if name in self.run.arms:
-                self.run.arms[name].phases.clear()
-
-        def after_answer(question: Question, answers: Answers) -> None:
-            quietness.look()
-            conversations.keep(answers)
-            # A lap may take long: it must not be lost with the other arm's.
-            if engine.queues:
-                self._keep(session, answers, new=list(answers)[-1:])
-
-        def after_question(question: Question, answers: Answers) -> str | None:
-            for arm in again:
-                generate(engine, arm, conversations.for_arm(question, arm.name))
-            if not engine.queues:
-                self._keep(session, answers, new=list(answers))
-            return self._so_far()
-
-        self._ask(
-            session,
-            asking,
-            arms=timed,
-            after_question=after_question,
-            after_warmup=after_warmup,
-            after_answer=after_answer,
-            is_enough=is_enough,
-        )
-
-    def _so_far(self) -> str | None:
-        """The estimate of the speed-up so far, for the line about progress; None before there is one."""
-        if len(self.run.arms) < 2:
-            return None
-        seconds_per_token = []
-        for measured in self.run.arms.values():
-            seconds = sum(answer.seconds for answer in measured.generations)
-            num_tokens = sum(request.num_tokens for request in measured.requests)
-            if not seconds or not num_tokens:
-                return None
-            seconds_per_token.append(seconds / num_tokens)
-        return f"{seconds_per_token[0] / seconds_per_token[1]:.2f}× so far"
-
-    def _ask(self, session: Session, asking: Asking, **options: Any) -> dict[str, list[Generation]]:
-        """Give every arm every question; `options` are those of `ask_all`."""
-        return ask_all(
+    def _answers(
+        self,
+        session: Session,
+        asking: Asking,
+        arms: Sequence[Arm],
+        so_far: Callable[[], str | None] = lambda: None,
+    ) -> Iterator[tuple[Question, Answers]]:
+        """The answers of these arms to every question, as `ask_in_turns` gives them."""
+        for question, answers in ask_in_turns(
             session,
             asking.questions,
-            warmups=[asking.warmup] * self.settings.num_warmup,
+            [asking.warmup] * self.settings.num_warmup,
+            arms=arms,
             allow_failures=True,
             question_for=asking.conversations.for_arm,
-            **options,
-        )
+            so_far=so_far,
+        ):
+            *_, newest = answers
+            asking.conversations.keep(answers[newest])
+            yield question, answers
 
     def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
         twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
-
-        def after_answer(question: Question, answers: Answers) -> None:
-            asking.conversations.keep(answers)
-
-        first, second = self._ask(session, asking, arms=twins, after_answer=after_answer).values()
+        generations: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
+        for _, answers in self._answers(session, asking, twins):
+            *_, newest = answers
+            generations[newest].append(answers[newest])
+        first, second = generations.values()
         times = paired_times(first, second, self.run.units, in_blocks=self.run.in_blocks)
         self.run.identical = times.speedup(*self.run.resampling)
 

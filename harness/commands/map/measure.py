@@ -201,23 +201,24 @@ class Map(Experiment):
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
         extra = extra_question(engine, batch_size, warmup)
         questions = [dataclasses.replace(question, extra=extra) for question in questions]
-        arms = [*engine.arms]
-        idle = engine.idle
-        if idle is not None:
-            arms.insert(1, idle)
-        answers = ask_all(
-            session,
-            questions,
-            warmups=[warmup] * settings.num_warmup,
-            arms=arms,
-            allow_failures=True,
-        )
+        warmups = [warmup] * settings.num_warmup
+        timed = [*engine.arms]
+        idle: MeasuredArm | None = None
+        if engine.idle is not None:
+            timed.insert(1, engine.idle)
+            idle = MeasuredArm(engine.idle.name)
+        arms = {name: MeasuredArm(name) for name in settings.arms}
+        for _, answers in ask_all(session, questions, warmups, arms=timed, allow_failures=True):
+            for name, arm in arms.items():
+                arm.generations.append(answers[name])
+            if idle is not None:
+                idle.generations.append(answers[idle.name])
         run = MeasuredRun(
             settings,
             prompt_set,
-            arms={name: MeasuredArm(name, answers[name]) for name in settings.arms},
+            arms,
             num_resamples=settings.num_resamples,
-            idle=None if idle is None else MeasuredArm(idle.name, answers[idle.name]),
+            idle=idle,
             units=[part.unit for part in parts],
             moments=range(len(parts)),
             share_prompts=share_prompts(parts),

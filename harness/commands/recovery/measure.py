@@ -41,7 +41,7 @@ from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.measuring.encoding import Encoded
-from harness.measuring.interleaving import Answers, ask_all
+from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import progress, say
 from harness.measuring.references import References
 from harness.measuring.session import Session
@@ -118,20 +118,17 @@ class Recovery(Experiment):
         num_rows = min(settings.batch_size, len(encoded.prompts))
         engine = session.open(num_rows, encoded.longest, decoding, fault=settings.fault)
         texts = GreedyTexts(session.end_tokens())
-
-        def after_question(question: Question, generations: Answers) -> None:
+        questions = []
+        for places in in_batches(range(len(encoded.prompts)), settings.batch_size):
+            part = encoded.part(places)
+            questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
+        for question, generations in ask_all(session, questions):
             answers = [generations[name].requests for name in settings.arms]
             if engine.reports_token_ids:
                 require_token_ids([*itertools.chain(*answers)])
             for prompt, *pair in zip(question.prompts, *answers, strict=True):
                 divergence = self._divergence(references, prompt, *pair)
                 texts.add(divergence, decoding.max_new_tokens, *pair)
-
-        questions = []
-        for places in in_batches(range(len(encoded.prompts)), settings.batch_size):
-            part = encoded.part(places)
-            questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
-        ask_all(session, questions, after_question)
         self.checks.append(texts.columns())
 
     def _divergence(

@@ -72,6 +72,10 @@ class LocalArm(Arm):
             return self._explained(self._regular(request))
         return self._explained(self._speculative(request, question.decoding))
 
+    def warmed_up(self) -> None:
+        if self.phases is not None:
+            self.phases.clear()
+
     def request(self, question: Question) -> Request:
         """The loop's form of a question, which begins a batch or joins a running one."""
         decoding = question.decoding

@@ -53,9 +53,9 @@ def fake_session(asked: list[list[str]]) -> Any:
     )
 
 
-def answered(question: Question, length: int) -> Any:
+def answered(arm: str, question: Question, length: int) -> Any:
     requests = [SimpleNamespace(index=i, token_ids=[1] * length) for i in question.indices]
-    return SimpleNamespace(requests=requests)
+    return SimpleNamespace(arm=arm, requests=requests)
 
 
 def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None:
@@ -69,8 +69,8 @@ def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None
     assert [prompt_set.at(index).turn for index in (0, 1, 5, 6)] == [1, None, 2, 3]
     assert prompt_set.at(6).text == "Bob found it."
     for question in (first, second):
-        lengths = {"regular": 1, "speculative": 2}
-        conversations.keep({arm: answered(question, length) for arm, length in lengths.items()})
+        conversations.keep(answered("regular", question, 1))
+        conversations.keep(answered("speculative", question, 2))
     assert conversations.for_arm(first, "regular") is first
     asked.clear()
     later = conversations.for_arm(third, "regular")
