@@ -246,6 +246,11 @@ class Engine:
     setup_seconds: float | None = None
 
     @property
+    def timed(self) -> Sequence[Arm]:
+        """The arms whose times are compared: `idle`, where there is one, after the first."""
+        return self.arms if self.idle is None else [self.arms[0], self.idle, *self.arms[1:]]
+
+    @property
     def gpus(self) -> Sequence[str]:
         """UUIDs of the GPUs that compute, by which NVML finds them; none for an engine on another
         machine.

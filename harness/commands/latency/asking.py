@@ -1,23 +1,35 @@
-"""The questions of `latency` and `map`: prompts in batches or laps, asked again if need be, and a
-warm-up.
+"""The questions of `latency` and `map`: prompts in batches, or in laps where an engine keeps requests in flight, which
+are asked again, in another order, where more answers are wanted than the set has prompts; and a warm-up.
+
+Requests that are in flight together are not independent of each other. So both arms take turns lap
+by lap, and intervals are over laps.
+
+With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, seed)`):
+
+    places     0, 1    2, 3    2, 3    0, 1
+    repeats    0, 0    0, 0    1, 1    1, 1
+    unit        0       1       1       0
+
+With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then one
+unit, so that an interval does not cover other prompts (`share_prompts`). The same is done where
+there would otherwise be too few units for an interval:
+
+    places     0, 1, 2, 1    2, 0, 1, 0
+    repeats    0, 0, 0, 1    1, 1, 2, 2
+    unit            0             1
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.parts import (
-    Part,
-    batches_to_ask,
-    choose_num_laps,
-    laps_to_ask,
-    share_prompts,
-)
-from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
@@ -26,9 +38,125 @@ from harness.engines.server.counters import Counted
 from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.session import Session
 from harness.prompts.sets import Occurrence, PromptSet
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 # For a warm-up of n prompts, at most this many times n are encoded to find short ones.
 _MOST_WARMUP = 4
+
+# A lap begins and ends with fewer requests in flight than it should have, so laps are long where
+# that leaves _MANY_LAPS of them: up to _LONGEST_LAP times the requests that are in flight at once.
+_MANY_LAPS = 16
+_LONGEST_LAP = 4
+
+
+class Part(NamedTuple):
+    """Prompts that are asked together: a batch, or a lap of requests.
+
+    Attributes:
+        places: of the prompts, among those that are measured.
+        repeats: how often each of them was asked before.
+        unit: a number, the same whenever the same prompts are asked: their answers are not
+            independent.
+    """
+
+    places: Sequence[int]
+    repeats: Sequence[int]
+    unit: int
+
+
+def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
+    """Batches of the same prompts each time; batches share prompts where the set is smaller than
+    one, or there would be too few batches for an interval.
+    """
+    too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
+    if size > num_prompts or too_few:
+        return _sharing(num_prompts, num_asked, math.ceil(num_asked / size), seed)
+    parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
+    return _same_again(parts, num_prompts, num_asked, seed)
+
+
+def laps_to_ask(
+    num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
+) -> list[Part]:
+    """Laps of the same prompts each time; laps share prompts where there would be too few laps for
+    an interval.
+
+    Args:
+        num_laps: number of prompts -> number of laps that they make.
+    """
+    number = min(num_prompts, num_laps(num_prompts))
+    one_prompt_each = number == num_prompts
+    has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
+    if num_asked == num_prompts or one_prompt_each or has_interval:
+        return _same_again(in_laps(num_prompts, number), num_prompts, num_asked, seed)
+    return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
+
+
+def share_prompts(parts: Sequence[Part]) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts."""
+    units = {(place, part.unit) for part in parts for place in part.places}
+    return len(units) > len({place for place, _ in units})
+
+
+def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
+    """Each part, and again in another order each time, until `num_asked` prompts have been asked."""
+    units = [range(num_prompts)[part] for part in parts]
+    chosen: list[Part] = []
+    for unit, repeat in _again_and_again(len(units), seed):
+        num_left = num_asked - sum(len(part.places) for part in chosen)
+        if not num_left:
+            break
+        places = units[unit][:num_left]
+        chosen.append(Part(places, [repeat] * len(places), unit))
+    return chosen
+
+
+def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
+    """Parts that take the prompts as they come, again and again; each is one unit."""
+    requests = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
+    parts = []
+    for unit, part in enumerate(in_laps(num_asked, num_parts)):
+        places, repeats = zip(*requests[part], strict=True)
+        parts.append(Part(places, repeats, unit))
+    return parts
+
+
+def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
+    """All places with how often they came before, without end: in order, then in a random order
+    each time.
+    """
+    for repeat in itertools.count():
+        order = list(range(number))
+        if repeat:
+            random.Random(f"{seed} {repeat}").shuffle(order)
+        for place in order:
+            yield place, repeat
+
+
+def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
+    """Return how many laps there are: as many as prompts where one request is in flight at a time.
+
+    128 prompts with batch_size=4 make 16 laps of 8.
+
+    Args:
+        batch_size: requests in flight at once; a lap has at least as many prompts, if there are so
+            many.
+        open_loop: whether requests are sent at a rate, whatever is in flight.
+    """
+    in_flight = max(batch_size, OPEN_LOOP_LAP) if open_loop else batch_size
+    if in_flight == 1:
+        return num_prompts
+    turns = num_prompts // (_MANY_LAPS * in_flight)
+    lap_size = in_flight * min(max(turns, 1), _LONGEST_LAP)
+    return max(1, num_prompts // lap_size)
+
+
+def in_laps(num_prompts: int, num_laps: int) -> list[slice]:
+    """Return the prompts of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6,
+    6:10.
+    """
+    ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
@@ -37,25 +165,17 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 
 
 class Asking:
-    """The questions that both arms are asked.
-
-    A question is a batch of prompts, or a lap of requests where the engine queues, or a later turn
-    of one. With 4 prompts, batch_size=2 and num_prompts=8 both batches are asked again, in another
-    order:
-
-        question    0      1      2      3
-        prompts     0, 1   2, 3   2, 3   0, 1
-        unit        0      1      1      0
-        moment      0      1      2      3
+    """The questions that both arms are asked: each a batch, a lap, or a later turn of one.
 
     Intervals are over units, because answers to the same prompts say nothing about other prompts.
-    Moments show a drift in time.
+    Moments show a drift in time: the number of the batch or lap.
 
     Args:
         encoded: the prompts that are measured.
         conversations: has the later turns.
 
     Attributes:
+        warmup: prompts that are not measured.
         questions: in the order in which they are asked.
         units, moments: of each question; later turns have those of the first turn.
         share_prompts: whether units share prompts, so that an interval over them covers no prompts.
@@ -70,66 +190,42 @@ class Asking:
         encoded: Encoded,
         conversations: Conversations,
     ) -> None:
+        batch_size = settings.batch_size
+
+        def num_laps(num_prompts: int) -> int:
+            if settings.laps != "auto":
+                return settings.laps
+            if engine.num_blocks:
+                return engine.num_blocks * engine.questions_per_block
+            # The last requests of a lap have fewer beside them, which one arm alone can do without.
+            in_flight = batch_size > 1 or engine.has_rate
+            if not engine.alternates or (len(engine.arms) == 1 and in_flight):
+                return 1
+            return choose_num_laps(num_prompts, batch_size, engine.has_rate)
+
+        num_prompts = len(encoded.prompts)
+        num_asked = num_prompts
+        if asks_again(settings, prompt_set):
+            num_asked = settings.num_asked
+        if engine.queues:
+            parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
+        else:
+            parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
+        unused = prompt_set.first_unused(settings.num_asked)
+        self.warmup = warmup_question(session, prompt_set, encoded, batch_size, unused)
+        firsts = first_turns(
+            session, prompt_set, encoded, parts, self.warmup, seed=settings.seed_of_run
+        )
+        self.conversations = conversations
+        self.share_prompts = share_prompts(parts)
         self.questions: list[Question] = []
         self.units: list[int] = []
         self.moments: list[int] = []
-        self.conversations = conversations
-        self._session = session
-        self._settings = settings
-        self._prompt_set = prompt_set
-        self._encoded = encoded
-        self._again = asks_again(settings, prompt_set)
-        extra = extra_question(engine, settings.batch_size, self.warmup)
-        parts = self._parts(engine)
-        self.share_prompts = share_prompts(parts)
-        for moment, part in enumerate(parts):
-            first = question_of(session, prompt_set, encoded, part, seed=settings.seed_of_run)
-            first = dataclasses.replace(first, extra=extra)
+        for moment, (part, first) in enumerate(zip(parts, firsts, strict=True)):
             turns = [first, *conversations.follow_ups(first)]
             self.questions += turns
             self.units += [part.unit // engine.questions_per_block] * len(turns)
             self.moments += [moment] * len(turns)
-
-    @functools.cached_property
-    def warmup(self) -> Question:
-        settings = self._settings
-        unused = self._prompt_set.first_unused(settings.num_asked)
-        return warmup_question(
-            self._session, self._prompt_set, self._encoded, settings.batch_size, unused
-        )
-
-    def _parts(self, engine: Engine) -> list[Part]:
-        """The prompts as laps where the engine queues, else as batches."""
-        settings = self._settings
-        num_prompts = len(self._encoded.prompts)
-        num_asked = settings.num_asked if self._again else num_prompts
-        if engine.queues:
-            num_laps = functools.partial(self._num_laps, engine)
-            return laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
-        return batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-
-    def _num_laps(self, engine: Engine, num_prompts: int) -> int:
-        settings = self._settings
-        if settings.laps != "auto":
-            return settings.laps
-        if engine.num_blocks:
-            return engine.num_blocks * engine.questions_per_block
-        # The last requests of a lap have fewer beside them, which one arm alone can do without.
-        in_flight = settings.batch_size > 1 or engine.has_rate
-        if not engine.alternates or (len(engine.arms) == 1 and in_flight):
-            return 1
-        return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
-
-
-def extra_question(engine: Engine, batch_size: int, warmup: Question) -> Question | None:
-    """Prompts that keep up the load until the last answer has ended; None where there is no load.
-
-    Args:
-        warmup: the prompts that are not measured, which are asked again with another salt.
-    """
-    if not engine.queues or not (engine.has_rate or batch_size > 1):
-        return None
-    return dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
 
 
 def warmup_question(
@@ -148,16 +244,13 @@ def warmup_question(
     Args:
         encoded: the prompts that are measured.
         unused_index: no prompt has this index or a larger one.
+        decoding: that of the settings by default.
     """
     measured = set(encoded.indices)
     others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
     others = others[: _MOST_WARMUP * size]
-    token_ids = session.encode_unchecked(others)
-    short = [
-        (prompt, ids)
-        for prompt, ids in zip(others, token_ids, strict=True)
-        if len(ids) <= encoded.longest
-    ]
+    pairs = zip(others, session.encode_unchecked(others), strict=True)
+    short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
     salts = ["warm-up"] * size
     if len(short) < size:
         reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
@@ -169,27 +262,42 @@ def warmup_question(
     return session.ask(short_ids, indices, decoding, chats=chats_of(prompts), salts=salts)
 
 
-def question_of(
+def first_turns(
     session: Session,
     prompt_set: PromptSet,
     encoded: Encoded,
-    part: Part,
+    parts: Sequence[Part],
+    warmup: Question,
     decoding: DecodingSettings | None = None,
     seed: int | None = None,
-) -> Question:
-    """The question of a batch or lap, about first turns.
+) -> list[Question]:
+    """The questions of batches or laps, about first turns.
 
     Args:
         encoded: the prompts that are measured.
+        warmup: prompts that also keep up the load until the last answer has ended, under another
+            salt, where requests are in flight together.
         decoding, seed: those of the settings by default.
     """
-    prompts = encoded.part(part.places)
-    pairs = zip(prompts.indices, part.repeats, strict=True)
-    indices = [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs]
-    salts = [str(repeat) for repeat in part.repeats]
-    return session.ask(
-        prompts.token_ids, indices, decoding, chats=prompts.chats, seed=seed, salts=salts
-    )
+    engine = session.engine
+    assert engine is not None
+    extra: Question | None = None
+    if engine.queues and (engine.has_rate or len(warmup.prompts) > 1):
+        extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
+    questions = []
+    for part in parts:
+        prompts = encoded.part(part.places)
+        pairs = zip(prompts.indices, part.repeats, strict=True)
+        question = session.ask(
+            prompts.token_ids,
+            [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs],
+            decoding,
+            chats=prompts.chats,
+            seed=seed,
+            salts=[str(repeat) for repeat in part.repeats],
+        )
+        questions.append(dataclasses.replace(question, extra=extra))
+    return questions
 
 
 class Twin(Arm):

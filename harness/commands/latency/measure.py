@@ -185,7 +185,7 @@ class Latency(Experiment):
         """Time both arms, and the phases of their iterations under stopwatches."""
         settings = self.settings
         quietness = self.run.quietness = Quietness(engine.gpus, say)
-        timed: Sequence[Arm] = engine.arms
+        timed = engine.timed
         watched: list[Arm] = []
         for arm, phases in engine.watched():
             self.run.arms[arm.name].phases = phases
@@ -193,8 +193,6 @@ class Latency(Experiment):
         if engine.stopwatches_are_free:
             timed = watched
             watched = []
-        if engine.idle is not None:
-            timed = [timed[0], engine.idle, *timed[1:]]
 
         names = [arm.name for arm in timed]
         seconds = dict.fromkeys(names, 0.0)

@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.latency.asking import extra_question, question_of, warmup_question
+from harness.commands.latency.asking import (
+    batches_to_ask,
+    first_turns,
+    share_prompts,
+    warmup_question,
+)
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
-from harness.commands.latency.parts import batches_to_ask, share_prompts
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
@@ -195,20 +199,16 @@ class Map(Experiment):
             num_prompts -= num_prompts % batch_size
         parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
         prompt_set = self.prompt_sets[cell[1]]
-        questions = [question_of(session, prompt_set, encoded, part, decoding) for part in parts]
-        unused = prompt_set.first_unused(num_asked)
         asked = encoded.part(range(num_prompts))
+        unused = prompt_set.first_unused(num_asked)
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
-        extra = extra_question(engine, batch_size, warmup)
-        questions = [dataclasses.replace(question, extra=extra) for question in questions]
+        questions = first_turns(session, prompt_set, asked, parts, warmup, decoding)
         warmups = [warmup] * settings.num_warmup
-        timed = [*engine.arms]
-        idle: MeasuredArm | None = None
-        if engine.idle is not None:
-            timed.insert(1, engine.idle)
-            idle = MeasuredArm(engine.idle.name)
+        idle = None if engine.idle is None else MeasuredArm(engine.idle.name)
         arms = {name: MeasuredArm(name) for name in settings.arms}
-        for _, answers in ask_all(session, questions, warmups, arms=timed, allow_failures=True):
+        for _, answers in ask_all(
+            session, questions, warmups, arms=engine.timed, allow_failures=True
+        ):
             for name, arm in arms.items():
                 arm.generations.append(answers[name])
             if idle is not None:
@@ -245,7 +245,7 @@ class Map(Experiment):
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
     ) -> Engine:
-        """The engine of a cell. An engine that starts slowly is started once for all cells of a K.
+        """The engine of a cell. One that starts slowly is started once for all cells of a K.
 
         Raises:
             RunError: its arms would be loaded again for every question.
@@ -253,14 +253,13 @@ class Map(Experiment):
         if not engine_of(self.settings).starts_slowly:
             return session.open(batch_size, longest, decoding)
         k = decoding.num_draft_tokens
-        engine = session.engine
-        if engine is None or self.started_for != k:
-            batch_size = self.settings.batch_sizes[-1]
-            longest = max(encoded.longest for encoded in self.encoded)
-            engine = session.open(batch_size, longest, decoding)
-            self.started_for = k
-            if not engine.alternates:
-                raise RunError(_ONE_AT_A_TIME)
+        if session.engine is not None and self.started_for == k:
+            return session.engine
+        longest = max(encoded.longest for encoded in self.encoded)
+        engine = session.open(self.settings.batch_sizes[-1], longest, decoding)
+        self.started_for = k
+        if not engine.alternates:
+            raise RunError(_ONE_AT_A_TIME)
         return engine
 
     def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:

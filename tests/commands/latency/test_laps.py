@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.parts import choose_num_laps, in_laps
+from harness.commands.latency.asking import choose_num_laps, in_laps
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
