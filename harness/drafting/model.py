@@ -7,7 +7,6 @@ drafts trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +15,6 @@ from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import Arriving, added, padded, to_device, to_host
 from harness.decoding.warp import AnyWarp
 from harness.drafting.along import own_probabilities, windows
-
-
-class _Replacement(NamedTuple):
-    """A proposal in which some rows take the tokens of another drafter, as in a hybrid.
-
-    Attributes:
-        read_tokens: returns the proposed tokens of each row, once their transfer to the host has
-            ended.
-        replaced: which rows take another drafter's.
-    """
-
-    read_tokens: Callable[[], list[list[int]]]
-    replaced: Sequence[bool]
 
 
 class ModelDrafter(Drafter):
@@ -64,7 +50,9 @@ class ModelDrafter(Drafter):
         self._unseen_of_rows: list[list[int]] | None = None
         # The runner's own proposal [B, K], until its verdict.
         self._proposed = torch.empty(0)
-        self._replacement: _Replacement | None = None
+        # Of a proposal in which some rows take the tokens of another drafter, as in a hybrid: what
+        # returns the tokens of all rows once they are on the host, and which rows take the other's.
+        self._replacement: tuple[Callable[[], list[list[int]]], Sequence[bool]] | None = None
         # The largest K so far.
         self._most_drafted = 1
 
@@ -103,7 +91,7 @@ class ModelDrafter(Drafter):
 
         Called by a hybrid (`hybrid`), in which some rows take another drafter's tokens.
         """
-        self._replacement = _Replacement(to_host(tokens), replaced)
+        self._replacement = to_host(tokens), replaced
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         if self._unseen_of_rows is not None or self._replacement is not None:
@@ -159,8 +147,8 @@ class ModelDrafter(Drafter):
         proposed: list[list[int]] = [[] for _ in range(num_rows)]
         replaced: Sequence[bool] = [True] * num_rows
         if self._replacement is not None:
-            proposed = self._replacement.read_tokens()
-            replaced = self._replacement.replaced
+            read_tokens, replaced = self._replacement
+            proposed = read_tokens()
 
         # The accepted tokens that the runner was fed: never the last it proposed, and none where
         # another drafter's took the place of its own.

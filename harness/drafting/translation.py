@@ -107,7 +107,10 @@ def translation(
 
     def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
         text = target.decode(list(tokens), skip_special_tokens=True)
-        return list(draft(text)["input_ids"]) or [_any_token(draft)]
+        translated = list(draft(text)["input_ids"])
+        # An empty prompt becomes a token that begins or ends texts, where there is one.
+        marks = (draft.bos_token_id, draft.eos_token_id, 0)
+        return translated or [next(int(token) for token in marks if token is not None)]
 
     def into_target(tokens: Sequence[int]) -> list[int]:
         return _reread(target, draft, tokens)
@@ -171,11 +174,3 @@ def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     if tokenizer.eos_token_id is not None:
         tokens[b""] = int(tokenizer.eos_token_id)
     return tokens
-
-
-def _any_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return a token for an empty prompt: one that begins or ends texts, where there is one."""
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    return 0

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
@@ -126,9 +125,14 @@ class HeadCheckpoint:
         if self.files:
             state = read_tensors(self.settings, self.files, "cpu")
         else:
-            state = {
-                name: self._random(name, tensor) for name, tensor in module.state_dict().items()
-            }
+            # The same random weights in every run and process.
+            state = {}
+            for name, tensor in module.state_dict().items():
+                if tensor.is_floating_point():
+                    seeded = f"{self.settings.repository} {self.kind.name} {name}"
+                    state[name] = RandomTensor(seeded, tensor.shape, torch.float32, "cpu")[...]
+                else:
+                    state[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
         if module.d2t is not None:
             state["d2t"] = state["d2t"].long()
             tokens = state["d2t"] + torch.arange(len(state["d2t"]))
@@ -145,13 +149,6 @@ class HeadCheckpoint:
         if isinstance(module, LayeredHead):
             module.rotary_emb.to(device)
         return module.eval().requires_grad_(False)
-
-    def _random(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor of random weights, the same in every run and process."""
-        if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        seeded = f"{self.settings.repository} {self.kind.name} {name}"
-        return RandomTensor(seeded, tensor.shape, torch.float32, "cpu")[...]
 
 
 def read_head(

@@ -114,7 +114,15 @@ class StoredHead:
         text = self.target.config.get_text_config(decoder=True)
         sizes = self.sizes(self.layer_ids(text.num_hidden_layers))
         transformer = self.transformer()
-        self._check_target(transformer)
+        made_for = self.raw.get("target_hidden_size") or transformer.hidden_size
+        for size_name, of_head, of_target in (
+            ("hidden size", made_for, text.hidden_size),
+            ("vocabulary size", transformer.vocab_size, vocabulary_size(text)),
+            ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
+        ):
+            if of_head is not None and of_head != of_target:
+                rule = f"is a head for a model of {size_name} {of_head}"
+                raise self.refused(f"{rule}; {self.target_name} has {of_target}")
         draft_vocabulary = self.raw.get("draft_vocab_size") or transformer.vocab_size
         is_reduced = draft_vocabulary != transformer.vocab_size
         if shapes is None:
@@ -134,21 +142,6 @@ class StoredHead:
             "own_output": has_output,
             "transformer": transformer,
         }
-
-    def _check_target(self, transformer: PreTrainedConfig) -> None:
-        """Raise a SettingError where the head was made for a model of other sizes."""
-        text = self.target.config.get_text_config(decoder=True)
-        wanted = self.raw.get("target_hidden_size") or transformer.hidden_size
-        for size_name, of_head, of_target in (
-            ("hidden size", wanted, text.hidden_size),
-            ("vocabulary size", transformer.vocab_size, vocabulary_size(text)),
-            ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
-        ):
-            if of_head is not None and of_head != of_target:
-                raise self.refused(
-                    f"is a head for a model of {size_name} {of_head}; "
-                    f"{self.target_name} has {of_target}"
-                )
 
     def layer_ids(self, num_layers: int) -> list[int]:
         """Return which hidden states the head reads, 0 for the embedding.
@@ -212,7 +205,9 @@ def check_types(stored: StoredHead, raw: Mapping[str, Any]) -> None:
     for key, value in raw.items():
         rule = None if value is None else _broken_rule(key, value)
         if rule is not None:
-            shown = _shortened(value)
+            shown = repr(value)
+            if len(shown) > 60:
+                shown = f"{shown[:57]}..."
             raise stored.refused(f"has a config.json with {key}={shown}, which {rule}")
         if key in _NESTED and value is not None:
             check_types(stored, value)
@@ -235,8 +230,3 @@ def _broken_rule(key: str, value: Any) -> str | None:
     if key in _WORDS and not isinstance(value, str):
         return "must be text"
     return None
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

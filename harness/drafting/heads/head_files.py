@@ -62,25 +62,23 @@ def find_weights(settings: ModelSettings, kind: HeadKind) -> tuple[Path, ...]:
     """
     try:
         for name in _INDICES:
-            if (index := fetch(settings, name)) is not None:
-                return _find_shards(settings, index)
+            index = fetch(settings, name)
+            if index is None:
+                continue
+            shards: list[Path] = []
+            for shard in sorted(set(read_weight_map(settings, "draft", index).values())):
+                path = fetch(settings, shard)
+                if path is None:
+                    rule = f"lacks {shard}, which {index.name} names"
+                    raise SettingError("draft", rule, settings.name)
+                shards.append(path)
+            return tuple(shards)
         for name in kind.weight_files:
             if (path := fetch(settings, name)) is not None:
                 return (path,)
     except Exception as exception:
         raise explained(exception, "draft", settings) from exception
     raise SettingError("draft", f"holds no weights ({', '.join(kind.weight_files)})", settings.name)
-
-
-def _find_shards(settings: ModelSettings, index: Path) -> tuple[Path, ...]:
-    """Return the files that an index names. Raises SettingError where one of them is absent."""
-    shards: list[Path] = []
-    for name in sorted(set(read_weight_map(settings, "draft", index).values())):
-        path = fetch(settings, name)
-        if path is None:
-            raise SettingError("draft", f"lacks {name}, which {index.name} names", settings.name)
-        shards.append(path)
-    return tuple(shards)
 
 
 def read_weight_map(settings: ModelSettings, role: str, index: Path) -> dict[str, str]:
@@ -142,12 +140,10 @@ def _read_safetensors(file: Path, device: str) -> dict[str, Tensor]:
     with safe_open(file, framework="pt") as stored:
         for name in stored.keys():  # noqa: SIM118
             part = stored.get_slice(name)
-            state[name] = _on_meta(part) if device == "meta" else part[:]
+            if device == "meta":
+                is_floating_point = part.get_dtype().startswith(("F", "BF"))
+                dtype = torch.float32 if is_floating_point else torch.long
+                state[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+            else:
+                state[name] = part[:]
     return state
-
-
-def _on_meta(part: Any) -> Tensor:
-    """Return a stored tensor's shape on the meta device, as floating-point numbers or integers."""
-    is_floating_point = part.get_dtype().startswith(("F", "BF"))
-    dtype = torch.float32 if is_floating_point else torch.long
-    return torch.empty(part.get_shape(), dtype=dtype, device="meta")

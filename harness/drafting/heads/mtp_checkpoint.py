@@ -66,7 +66,15 @@ class MtpCheckpoint(HeadCheckpoint):
                 for name, tensor in own_tensors(module, module_name):
                     tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
         num_layers = len(self.numbers)
-        cache_numbers = _cache_numbers_per_token(MtpHead(self.config, model), num_layers)
+        # A token that passes through each layer shows what all of them cache for one. Its contents
+        # do not matter, so the same tensor stands for its embedding and for the target's state.
+        cache = SlotCache()
+        cache.num_slots = 1
+        cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
+        states = torch.zeros(1, 1, self.config.target_size, device="meta")
+        head = MtpHead(self.config, model)
+        for layer in range(num_layers):
+            head(states, states, cache, layer)
         output_matrix_size = self.config.target_size * self.config.vocabulary_size
         # One layer drafts a chain, a pass for each token. Several draft one token each in a single
         # pass, and each reads the target's output matrix.
@@ -74,7 +82,7 @@ class MtpCheckpoint(HeadCheckpoint):
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache_numbers),)),),
+            blocks=(Block(("",), tuple(tensors), (LayerCache("", cache.numbers_per_token),)),),
             num_parameters=sum(tensor.count for tensor in tensors),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
@@ -88,45 +96,32 @@ class MtpCheckpoint(HeadCheckpoint):
     ) -> MtpHead:
         """`target` is the loaded model. Raises RunError for tensors that are missing."""
         assert target is not None
+        # What transformers is to know of the layers goes into a shallow copy of the target.
         stand_in = copy.copy(target)
         stand_in.config = copy.copy(target.config)
         if self.files:
-            head = self._load_stored(stand_in, self.files[0].parent, device)
+            # transformers takes their directory from the target's configuration. It finds their
+            # tensors by the patterns of names that the target's class ignores, which are those of
+            # one published depth (`layers.61`).
+            stand_in.config.name_or_path = str(self.files[0].parent)
+            stand_in._keys_to_ignore_on_load_unexpected = _patterns(type(stand_in), self.numbers)
+            try:
+                model = MtpModel.from_pretrained(stand_in, device_map={"": device})
+            except Exception as exception:
+                raise explained(exception, "draft", self.target.settings) from exception
+            head = MtpHead(self.config, model)
         else:
-            head = self._draw(stand_in, device, dtype)
+            with torch.device("meta"):
+                model = MtpModel(stand_in, len(self.numbers))
+            head = MtpHead(self.config, model)
+            place = "cpu" if device.index is None else device.index
+            # The same random weights every time.
+            state = {}
+            for name, tensor in head.state_dict().items():
+                seeded = f"{self.target.settings.repository} mtp {name}"
+                state[name] = RandomTensor(seeded, tensor.shape, dtype, place)[...]
+            head.load_state_dict(state, assign=True)
         return head.to(device).eval().requires_grad_(False)
-
-    def _load_stored(
-        self, stand_in: PreTrainedModel, directory: Path, device: torch.device
-    ) -> MtpHead:
-        """Load the stored layers; `stand_in` is a shallow copy of the target.
-
-        transformers takes their directory from the target's configuration. It finds their tensors
-        by the patterns of names that the target's class ignores, which are those of one published
-        depth (`layers.61`).
-        """
-        stand_in.config.name_or_path = str(directory)
-        stand_in._keys_to_ignore_on_load_unexpected = _patterns(type(stand_in), self.numbers)
-        try:
-            model = MtpModel.from_pretrained(stand_in, device_map={"": device})
-        except Exception as exception:
-            raise explained(exception, "draft", self.target.settings) from exception
-        return MtpHead(self.config, model)
-
-    def _draw(self, stand_in: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> MtpHead:
-        """Make layers with random weights, the same ones every time."""
-        with torch.device("meta"):
-            model = MtpModel(stand_in, len(self.numbers))
-        head = MtpHead(self.config, model)
-        place = "cpu" if device.index is None else device.index
-        state = {
-            name: RandomTensor(
-                f"{self.target.settings.repository} mtp {name}", tensor.shape, dtype, place
-            )[...]
-            for name, tensor in head.state_dict().items()
-        }
-        head.load_state_dict(state, assign=True)
-        return head
 
     @property
     def numbers(self) -> range:
@@ -135,21 +130,6 @@ class MtpCheckpoint(HeadCheckpoint):
         """
         first = self.target.config.get_text_config(decoder=True).num_hidden_layers
         return range(first, first + self.config.transformer.num_hidden_layers)
-
-
-def _cache_numbers_per_token(head: MtpHead, num_layers: int) -> int:
-    """Return how many keys and values all layers keep for a token, counted on the meta device.
-
-    One token passes through each layer. Its contents do not matter, so the same tensor stands for
-    its embedding and for the target's state.
-    """
-    cache = SlotCache()
-    cache.num_slots = 1
-    cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
-    states = torch.zeros(1, 1, head.config.target_size, device="meta")
-    for layer in range(num_layers):
-        head(states, states, cache, layer)
-    return cache.numbers_per_token
 
 
 def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,13 +28,6 @@ from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import round_up
 
 _NUM_UNREAD = len(Unread._fields)
-
-
-class _Shape(NamedTuple):
-    """Names a prepared call: its rows, and its draft tokens or levels."""
-
-    num_rows: int
-    number: int
 
 
 class PreparedHead:
@@ -69,8 +62,9 @@ class PreparedHead:
         self._captured = captured
         self._sizes: list[int] = []  # prepared numbers of rows, ascending
         self._numbers: list[int] = []  # prepared numbers of draft tokens or levels, ascending
-        self._calls: dict[_Shape, TensorCall] = {}
-        self._inputs: dict[_Shape, tuple[torch.Size, ...]] = {}  # the shapes of each call's inputs
+        # The calls and the shapes of their inputs, by rows and by draft tokens or levels.
+        self._calls: dict[tuple[int, int], TensorCall] = {}
+        self._inputs: dict[tuple[int, int], tuple[torch.Size, ...]] = {}
         self.cache = SlotCache(num_spare=0)
         self.setup_seconds = 0.0
 
@@ -93,14 +87,19 @@ class PreparedHead:
             raise UnsupportedModelError("borrows layers that are on another GPU")
         self._sizes = prepared_sizes(batch_size, are_compiled=self._compiled)
         self._numbers = self.prepared_numbers(numbers)
-        self._allocate(batch_size, num_slots)
         drafter = self._drafter
+        # Drafting the largest proposal once eagerly allocates the cache.
+        most = self._numbers[-1]
+        num_behind = drafter.most_unread(most) + drafter.num_ahead(most)
+        self.cache.num_slots = round_up(num_slots + num_behind)
+        drafter.cache = self.cache
+        self._eager(most)(*self._example(batch_size, most))
         maker = CallMaker(
             drafter.head, drafter.device, compiled=self._compiled, captured=self._captured
         )
         for size in reversed(self._sizes):
             for number in reversed(self._numbers):
-                self._calls[_Shape(size, number)] = self._prepared(size, number, maker)
+                self._calls[size, number] = self._prepared(size, number, maker)
         self.setup_seconds = time.perf_counter() - started
 
     def prepared_numbers(self, numbers: Sequence[int]) -> list[int]:
@@ -118,12 +117,11 @@ class PreparedHead:
         num_rows = len(unread.counts)
         size = least_fitting(self._sizes, num_rows)
         assert size is not None
-        shape = _Shape(size, number)
         filled = [
-            filled_up(tensor, *prepared_shape)
-            for tensor, prepared_shape in zip((*unread, *inputs), self._inputs[shape], strict=True)
+            filled_up(tensor, *shape)
+            for tensor, shape in zip((*unread, *inputs), self._inputs[size, number], strict=True)
         ]
-        outputs = self._calls[shape](*filled)
+        outputs = self._calls[size, number](*filled)
         return tuple(output[:num_rows] for output in outputs)
 
     def close(self) -> None:
@@ -133,14 +131,6 @@ class PreparedHead:
         self._calls.clear()
         self.cache = self._drafter.cache = SlotCache()
 
-    def _allocate(self, batch_size: int, num_slots: int) -> None:
-        """Allocate the cache for the largest proposal, by drafting once eagerly."""
-        most = self._numbers[-1]
-        num_behind = self._drafter.most_unread(most) + self._drafter.num_ahead(most)
-        self.cache.num_slots = round_up(num_slots + num_behind)
-        self._drafter.cache = self.cache
-        self._eager(most)(*self._example(batch_size, most))
-
     def _prepared(self, size: int, number: int, maker: CallMaker) -> TensorCall:
         """Prepare proposals of `number` tokens for `size` rows."""
 
@@ -149,7 +139,7 @@ class PreparedHead:
 
         inputs = self._example(size, number)
         others = self._example(size, number, num_unread=1)
-        self._inputs[_Shape(size, number)] = tuple(tensor.shape for tensor in inputs)
+        self._inputs[size, number] = tuple(tensor.shape for tensor in inputs)
         call = maker.compiled(self._eager(number), inputs, compare)
         return maker.captured(call, inputs, others, compare)
 

@@ -70,7 +70,13 @@ class SlotCache:
 
         transformers' attention calls it.
         """
-        all_keys, all_values = self._buffers(layer, keys, values)
+        num_rows = len(keys)
+        all_keys, all_values = self._layers.get(layer, (keys[:0], values[:0]))
+        if len(all_keys) < num_rows or all_keys.shape[2] < self.num_slots:
+            num_slots = self.num_slots + self._num_spare
+            all_keys = _enlarged(all_keys, num_rows, num_slots)
+            all_values = _enlarged(all_values, num_rows, num_slots)
+            self._layers[layer] = all_keys, all_values
         return self._write(all_keys, keys), self._write(all_values, values)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -80,17 +86,6 @@ class SlotCache:
         # Into the whole buffer: a compiler would copy a view such as `buffer[:num_rows]`.
         buffer.index_put_((rows, heads, self._slots.unsqueeze(1)), states)
         return buffer[:num_rows, :, : self.num_slots]
-
-    def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the layer's buffers, large enough for `num_slots` and the rows of these keys."""
-        num_rows = len(keys)
-        old_keys, old_values = self._layers.get(layer, (keys[:0], values[:0]))
-        if len(old_keys) < num_rows or old_keys.shape[2] < self.num_slots:
-            num_slots = self.num_slots + self._num_spare
-            new_keys = _enlarged(old_keys, num_rows, num_slots)
-            new_values = _enlarged(old_values, num_rows, num_slots)
-            self._layers[layer] = new_keys, new_values
-        return self._layers[layer]
 
     def ensure_rows(self, num_rows: int) -> None:
         """Grow the buffers to at least `num_rows` rows.

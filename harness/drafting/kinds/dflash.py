@@ -37,7 +37,7 @@ from harness.drafting.heads.block_formats import block_fields, stored_kind
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_layers import NUM_TOKENS, speculators_configuration
+from harness.drafting.heads.new_heads import NUM_TOKENS, speculators_configuration
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.heads.unread import Unread

@@ -25,7 +25,7 @@ from harness.drafting.heads.block_formats import stored_kind
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_layers import speculators_configuration
+from harness.drafting.heads.new_heads import speculators_configuration
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread

@@ -19,7 +19,7 @@ from harness.drafting.head_kind import HeadKind
 from harness.drafting.heads.blocks import Head, HeadConfig
 from harness.drafting.heads.drafter import Draft, HeadDrafter
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_layers import NUM_TOKENS
+from harness.drafting.heads.new_heads import NUM_TOKENS
 from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor

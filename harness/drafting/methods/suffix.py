@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from harness.config.settings import DraftSettings, require, require_at_least
 from harness.drafting.method import LoadedPair, MakeDrafter, TextMethod
@@ -85,13 +85,6 @@ class _Node:
             self.best = child
 
 
-class _Continuation(NamedTuple):
-    """Tokens that a trie predicts, and how many of them its counts expect to be right."""
-
-    tokens: list[int]
-    num_expected: float
-
-
 class SuffixTrie:
     """Counts of all substrings of a text, up to a depth.
 
@@ -130,8 +123,11 @@ class SuffixTrie:
         children = (node.children.get(token) for node in matches[: self._max_depth])
         return [self.root, *(self._expanded(child) for child in children if child)]
 
-    def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> _Continuation:
-        """Predict the tokens after the longest match, the last of `matches`.
+    def continuation(
+        self, matches: Sequence[_Node], most: int, threshold: float
+    ) -> tuple[list[int], float]:
+        """Predict the tokens after the longest match, the last of `matches`, and how many of them
+        the counts expect to be right.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
@@ -158,7 +154,7 @@ class SuffixTrie:
                 break
             predicted.append(token)
             expected += probability
-        return _Continuation(predicted, expected)
+        return predicted, expected
 
     def _expanded(self, node: _Node) -> _Node:
         """Return the node, with a child for the token after its only occurrence so far."""
@@ -194,14 +190,16 @@ class SuffixText:
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
-        of_row = self.trie.continuation(self.matches, most, self._threshold)
+        of_row, num_expected = self.trie.continuation(self.matches, most, self._threshold)
         if self._shared is None:
-            return of_row.tokens
-        of_shared = self._shared.continuation(self._shared_matches, most, self._threshold)
+            return of_row
+        of_shared, num_expected_of_shared = self._shared.continuation(
+            self._shared_matches, most, self._threshold
+        )
         # The longer match wins between equals.
-        row_rank = (of_row.num_expected, len(self.matches))
-        shared_rank = (of_shared.num_expected, len(self._shared_matches))
-        return of_shared.tokens if shared_rank > row_rank else of_row.tokens
+        row_rank = (num_expected, len(self.matches))
+        shared_rank = (num_expected_of_shared, len(self._shared_matches))
+        return of_shared if shared_rank > row_rank else of_row
 
 
 class SuffixTexts:

@@ -197,11 +197,16 @@ class DynamicGrowth(Growth):
         # A parent scores no less than its child, so it is kept too: nodes 2, 5 and 6 become 1, 2,
         # 3.
         new_parents = torch.searchsorted(kept + 1, old_parents) + 1
+        confidences = None
+        of_levels = [level.confidences for level in levels if level.confidences is not None]
+        if of_levels:
+            index = kept.unsqueeze(2).expand(-1, -1, len(self.candidates))
+            confidences = torch.cat(of_levels, dim=1).gather(1, index)
         return Grown(
             tokens.gather(1, kept),
             scores.gather(1, kept),
             torch.where(old_parents == 0, 0, new_parents),
-            _confidences(levels, kept),
+            confidences,
         )
 
     def trees(self, grown: Grown) -> TreeProposal:
@@ -232,17 +237,15 @@ class StaticGrowth(Growth):
         # prepared call cannot copy them there.
         self._levels = [[0]]
         self._places = [to_device([0], device)]
-        while level := self._expanded_after(self._levels[-1]):
-            places = [self._levels[-1].index(parents[node - 1]) for node in level]
+        while True:
+            above = self._levels[-1]
+            below = [child for node in above for child in self._children[node]]
+            level = [node for node in below if self._children[node]]
+            if not level:
+                break
             self._levels.append(level)
+            places = [above.index(parents[node - 1]) for node in level]
             self._places.append(to_device(places, device))
-
-    def _expanded_after(self, level: Sequence[int]) -> list[int]:
-        """Return the nodes below a level that have children."""
-        below: list[int] = []
-        for node in level:
-            below += [child for child in self._children[node] if self._children[child]]
-        return below
 
     def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
         num_rows = len(uniforms)
@@ -255,11 +258,24 @@ class StaticGrowth(Growth):
                 logits = predictor.expand(of_level, places.expand(num_rows, -1))
                 logits = logits.expand(-1, len(level), -1)
             for place, node in enumerate(level):
+                children = self._children[node]
                 if self._warp is None:
-                    self._take_likeliest(node, logits[:, place], tokens, chosen_by)
+                    num_known = min(len(children), logits.shape[-1])
+                    likeliest = logits[:, place].topk(num_known, dim=-1)
+                    for rank, child in enumerate(children):
+                        # A vocabulary of fewer tokens than children repeats the last of them.
+                        known = min(rank, num_known - 1)
+                        tokens[child] = likeliest.indices[:, known]
+                        chosen_by[child] = likeliest.values[:, known]
                 else:
                     chosen_by[node] = self._warp(logits[:, place])
-                    self._draw_children(node, chosen_by[node], uniforms, tokens)
+                    # Where no mass is left (top_k=1, for example), a child is any token, which no
+                    # rule accepts.
+                    siblings = torch.empty(num_rows, 0, dtype=torch.long, device=uniforms.device)
+                    for child in children:
+                        drawn = draw_child(chosen_by[node], siblings, uniforms[:, child - 1])
+                        tokens[child] = drawn
+                        siblings = torch.cat([siblings, drawn.unsqueeze(1)], dim=1)
         if self._warp is not None:
             # Nothing is drawn after leaves.
             nothing = torch.zeros_like(chosen_by[0])
@@ -268,44 +284,9 @@ class StaticGrowth(Growth):
             return Grown(_in_order(tokens), torch.stack(distributions, dim=1))
         return Grown(_in_order(tokens), _in_order(chosen_by))
 
-    def _take_likeliest(
-        self, node: int, logits: Tensor, tokens: dict[int, Tensor], chosen_by: dict[int, Tensor]
-    ) -> None:
-        """Set the children of a node to the likeliest tokens by logits [B, V].
-
-        A vocabulary of fewer tokens than children repeats the last of them.
-        """
-        siblings = self._children[node]
-        likeliest = logits.topk(min(len(siblings), logits.shape[-1]), dim=-1)
-        for rank, child in enumerate(siblings):
-            known = min(rank, likeliest.indices.shape[1] - 1)
-            tokens[child] = likeliest.indices[:, known]
-            chosen_by[child] = likeliest.values[:, known]
-
-    def _draw_children(
-        self, node: int, probabilities: Tensor, uniforms: Tensor, tokens: dict[int, Tensor]
-    ) -> None:
-        """Draw the children of a node from probabilities [B, V] without replacement."""
-        # Where no mass is left (top_k=1, for example), a child is any token, which no rule accepts.
-        siblings = torch.empty(len(uniforms), 0, dtype=torch.long, device=uniforms.device)
-        for child in self._children[node]:
-            tokens[child] = draw_child(probabilities, siblings, uniforms[:, child - 1])
-            siblings = torch.cat([siblings, tokens[child].unsqueeze(1)], dim=1)
-
     def trees(self, grown: Grown) -> TreeProposal:
         shape = TreeShape([self._parents] * len(grown.tokens))
         return TreeProposal(grown.tokens, shape, None if self._warp is None else grown.chosen_by)
-
-
-def _confidences(levels: Sequence[_Level], kept: Tensor) -> Tensor | None:
-    """Return the confidences [B, N, C] of nodes kept [B, N], by their places in all levels; None
-    where there are none.
-    """
-    found = [level.confidences for level in levels if level.confidences is not None]
-    if not found:
-        return None
-    of_all = torch.cat(found, dim=1)
-    return of_all.gather(1, kept.unsqueeze(2).expand(-1, -1, of_all.shape[2]))
 
 
 def _in_order(of_nodes: dict[int, Tensor]) -> Tensor:

@@ -83,23 +83,21 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
             super().observe(num_accepted, next_tokens, step)
             return
         self._scores.observe(self._proposed, num_accepted, next_tokens)
-        self._keep_path(self._trees, num_accepted)
-        self._trees = None
-        next_token = to_device(next_tokens, self._unseen.device).unsqueeze(1)
-        self._leave_two_unseen(num_accepted, next_token)
-        self._forget_proposal()
-
-    def _keep_path(self, trees: Sequence[_ReadTree], num_accepted: Sequence[int]) -> None:
-        """Keep the decided tokens in the cache, and the accepted ones but each row's last."""
+        # Keep the decided tokens in the cache, and the accepted ones but each row's last.
         paths: list[list[int]] = []
         counts: list[int] = []
-        for tree, proposed, count in zip(trees, self._proposed.tolist(), num_accepted, strict=True):
-            paths.append(tree.path(proposed[:count]))
+        proposed = self._proposed.tolist()
+        for tree, path, count in zip(self._trees, proposed, num_accepted, strict=True):
+            paths.append(tree.path(path[:count]))
             # Where nothing is accepted the root is the last token of the text, and read again.
             counts.append(tree.root + count)
         longest = max(counts)
         filled = padded([path[:longest] for path in paths], longest)
         self._runner.keep_path(to_device(filled, self._unseen.device), counts)
+        self._trees = None
+        next_token = to_device(next_tokens, self._unseen.device).unsqueeze(1)
+        self._leave_two_unseen(num_accepted, next_token)
+        self._forget_proposal()
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)

@@ -1,8 +1,8 @@
 """Which trees a drafter proposes, by the settings of `draft.tree`: dynamic trees, or trees of one
 shape.
 
-`menu.trees.plan_of` makes a `TreePlan` of the settings. The drafters of trees take from it a
-`Growth`, which makes the trees (`tree_growth`). The plan also says before decoding how large trees
+`tree_settings.plan_of` makes a `TreePlan` of the settings. The drafters of trees take from it a
+`Growth`, which makes the trees (`growth`). The plan also says before decoding how large trees
 can be, for what is prepared.
 """
 

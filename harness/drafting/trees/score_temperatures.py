@@ -88,23 +88,6 @@ class _RememberedTree(NamedTuple):
         return total
 
 
-class _RowRecord:
-    """How well each of `CANDIDATES` predicted the tokens of a row of late."""
-
-    def __init__(self) -> None:
-        steps = np.log(CANDIDATES) - math.log(_FIRST)
-        self._evidence = -_WEIGHT_OF_FIRST * steps**2
-
-    @property
-    def temperature(self) -> float:
-        """The one that predicted best."""
-        return CANDIDATES[int(self._evidence.argmax())]
-
-    def learn(self, tree: _RememberedTree, decided: Sequence[int]) -> None:
-        """Compare a tree with the tokens that its verdict decided."""
-        self._evidence = _MEMORY * self._evidence + tree.log_likelihoods(decided)
-
-
 class ScoreTemperatures:
     """The temperature of each row of a batch.
 
@@ -118,17 +101,19 @@ class ScoreTemperatures:
 
     def __init__(self, setting: ScoreTemperature) -> None:
         self._setting = setting
-        self._records: list[_RowRecord] = []
+        # For each row how well each of `CANDIDATES` predicted its tokens of late.
+        self._evidence: list[Floats] = []
         self._trees: list[_RememberedTree] = []  # of the last proposal; empty without one
 
     def add(self, num_rows: int) -> None:
         """Add rows behind the others."""
-        self._records += [_RowRecord() for _ in range(num_rows)]
+        steps = np.log(CANDIDATES) - math.log(_FIRST)
+        self._evidence += [-_WEIGHT_OF_FIRST * steps**2] * num_rows
         self._trees = []
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, in this order."""
-        self._records = [self._records[row] for row in rows]
+        self._evidence = [self._evidence[row] for row in rows]
         self._trees = []
 
     def of_rows(self, warp: AnyWarp, device: torch.device) -> Tensor:
@@ -138,11 +123,11 @@ class ScoreTemperatures:
             warp: what the rows' tokens are drawn with.
         """
         if self._setting == "auto":
-            learned = [row.temperature for row in self._records]
+            learned = [CANDIDATES[int(evidence.argmax())] for evidence in self._evidence]
             return to_device(learned, device, torch.float32)
         temperatures = [max(drawn_at, self._setting) for drawn_at in temperatures_of(warp)]
         if len(temperatures) == 1:
-            temperatures *= len(self._records)
+            temperatures *= len(self._evidence)
         return to_device(temperatures, device, torch.float32)
 
     def remember(self, grown: Grown) -> None:
@@ -162,11 +147,10 @@ class ScoreTemperatures:
         """
         if not self._trees:
             return
-        rows = zip(
-            self._records, self._trees, proposed.tolist(), num_accepted, next_tokens, strict=True
-        )
-        for record, tree, path, count, following in rows:
-            record.learn(tree, [*path[:count], following])
+        rows = zip(self._trees, proposed.tolist(), num_accepted, next_tokens, strict=True)
+        for row, (tree, path, count, following) in enumerate(rows):
+            likelihoods = tree.log_likelihoods([*path[:count], following])
+            self._evidence[row] = _MEMORY * self._evidence[row] + likelihoods
         self._trees = []
 
 
