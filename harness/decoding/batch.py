@@ -29,6 +29,7 @@ class Request:
         warp: how logits become probabilities.
         max_new_tokens: a row ends when it has this many tokens, if not before.
         stop_tokens: a row ends after the first of these.
+        keeps_logits: whether records hand on the logits of its rows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -36,6 +37,7 @@ class Request:
     warp: Warp
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
+    keeps_logits: bool = False
 
     def cut(self, tokens: list[int], num_generated: int) -> tuple[list[int], bool]:
         """Return the tokens that a row with `num_generated` tokens may take, and whether it then
@@ -162,14 +164,18 @@ class Rows:
         self.vocabulary_size = logits.shape[-1]
         parts = logits.split([len(request.prompts) for request in joining])
         begun: list[Row] = []
+        kept_logits: dict[int, Tensor] = {}
         for request, after_prompts in zip(joining, parts, strict=True):
             drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
-            for token in self.agree(drawn).tolist():
+            for place, token in enumerate(self.agree(drawn).tolist()):
                 self.check_exists(token, 0)
                 _, ended = request.cut([token], 0)
+                number = self.num_joined + len(begun)
+                if request.keeps_logits:
+                    kept_logits[number] = after_prompts[place : place + 1]
                 begun.append(
                     Row(
-                        number=self.num_joined + len(begun),
+                        number=number,
                         request=request,
                         last_token=token,
                         ended=ended,
@@ -186,6 +192,7 @@ class Rows:
             origins=[[Origin.TARGET]] * num_rows,
             proposed=[[]] * num_rows,
             num_accepted=[0] * num_rows,
+            logits=kept_logits,
         )
 
     def check_exists(self, token: int, position: int) -> None:

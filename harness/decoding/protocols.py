@@ -5,8 +5,8 @@ A runner hides the KV cache, a drafter hides how tokens are proposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -237,6 +237,8 @@ class Iteration:
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.
         branches: for trees, what became of the children of each node on a kept path; else empty.
+        logits: by number, of the rows whose request keeps them: the target's [n, V], on the device.
+            The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
     """
 
     rows: list[int]
@@ -246,3 +248,4 @@ class Iteration:
     num_accepted: list[int]
     verdict: Verdict | None = None
     branches: Sequence[Sequence[Branch]] = ()
+    logits: Mapping[int, Tensor] = field(default_factory=dict)

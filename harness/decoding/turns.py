@@ -87,6 +87,7 @@ class Turn:
         taken: list[list[int]] = []
         origins: list[list[Origin]] = []
         proposed: list[list[int]] = []
+        kept_logits: dict[int, Tensor] = {}
         for place in places:
             row = rows.members[place]
             figures = self.figures[place]
@@ -102,6 +103,8 @@ class Turn:
             taken.append(tokens)
             origins.append([*from_draft, last_origin][: len(tokens)])
             proposed.append(figures.draft_tokens[: self.lengths[place]])
+            if row.request.keeps_logits:
+                kept_logits[row.number] = self.step.logits[place]
         return Iteration(
             rows=numbers,
             tokens=taken,
@@ -110,6 +113,7 @@ class Turn:
             num_accepted=[self.figures[place].num_accepted for place in places],
             verdict=self._verdict_of(places),
             branches=self._branches(places),
+            logits=kept_logits,
         )
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:

@@ -44,6 +44,8 @@ class Question:
             unknown to a prefix cache; empty where caches may answer.
         ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
+        num_logprobs: how many of the likeliest tokens are asked for at each position, with their
+            log-probabilities and the chosen token's; None for no log-probabilities.
         extra: further prompts, with which an arm that keeps requests in flight keeps up the load
             until the last answer has ended; None lets it drain. They have salts.
     """
@@ -56,6 +58,7 @@ class Question:
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
     salts: Sequence[str] = ()
     ends: Sequence[str] = ()
+    num_logprobs: int | None = None
     extra: Question | None = None
 
     def seed_of(self, index: int) -> int:

@@ -7,15 +7,30 @@ to the request that waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from harness.engines.local.logprobs import TokenLogprob
 from harness.engines.protocol import Question
 from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Acceptance
+
+
+class Scored(NamedTuple):
+    """A token of an answer's text with its log-probability.
+
+    Attributes:
+        offset: where the token's text begins, in characters of the answer.
+        logprob: None for the first token of an echoed prompt, which nothing comes before.
+    """
+
+    offset: int
+    token: int
+    logprob: TokenLogprob | None
 
 
 @dataclass(frozen=True)
@@ -26,12 +41,14 @@ class Piece:
         choice: which of a request's answers it is.
         finish_reason: `stop` or `length` in the last piece. `error` if the answer failed: the
             piece's text is then the reason.
+        scored: of each token, where a request asks for log-probabilities.
     """
 
     choice: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
+    scored: Sequence[Scored] = ()
 
 
 @dataclass(eq=False)
@@ -44,6 +61,12 @@ class Answer:
         put: gets its pieces, in the scheduler's thread.
         choice: which of a request's answers it is.
         stops: texts that end it; they are not part of it.
+        echo: whether its text begins with the prompt.
+        num_prompt_logprobs: how many of the likeliest tokens are asked for at each position of the
+            prompt; None for no log-probabilities there.
+        generates: whether anything follows the prompt.
+        awaits_prompt: whether `begin` must come before the answer may join the batch.
+        prompt_logprobs: of the tokens of the prompt but the first.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the
             scheduler then drops the row.
         num_tokens: so far.
@@ -58,6 +81,9 @@ class Answer:
     put: Callable[[Piece], None]
     choice: int = 0
     stops: Sequence[str] = ()
+    echo: bool = False
+    num_prompt_logprobs: int | None = None
+    generates: bool = True
     cancelled: bool = False
     num_tokens: int = 0
     outcomes: list[tuple[int, int]] = field(default_factory=list)
@@ -69,13 +95,58 @@ class Answer:
         # The end of the text while it may be the beginning of a stop: `the EN` before the stop
         # `END`.
         self._held = ""
+        self._num_characters = 0
+        self.prompt_logprobs: Sequence[TokenLogprob] = ()
+        self.awaits_prompt = self.echo or self.num_prompt_logprobs is not None
 
-    def take(self, tokens: Sequence[int], num_proposed: int, num_accepted: int) -> bool:
+    def begin(self, logprobs: Sequence[TokenLogprob]) -> bool:
+        """Pass on the prompt, if it is echoed.
+
+        Args:
+            logprobs: of its tokens but the first, if they are asked for.
+
+        Returns:
+            Whether the answer ends here.
+        """
+        self.awaits_prompt = False
+        self.prompt_logprobs = logprobs
+        text = ""
+        scored: list[Scored] = []
+        if self.echo:
+            prompt = self.question.prompts[0]
+            detokenizer = Detokenizer(self.tokenizer, [])
+            texts = [detokenizer.add(token) or "" for token in prompt]
+            texts[-1] += detokenizer.flush()
+            offsets = self._offsets(texts)
+            if self.question.num_logprobs is not None:
+                scored.append(Scored(0, prompt[0], None))
+                scored += [
+                    Scored(offsets[1 + found.place], found.token, found) for found in logprobs
+                ]
+            text = "".join(texts)
+        finish_reason = None if self.generates else "length"
+        if text or finish_reason:
+            self.put(Piece(self.choice, text, [], finish_reason, scored))
+        return not self.generates
+
+    def _offsets(self, texts: Iterable[str]) -> list[int]:
+        """Where each of the next tokens' texts begins."""
+        *offsets, self._num_characters = accumulate(map(len, texts), initial=self._num_characters)
+        return offsets
+
+    def take(
+        self,
+        tokens: Sequence[int],
+        num_proposed: int,
+        num_accepted: int,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> bool:
         """Add the tokens of one iteration, and pass on the text that is certain.
 
         Args:
             tokens: one or more; the loop has cut them behind a stop token and at `max_new_tokens`.
                 All are passed on, even those of a stop text and behind it.
+            logprobs: of these tokens, if they are asked for.
 
         Returns:
             Whether the answer ends here.
@@ -90,7 +161,10 @@ class Answer:
             finish_reason = "stop"
         elif self.num_tokens == self.question.decoding.max_new_tokens:
             finish_reason = "length"
-        text = self._held + "".join(self._detokenizer.add(token) or "" for token in tokens)
+        texts = [self._detokenizer.add(token) or "" for token in tokens]
+        offsets = self._offsets(texts)
+        scored = [Scored(offsets[found.place], found.token, found) for found in logprobs]
+        text = self._held + "".join(texts)
         if finish_reason:
             text += self._detokenizer.flush()
         if found := [text.index(stop) for stop in self.stops if stop in text]:
@@ -98,7 +172,7 @@ class Answer:
             finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]
-        self.put(Piece(self.choice, text, list(tokens), finish_reason))
+        self.put(Piece(self.choice, text, list(tokens), finish_reason, scored))
         return finish_reason is not None
 
     def fail(self, reason: str) -> None:

@@ -133,7 +133,7 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = service.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue, note)
-        shape = _Shape(service.name, body, answers, chat)
+        shape = _Shape(service, body, answers, chat)
         if body.stream:
             return StreamingResponse(_events(shape.chunks(pieces)), media_type="text/event-stream")
         return shape.whole([piece async for piece in pieces])
@@ -171,19 +171,20 @@ class _Shape:
     """Answers as OpenAI shapes them.
 
     Args:
-        model: its name.
         chat: whether they answer a chat, and not a completion.
     """
 
     def __init__(
-        self, model: str, body: GenerationBody, answers: Sequence[Answer], chat: bool
+        self, service: Service, body: GenerationBody, answers: Sequence[Answer], chat: bool
     ) -> None:
+        self._service = service
         self._body = body
         self._answers = answers
         self._chat = chat
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
-        self._head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+        created = int(time.time())
+        self._head = {"id": name, "object": kind, "created": created, "model": service.name}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The response to a request without a stream."""
@@ -192,7 +193,8 @@ class _Shape:
             own = [piece for piece in pieces if piece.choice == number]
             text = "".join(piece.text for piece in own)
             tokens = [token for piece in own for token in piece.token_ids]
-            whole = Piece(number, text, tokens, own[-1].finish_reason)
+            scored = [token for piece in own for token in piece.scored]
+            whole = Piece(number, text, tokens, own[-1].finish_reason, scored)
             choices.append(self._choice(whole, "message", is_first=True))
         return {**self._head, "choices": choices, **self._sums()}
 
@@ -226,12 +228,77 @@ class _Shape:
             content["token_ids"] = piece.token_ids
             if is_first:
                 content["prompt_token_ids"] = self._answers[piece.choice].question.prompts[0]
+        if self._body.prompt_logprobs is not None:
+            content["prompt_logprobs"] = self._prompt_logprobs(self._answers[piece.choice])
+        logprobs: dict[str, Any] | None = None
+        if self._body.num_logprobs is not None:
+            logprobs = self._chat_logprobs(piece) if self._chat else self._logprobs(piece)
         return {
             "index": piece.choice,
             **content,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
+
+    def _name(self, token: int) -> str:
+        """A token as log-probabilities name it."""
+        if self._body.return_tokens_as_token_ids:
+            return f"token_id:{token}"
+        return self._service.token_text(token)
+
+    def _logprobs(self, piece: Piece) -> dict[str, list[Any]]:
+        """Log-probabilities as completions have them: parallel lists."""
+        num_top = self._answers[piece.choice].question.num_logprobs
+        likeliest: list[dict[str, float] | None] = []
+        for _, _, found in piece.scored:
+            if found is None:
+                likeliest.append(None)
+            else:
+                # The chosen token too, if it is not among them.
+                shown = [*found.top[:num_top], (found.token, found.logprob)]
+                likeliest.append({self._name(token): logprob for token, logprob in shown})
+        return {
+            "tokens": [self._name(scored.token) for scored in piece.scored],
+            "token_logprobs": [
+                None if scored.logprob is None else scored.logprob.logprob
+                for scored in piece.scored
+            ],
+            "top_logprobs": likeliest,
+            "text_offset": [scored.offset for scored in piece.scored],
+        }
+
+    def _chat_logprobs(self, piece: Piece) -> dict[str, Any]:
+        """Log-probabilities as chats have them: one object for each token."""
+        content = []
+        for _, _, found in piece.scored:
+            assert found is not None  # chats are not echoed
+            likeliest = [self._chat_token(token, logprob) for token, logprob in found.top]
+            entry = self._chat_token(found.token, found.logprob)
+            content.append({**entry, "top_logprobs": likeliest})
+        return {"content": content, "refusal": None}
+
+    def _chat_token(self, token: int, logprob: float) -> dict[str, Any]:
+        as_bytes = self._service.token_bytes(token)
+        return {"token": self._name(token), "logprob": logprob, "bytes": as_bytes}
+
+    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token but the first, objects by token id."""
+        shown: list[dict[str, Any] | None] = [None]
+        for found in answer.prompt_logprobs:
+            ranked = [
+                (token, logprob, 1 + place) for place, (token, logprob) in enumerate(found.top)
+            ]
+            shown.append(
+                {
+                    str(token): {
+                        "logprob": logprob,
+                        "rank": rank,
+                        "decoded_token": self._service.token_text(token),
+                    }
+                    for token, logprob, rank in [*ranked, (found.token, found.logprob, found.rank)]
+                }
+            )
+        return shown
 
     def _sums(self) -> dict[str, Any]:
         num_new = sum(answer.num_tokens for answer in self._answers)

@@ -79,6 +79,8 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+# Of the likeliest tokens at a position; -1 for the whole vocabulary.
+NumTop = Annotated[int, Field(ge=-1, le=10**9)]
 
 
 class Body(BaseModel):
@@ -142,6 +144,23 @@ class GenerationBody(Sampling):
     # `_needs_a_stream` checks only what a request gives: pydantic does not validate defaults.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    echo: bool = False
+    prompt_logprobs: NumTop | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are asked for at each position; None for no
+        log-probabilities. Completions and chats ask in other words.
+        """
+        return None
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _needs_no_stream(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("stream"):
+            raise ValueError("is only for requests without stream; logprobs with echo streams them")
+        return value
 
     @field_validator("stream_options")
     @classmethod
@@ -152,9 +171,18 @@ class GenerationBody(Sampling):
 
 
 class Completion(GenerationBody):
-    """A prompt or several, as text or as token ids."""
+    """A prompt or several, as text or as token ids.
+
+    With `echo` or `prompt_logprobs`, `max_tokens` may be 0: the prompt is scored, nothing follows.
+    """
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    logprobs: NumTop | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -196,3 +224,21 @@ class Chat(GenerationBody):
     """Messages. Where the model has no chat template, they are paragraphs of one text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: NumTop = 0
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @field_validator("echo", "prompt_logprobs")
+    @classmethod
+    def _is_for_completions(cls, value: Any) -> Any:
+        raise ValueError("is only for completions")
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if not info.data.get("logprobs"):
+            raise ValueError("is only for requests with logprobs")
+        return value

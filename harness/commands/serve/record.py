@@ -24,6 +24,8 @@ class ServeSettings(RunSettings):
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
         max_body_mb: the largest request, in MB (10^6 bytes).
+        max_logprobs: the most tokens that a request may ask for at each position; -1 for the whole
+            vocabulary.
     """
 
     host: str = "127.0.0.1"
@@ -33,12 +35,15 @@ class ServeSettings(RunSettings):
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
     max_body_mb: float = 1.0
+    max_logprobs: int = 20
 
     MAY_IDLE = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
+        require_at_least(
+            self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1, max_logprobs=-1
+        )
         require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
         require(
             0 < self.max_body_mb <= 1000,

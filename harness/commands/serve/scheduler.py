@@ -20,6 +20,7 @@ from harness.config.errors import in_one_line
 from harness.decoding.batch import Change, Records
 from harness.decoding.protocols import Iteration
 from harness.engines.local.engine import LocalArm
+from harness.engines.local.logprobs import TokenLogprob
 from harness.models.failures import as_run_error
 
 _ENDING = "the service is ending"
@@ -85,20 +86,24 @@ class _Batch:
         if self._records is None:
             # A loop begins with one answer; the others join it at once.
             self._records = arm.stream(joining[0].question)
-            self._deliver(next(self._records))
+            self._deliver(arm, next(self._records))
             joining = joining[1:]
         # The first answer may have ended with its first token.
         if joining or self.rows:
             requests = [arm.request(answer.question) for answer in joining]
-            self._deliver(self._records.send(Change(self._left, requests)))
+            self._deliver(arm, self._records.send(Change(self._left, requests)))
 
-    def _deliver(self, record: Iteration) -> None:
+    def _deliver(self, arm: LocalArm, record: Iteration) -> None:
         """Give the tokens of a record to their answers; those that end leave."""
         self._left = []
-        for number, tokens, proposed, accepted in zip(
-            record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
-        ):
-            if self.rows[number].take(tokens, len(proposed), accepted):
+        for place, number in enumerate(record.rows):
+            answer = self.rows[number]
+            logprobs: list[TokenLogprob] = []
+            if number in record.logits:
+                logprobs = arm.logprobs(answer.question, record, place)
+            tokens = record.tokens[place]
+            num_proposed = len(record.proposed[place])
+            if answer.take(tokens, num_proposed, record.num_accepted[place], logprobs):
                 del self.rows[number]
                 self._left.append(number)
 
@@ -126,6 +131,7 @@ class Scheduler:
         max_rows: int,
         max_waiting: int,
     ) -> None:
+        self._find_arm = find_arm
         self._max_rows = max_rows
         self._max_waiting = max_waiting
         self.before_turn: Callable[[], None] = lambda: None
@@ -222,6 +228,7 @@ class Scheduler:
                 next_alone = self._alone.popleft() if self._alone else None
             if next_alone is not None:
                 self._work_alone(*next_alone)
+        self._read_prompt()
         with self._changed:
             # At once, so that `close` finds each answer either waiting or in the batch.
             joining = self._take_joining()
@@ -235,9 +242,38 @@ class Scheduler:
         # Work that must be alone waits for answers that run, and not for those that wait.
         room = 0 if self._alone else self._max_rows - self.num_running
         arm = self._batch.arm or (self._waiting[0].arm if self._waiting else None)
-        joining = list(takewhile(lambda answer: answer.arm == arm, self._waiting[:room]))
+
+        def may_join(answer: Answer) -> bool:
+            return answer.arm == arm and not answer.awaits_prompt
+
+        joining = list(takewhile(may_join, self._waiting[:room]))
         self._waiting = self._waiting[len(joining) :]
         return joining
+
+    def _read_prompt(self) -> None:
+        """Score the prompt of the first answer that waits for it, and echo it.
+
+        One between two iterations: the answers that run wait no longer than for a prompt that
+        joins.
+        """
+        with self._changed:
+            awaiting = [one for one in self._waiting if one.awaits_prompt and not one.cancelled]
+        if not awaiting:
+            return
+        answer = awaiting[0]
+        logprobs: list[TokenLogprob] = []
+        try:
+            if answer.num_prompt_logprobs is not None:
+                arm = self._find_arm(answer.arm)
+                prompt = answer.question.prompts[0]
+                logprobs = arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
+            has_ended = answer.begin(logprobs)
+        except Exception as error:
+            answer.fail(str(as_run_error(error) or in_one_line(error)))
+            has_ended = True
+        if has_ended:
+            with self._changed:
+                self._waiting = [one for one in self._waiting if one is not answer]
 
     def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

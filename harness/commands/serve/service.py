@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +27,9 @@ from harness.config.machine import threads_are_set
 from harness.engines.keeper import PairKeeper
 from harness.engines.local.engine import LocalArm
 from harness.engines.protocol import Engine, Question
-from harness.engines.race import as_json
+from harness.engines.race import as_json, token_text
 from harness.engines.timing import Generation, generate, run_lap
+from harness.models.detokenizer import BROKEN
 from harness.models.tokenizers import Chat, encode_prompts, max_context
 from harness.results.runner_names import RunnerNames
 
@@ -57,6 +59,10 @@ class Service:
         self._pair = pair
         self._say = say
         self._vocabulary = pair.vocabulary_size
+        # A request may ask for many of them at every position.
+        self.token_text = functools.lru_cache(maxsize=2**16)(
+            functools.partial(token_text, pair.tokenizer)
+        )
         contexts = (
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
         )
@@ -101,6 +107,11 @@ class Service:
             raise HTTPException(400, f"prompt: {reason}")
         return ids
 
+    def token_bytes(self, token: int) -> list[int] | None:
+        """UTF-8 of a token; None for a part of a character."""
+        text = str(self.tokenizer.decode([token]))
+        return None if BROKEN in text else list(text.encode())
+
     def about(self) -> dict[str, Any]:
         """The settings that the page starts with."""
         decoding = dataclasses.asdict(self.settings.decoding)
@@ -128,12 +139,42 @@ class Service:
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+        num_logprobs = self._num_top("logprobs", body.num_logprobs)
+        # Those of an echoed prompt are among the answer's own.
+        num_echoed = num_logprobs if body.echo else None
+        asked = [num_echoed, self._num_top("prompt_logprobs", body.prompt_logprobs)]
+        num_prompt_logprobs = max((one for one in asked if one is not None), default=None)
+        generates = body.max_tokens != 0
+        if not (generates or body.echo or body.prompt_logprobs is not None):
+            raise HTTPException(400, "max_tokens: 0 is only for requests with echo")
         answers = []
         for answer_index, prompt in enumerate(prompts):
             question = self._question(prompt, body, seed, body.index + answer_index)
-            answers.append(Answer(arm, question, self.tokenizer, put, answer_index, body.stop))
+            answers.append(
+                Answer(
+                    arm,
+                    dataclasses.replace(question, num_logprobs=num_logprobs),
+                    self.tokenizer,
+                    put,
+                    choice=answer_index,
+                    stops=body.stop,
+                    echo=body.echo,
+                    num_prompt_logprobs=num_prompt_logprobs,
+                    generates=generates,
+                )
+            )
         self.scheduler.submit(answers)
         return answers
+
+    def _num_top(self, parameter: str, asked: int | None) -> int | None:
+        """How many of the likeliest tokens a request asks for, within the limit."""
+        if asked is None:
+            return None
+        most = self.settings.max_logprobs
+        number = self._vocabulary if asked == -1 else asked
+        if number > most >= 0:
+            raise HTTPException(400, f"{parameter}: {asked}; at most {most} (max_logprobs)")
+        return min(number, self._vocabulary)
 
     def race(self, body: Race, show: Callable[[dict[str, Any]], None]) -> Future[dict[str, Any]]:
         """Both arms on one prompt, one after the other, while nothing else runs, for the page.
@@ -179,7 +220,8 @@ class Service:
                 400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}"
             )
         most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
-        if most < 1:
+        fewest = 0 if body.max_tokens == 0 else 1
+        if most < fewest:
             raise HTTPException(
                 400, f"prompt: its {num_prompt} tokens fill the context of {self._context}"
             )
@@ -194,7 +236,7 @@ class Service:
             if value is not None:
                 # Of these only top_k can be negative: -1 means 0, keep all.
                 overrides[name] = max(0, value)
-        decoding = dataclasses.replace(default, max_new_tokens=asked, **overrides)
+        decoding = dataclasses.replace(default, max_new_tokens=max(1, asked), **overrides)
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
             stop_tokens |= self._pair.stop_tokens()

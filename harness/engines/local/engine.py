@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Drafter, NonFiniteError
+from harness.decoding.protocols import Drafter, Iteration, NonFiniteError
 from harness.decoding.randomness import uniforms
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import AnyWarp, BatchWarp
@@ -28,6 +28,7 @@ from harness.drafting.registry import METHODS
 from harness.engines.checks.reference import ModelReference, not_finite
 from harness.engines.local.fault import fault_of
 from harness.engines.local.load import keep_in_flight
+from harness.engines.local.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.engines.local.pair_runners import PairRunners, new_drafters, open_runners
 from harness.engines.local.pass_times import pass_ms, pass_widths
 from harness.engines.local.rules import rule_of, tree_rule_of, warp_of
@@ -39,6 +40,8 @@ from harness.engines.requests import RequestRecord
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
+from harness.runners.base import Options
+from harness.runners.checks import plain_outputs
 from harness.runners.snapshot import SnapshotRunner
 
 
@@ -87,7 +90,45 @@ class LocalArm(Arm):
             warp=warp_of(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=question.stop_tokens,
+            keeps_logits=question.num_logprobs is not None,
         )
+
+    def logprobs(self, question: Question, record: Iteration, place: int) -> list[TokenLogprob]:
+        """The log-probabilities of the tokens that a row gained, for a question that asks for them.
+
+        Args:
+            place: of the row in the record.
+        """
+        assert question.num_logprobs is not None
+        drafted: Sequence[float] = ()
+        if record.verdict is not None:
+            drafted = record.verdict.draft_probability[place].tolist()
+        burst = Burst(
+            logits=record.logits[record.rows[place]],
+            tokens=record.tokens[place],
+            num_top=question.num_logprobs,
+            warp=warp_of(question.decoding),
+            draft_probabilities=drafted[: record.num_accepted[place]],
+        )
+        if self.name == "regular":
+            return burst.logprobs()
+        return fault_of(self.fault).logprobs(burst)
+
+    def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.
+
+        It needs memory for logits of the whole prompt, and leaves a batch that is running alone.
+        """
+        if len(prompt) == 1:
+            return []
+        target = self.pair.target
+        options: Options = {
+            "vocabulary_size": self.pair.vocabulary_size,
+            "device": target.input_device,
+        }
+        num_scored = len(prompt) - 1
+        [logits] = plain_outputs(target.model, options, list(prompt[:-1]), num_scored)
+        return token_logprobs(logits[0], prompt[1:], num_top)
 
     def _num_uniforms(self, decoding: DecodingSettings) -> int:
         """The random numbers of a row: one for each position, and one that a verification reads

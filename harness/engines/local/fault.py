@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.decoding.tree_rules import TreeRule
     from harness.decoding.verify import Offer, Verdict
     from harness.decoding.warp import BatchWarp, Warp
+    from harness.engines.local.logprobs import Burst, TokenLogprob
 
     Verification = Callable[[Offer], Verdict]
 
@@ -67,6 +68,10 @@ class Fault(Record):
         from harness.decoding.warp import BatchWarp
 
         return BatchWarp()
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them."""
+        return burst.logprobs()
 
 
 FAULTS = Registry("fault", Fault, "harness.engines.local.faults", "harness.faults")

@@ -65,11 +65,14 @@ class Taken:
     most: int
     arm: str = "arm"
     cancelled: bool = False
+    awaits_prompt: bool = False
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def take(self, tokens: list[int], num_proposed: int, num_accepted: int) -> bool:
+    def take(
+        self, tokens: list[int], num_proposed: int, num_accepted: int, logprobs: list[Any]
+    ) -> bool:
         self.tokens += tokens
         has_stopped = self.tokens[-1] in self.question.stop_tokens
         if has_stopped or len(self.tokens) >= min(self.most, self.question.max_new_tokens):
