@@ -1,4 +1,7 @@
-"""Prepared proposals of heads of every kind: the tokens are those of the eager head."""
+"""Prepared proposals of heads of every kind: the tokens are those of the eager head.
+
+The shipped EAGLE-3 head is compiled as well, through the command line: that takes many seconds.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,6 @@ KINDS = {
     "mtp": 1,
     "deep mtp": 3,
 }
-# Compiling takes many seconds. The shipped EAGLE-3 head is compiled through the command line.
-COMPILED = ["dspark", "dflash2"]
 LENGTH = 24
 
 
@@ -90,15 +91,12 @@ def prepare(
     warp: Warp,
     numbers: tuple[int, ...],
     *,
-    compiled: bool = False,
     num_rows: int = 3,
     confidence: float = 0.3,
 ) -> PreparedHead:
     vocabulary_size = target.config.vocab_size
     drafter = head.drafter(target, warp, confidence=confidence)
-    prepared = PreparedHead(
-        drafter, target, vocabulary_size, compiled=compiled, captured=not compiled
-    )
+    prepared = PreparedHead(drafter, target, vocabulary_size, compiled=False, captured=True)
     prepared.prepare(num_rows, 20 + LENGTH, numbers)
     return prepared
 
@@ -178,20 +176,6 @@ def test_the_head_of_a_hybrid(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
     counting.num_eager = 0
     assert decided(head, target, prepared, what, 3, lookup_drafter()) == expected
     assert counting.num_prepared
-    assert counting.num_eager == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", COMPILED)
-def test_compiled_proposals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Counting(monkeypatch)
-    target, head = target_and_head(kind)
-    warp = Warp(0.8)
-    prepared = prepare(head, target, warp, (3,), compiled=True)
-    what = request(PROMPTS, warp, length=LENGTH)
-    expected = decided(head, target, None, what, 3)
-    counting.num_eager = 0
-    assert decided(head, target, prepared, what, 3) == expected
     assert counting.num_eager == 0
 
 

@@ -143,9 +143,9 @@ def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatc
         prepared(model, compiled=True, captured=False)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
-def test_compiled_shapes_give_the_eager_tokens(name: str) -> None:
-    target, draft = pair(name, num_hidden_layers=1 if name == "llama" else 2)
+@pytest.mark.slow
+def test_compiled_shapes_give_the_eager_tokens() -> None:
+    target, draft = pair("llama", num_hidden_layers=1)
     fast = [
         prepared(target, compiled=True, captured=False),
         prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=True, captured=False),
@@ -155,14 +155,6 @@ def test_compiled_shapes_give_the_eager_tokens(name: str) -> None:
     assert written(*fast, request()) == written(EagerRunner(target), EagerRunner(draft), request())
     written(*fast, request(10, PROMPTS[:2]))
     assert counters["inductor"] == compilations, "all compilations belong in `prepare`"
-
-
-def test_models_of_the_same_sizes_are_not_confused() -> None:
-    """`prepare` compares compiled outputs with eager ones: it would refuse another model's code."""
-    for eps in (1e-6, 100.0):
-        model = random_model("llama", num_hidden_layers=1, rms_norm_eps=eps)
-        runner = PreparedRunner(model, compiled=True, captured=False)
-        runner.prepare(RunnerShapes(1, 60, [1]))
 
 
 def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

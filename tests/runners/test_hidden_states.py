@@ -106,10 +106,9 @@ def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
     assert_transformers_own(RUNNERS[kind](model), model, batch)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_prepared_shapes_capture_them(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_shapes_capture_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("llama")
-    runner = prepared(model, compiled=compiled)
+    runner = prepared(model)
     monkeypatch.delattr(StaticRunner, "extend")
     assert_transformers_own(runner, model, PROMPTS)
 

@@ -229,5 +229,5 @@ def compile_parts(rank: int, settings: ModelSettings) -> None:
 
 @pytest.mark.slow
 def test_split_models_are_compiled(save_model: SaveModel, tmp_path: Path) -> None:
-    settings = save_model("llama", tie_word_embeddings=True)
+    settings = save_model("llama", tie_word_embeddings=True, num_hidden_layers=1)
     run_two_ranks(partial(compile_parts, settings=settings), tmp_path)

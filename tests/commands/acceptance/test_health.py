@@ -21,7 +21,7 @@ from in_process import Harness, results
 from served import serving
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
-ASKED = ["num_prompts=40", "batch_size=8", "decoding.max_new_tokens=64", "up_to=4"]
+ASKED = ["num_prompts=20", "batch_size=10", "decoding.max_new_tokens=64", "up_to=4"]
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
@@ -65,7 +65,7 @@ def read_the_token_before() -> None:
 
 def without_its_window(directory: Path) -> Planted:
     """A draft with a sliding window, which the server reads as full attention."""
-    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2}
     changed(copied("tiny_draft", directory), **window)
     return ["draft=tiny_draft"], [f"draft={directory}"]
 

@@ -101,7 +101,8 @@ def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
     assert ends(request)["acceptance_rate_before_end"] is None
 
 
-QUICK = ["latency", "num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=160"]
+QUICK = ["latency", "model=tiny_draft", "draft=tiny_draft", "num_prompts=3", "num_warmup=0"]
+QUICK += ["decoding.max_new_tokens=160"]
 
 
 def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:

@@ -9,7 +9,7 @@ from harness.runners.compiled import PreparedRunner
 from in_process import Harness, results
 from tiny_checkpoints import save_talkative_pair
 
-FEW = ["num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=32", "num_resamples=100"]
+FEW = ["num_prompts=3", "num_warmup=0", "decoding.max_new_tokens=16", "num_resamples=100"]
 
 
 def test_a_sweep_measures_hybrids(harness: Harness) -> None:

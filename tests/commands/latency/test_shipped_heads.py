@@ -60,7 +60,8 @@ def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
 
 @pytest.mark.slow
 def test_a_compiled_head_changes_no_text(harness: Harness) -> None:
-    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24", "decoding=greedy"]
+    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "decoding=greedy"]
+    few += ["decoding.num_draft_tokens=2"]
     said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr
     assert mentions(said, "tiny_eagle3", "runner=compiled")
     row = results().iloc[-1]

@@ -283,7 +283,7 @@ def loud_reference(dtype: torch.dtype) -> ModelReference:
     return open_reference(Pair(loaded, None, tokenizer=None), DecodingSettings())  # type: ignore[arg-type]
 
 
-LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 25)]
+LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 13)]
 
 
 def greedy_text(

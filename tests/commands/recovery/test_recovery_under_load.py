@@ -205,8 +205,8 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
     server = EchoServer(dialect="openai")
     with serving(server) as url:
         outcome = harness(
-            "recovery", "model=tiny", *QUICK, "engine=server", "engine.chat=true",
-            f"engine.url={url}", code=3,
+            "recovery", "model=tiny_draft", *QUICK, "engine=server",
+            "engine.chat=true", f"engine.url={url}", code=3,
         )  # fmt: skip
     assert "answers are compared with those of the same server alone" in outcome.stderr
     rows = results("recovery")
@@ -224,18 +224,20 @@ def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
 
     server = EchoServer(version="0.32.0")
     with serving(server) as url:
-        asked = ["recovery", "model=tiny", *QUICK, "engine=server", "engine.chat=true"]
-        asked.append(f"engine.url={url}")
-        everything = harness(*asked, code=3)
+        asked = ["recovery", "model=tiny_draft", *QUICK, "engine=server"]
+        asked += ["engine.chat=true", f"engine.url={url}"]
+        outcome = harness(*asked, "samplings=[as_asked,top_k]", code=3)
         assert any(body.get("top_k", 0) > 0 for body in server.bodies)
+        assert not any(body.get("top_p", 1) < 1 for body in server.bodies)
         server.bodies.clear()
-        fewer = harness(*asked, "samplings=[as_asked,top_p]", code=3)
-    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
-    without = "samplings=[as_asked,temperature,top_p,min_p"
-    assert mentions(everything.stderr, "top_k may end this server", "known-faults.md", without)
-    assert "may end this server" not in fewer.stderr
-    tested = results("recovery")["sampling"].dropna()[-2:]
-    assert list(tested) == ["as asked, beside those alone", "top_p=0.8, beside those alone"]
+        server.fail_every = 1
+        without = harness(*asked, "samplings=[as_asked,top_p]", code=1)
+        assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
+    assert mentions(outcome.stderr, "top_k may end this server", "known-faults.md")
+    assert "samplings=[as_asked]" in outcome.stderr, "the command without it"
+    assert "may end this server" not in without.stderr
+    tested = results("recovery")["sampling"].dropna()[:2]
+    assert list(tested) == ["as asked, beside those alone", "top_k=5, beside those alone"]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,6 @@ def test_a_server_that_draws_nothing_is_not_called_lossless(harness: Harness) ->
             return True
 
     with serving(Greedy()) as url:
-        asked = ["model=tiny", *QUICK, "engine=server", f"engine.url={url}"]
+        asked = ["model=tiny_draft", *QUICK, "engine=server", f"engine.url={url}"]
         outcome = harness("recovery", *asked, code=1)
     assert mentions(outcome.complaint, "refuses temperature=3", "decoding=greedy")
