@@ -5,9 +5,9 @@ and what to type next. Everything else is in its `summary.txt`, which `details=t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from harness.commands.words import device_of, pair_name
+from harness.commands.words import device_of, lossy_rule, pair_name, typed_again
 from harness.results.schema import RunRow
 from harness.tables.table import Answer, Bars, Line, Table
 
@@ -20,6 +20,15 @@ class Step(NamedTuple):
 
     text: str
     command: str
+
+
+def lossless_again(row: Any) -> Step | None:
+    """The same with a lossless rule; None where the rule is no reason for a loss."""
+    if lossy_rule(row) is None:
+        return None
+    changes = ["rule=deepmind"] if row.rule not in (None, "deepmind") else []
+    changes += ["lenience=1"] if row.lenience not in (None, 1) else []
+    return Step("lossless", typed_again(" ".join(changes)))
 
 
 def heading(row: RunRow, settings: str) -> str:

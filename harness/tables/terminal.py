@@ -211,7 +211,10 @@ def _print_parts(
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
     room = console.width - 1 - margin
-    parts = _parts(columns, [want.least for want in wants], room)
+    least = [want.least for want in wants]
+    if is_bare:
+        least = [max(want.least, min(want.most, _UNBROKEN)) for want in wants]
+    parts = _parts(columns, least, room)
     for part in parts[:1] if is_bare else parts:
         drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
         if is_bare:

@@ -16,7 +16,7 @@ from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
 from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
-from harness.commands.eval.tables import eval_document
+from harness.commands.eval.tables import eval_answer, eval_details
 from harness.commands.eval.tasks import Problem, Task, tokens_with
 from harness.engines.local.batches import in_batches
 from harness.engines.protocol import Question
@@ -60,7 +60,8 @@ class Evaluation(Experiment):
         smallest_batch: the fewest questions that were answered together; None before any.
     """
 
-    document = staticmethod(eval_document)
+    document = staticmethod(eval_answer)
+    details = staticmethod(eval_details)
 
     def __init__(self, settings: EvalSettings) -> None:
         # A batch has one seed, so that it is never larger than the questions of a seed.

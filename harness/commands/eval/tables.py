@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from harness.commands.answers import Step, answer, heading, lossless_again
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.tables.run import ACCEPTED, ARM
 from harness.commands.names import Name, Named, named_runs
 from harness.commands.published import MULTIPLICATION_NOTE
 from harness.commands.read_runs import Run
 from harness.commands.words import (
+    arm_name,
     common_settings,
     device_of,
     lossy_warning,
     pair_name,
     settings_line,
     smaller_batch,
-    title,
+    typed_again,
 )
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Column, Document, Line, Table, interval, number, sentences
+from harness.tables.table import (
+    Answer,
+    Bar,
+    Bars,
+    Column,
+    Document,
+    Line,
+    Table,
+    interval,
+    number,
+    sentences,
+)
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
@@ -28,15 +41,81 @@ _NO_WIDTH = (
 )
 
 
-def eval_document(rows: Sequence[EvalRow]) -> Document:
-    """The document that `eval` prints; empty where nothing was answered."""
+def eval_answer(rows: Sequence[EvalRow]) -> Answer:
+    """Whether the arms differ, in a dozen lines; empty where nothing was answered."""
     merged = merged_rows(rows)
     if all(row.accuracy is None for row in merged):
         return []
-    # The sentences have K and the difference, for which 80 columns have no room.
+    bars = [_bar(row) for row in merged if row.accuracy is not None]
+    return answer(
+        heading(merged[-1], settings_line(rows)),
+        _finding(merged[-1]),
+        [Bars(tuple(bars), whole=1.0)],
+        doubts=_doubts(merged[-1]),
+        steps=_next_steps(rows),
+    )
+
+
+def eval_details(rows: Sequence[EvalRow]) -> Document:
+    """The accuracies of each arm and seed, and sentences about them."""
+    # The sentences have K and the difference.
     table = _table(_lines_of(Run(list(rows))), without={"K", "difference", "McNemar p"})
-    heading = Line(title(merged[0]), "strong")
-    return [heading, Line(settings_line(rows), "dim"), table, *_sentences(merged)]
+    return [table, *_sentences(merged_rows(rows))]
+
+
+def _bar(row: EvalRow) -> Bar:
+    figures = [f"{_percent(row.accuracy or 0)} % correct"]
+    if row.wilson_low is not None and row.wilson_high is not None:
+        figures.append(f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}")
+    if row.ms_per_answer is not None:
+        figures.append(f"{row.ms_per_answer:.2f} ms/answer")
+    return Bar(arm_name(row), row.accuracy or 0.0, tuple(figures))
+
+
+def _finding(row: EvalRow) -> Line:
+    """`no significant difference: +1.0 points`, `less accurate by 2.1 points`."""
+    if row.status == "failed":
+        return Line("no verdict", "warning", f"{row.error}")
+    if row.difference is None or row.mcnemar_p_value is None:
+        asked = f"95 % interval {_wilson(row)}, over {row.num_prompts} questions"
+        return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
+    points = 100 * row.difference.estimate
+    bounds = interval(row.difference, digits=1, scale=100)
+    certainty = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
+    if not _differs(row):
+        return Line(f"no significant difference: {points:+.1f} points", "strong", certainty)
+    if points < 0:
+        return Line(f"less accurate by {-points:.1f} points", "bad", certainty)
+    return Line(f"more accurate by {points:.1f} points", "good", certainty)
+
+
+def _doubts(row: EvalRow) -> list[str]:
+    doubts = []
+    if row.status != "ok":
+        doubts.append(f"{row.status}: the figures cover {row.num_prompts} questions only.")
+    if lossy := lossy_warning(row):
+        doubts.append(lossy)
+    if row.identical_prompts is not None and row.num_prompts is not None:
+        num_differing = row.num_prompts - row.identical_prompts
+        # Elsewhere ties break differently.
+        if num_differing and _is_exact(row):
+            doubts.append(_identity(row, num_differing))
+    return doubts
+
+
+def _next_steps(rows: Sequence[EvalRow]) -> Iterator[Step]:
+    row = merged_rows(rows)[-1]
+    if row.difference is None or row.status != "ok":
+        return
+    if _differs(row):
+        pair = f"model={row.model} draft={row.draft}"
+        yield lossless_again(row) or Step("is it lossless?", f"harness recovery {pair}")
+    elif row.operands:
+        num_seeds = len({each.seed for each in rows} - {"all"})
+        num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
+        lowest, highest = map(int, row.operands.split("-"))
+        if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
+            yield Step("half the interval", typed_again(f"num_prompts={num_prompts}"))
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
@@ -134,7 +213,7 @@ def _table(lines: Sequence[Named], without: set[str], title: str = "", about: st
         ARM[0].at("row"),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
-        Column("Wilson\n95 %", of=_wilson),
+        Column("Wilson\n95 %", of=_wilson).at("row"),
         Column("parsed", of="row.num_parsed", optional=True),
         Column("difference", _difference, "row.difference", optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
@@ -174,8 +253,7 @@ def _with_margin(line: Named) -> str | None:
     return f"{_percent(rate)} ± {_percent(high - rate)}"
 
 
-def _wilson(line: Named) -> str | None:
-    row = line.row
+def _wilson(row: EvalRow) -> str | None:
     if row.wilson_low is None or row.wilson_high is None:
         return None
     return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
@@ -195,7 +273,7 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         lines.append(_verdict(row))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
-    repeated = resumed = partial = None
+    repeated = resumed = None
     different = row.num_different_prompts or row.num_prompts
     if row.num_prompts is not None and different != row.num_prompts:
         repeated = f"{row.num_prompts:,} questions, {different:,} different."
@@ -207,11 +285,7 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
         earlier = "with their times, are from earlier runs of this command"
         resumed = f"{answers}, {earlier}; resume=false measures again."
-    if row.status != "ok":
-        partial = f"{row.status}: the figures cover {row.num_prompts} questions only."
-    return lines + sentences(
-        "warning", repeated, resumed, lossy_warning(row), smaller_batch(row), partial
-    )
+    return lines + sentences("warning", repeated, resumed, smaller_batch(row), *_doubts(row))
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:
@@ -219,8 +293,12 @@ def _identity(row: EvalRow, num_differing: int) -> str:
     if not num_differing:
         return f"The greedy answers of both arms are identical on all {questions}."
     expected = "In this number format ties may break differently."
-    if row.dtype == "float32" and row.quantization == "none":
+    if _is_exact(row):
         expected = "In float32 they must not."
     return (
         f"The greedy answers of the two arms differ on {num_differing} of {questions}. {expected}"
     )
+
+
+def _is_exact(row: EvalRow) -> bool:
+    return row.dtype == "float32" and row.quantization == "none"

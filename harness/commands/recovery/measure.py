@@ -31,7 +31,7 @@ from harness.commands.recovery.lossless import (
 from harness.commands.recovery.prefix_distribution import PrefixDistribution
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import recovery_document, summarise
+from harness.commands.recovery.tables import recovery_answer, recovery_details, summarise
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import RunError, VerdictError
 from harness.engines.checks.divergence import Divergence, first_divergence
@@ -52,7 +52,8 @@ from harness.records.experiment import Experiment
 class Recovery(Experiment):
     """A greedy comparison, then draws compared with the target's exact distribution."""
 
-    document = staticmethod(recovery_document)
+    document = staticmethod(recovery_answer)
+    details = staticmethod(recovery_details)
 
     def __init__(self, settings: RecoverySettings) -> None:
         self.settings = settings

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from harness.commands.answers import Step, answer, heading, lossless_again
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
@@ -23,12 +24,15 @@ from harness.commands.words import (
     pair_name,
     settings_line,
     synthetic_in_words,
-    title,
     too_long_warning,
+    typed_again,
 )
+from harness.results.runner_names import RunnerNames
 from harness.results.statistics.interval import counted
-from harness.tables.table import Column, Document, Line, Style, Table, sentences
+from harness.tables.table import Answer, Column, Document, Line, Style, Table, sentences
 
+# Checks that an answer shows.
+_MOST_CHECKS = 4
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 _HEADLINES = {
@@ -110,6 +114,17 @@ class Checks:
             number += f"; {len(self.sampled) - num_tests} more tested nothing"
         return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
 
+    def in_brief(self) -> str:
+        """The same in one line: `15 of 15 greedy texts identical; 60,000 draws follow the target's distribution`."""
+        parts = [f"{_identical(row)} greedy texts identical" for row in self.greedy]
+        if self.sampled:
+            failed = sum(row.verdict == "lossy" for row in self.tested)
+            result = "follow the target's distribution"
+            if failed:
+                result = f"fail {failed} of {counted(len(self.tested), 'test')}"
+            parts.append(f"{self.num_draws:,} draws {result}")
+        return "; ".join(parts)
+
     def fine_print(self) -> list[Line]:
         """How small a loss the tests can see."""
         if not self.sampled:
@@ -176,15 +191,18 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
         problem = f"{shift} with a chance of only {_share(weakest.power)}"
         advice = "raise num_draws, shift or decoding.temperature"
     if num_draws_needed:
-        # Rounded up to two digits: 12345 becomes 13000.
-        unit = 10 ** (len(str(num_draws_needed)) - 2)
-        enough = math.ceil(num_draws_needed / unit) * unit
-        advice = f"num_draws={enough} would be enough"
+        advice = f"num_draws={_rounded_up(num_draws_needed)} would be enough"
     return f"{problem}; {advice}"
 
 
-def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
-    """The document that `recovery` prints; empty where no check was finished."""
+def _rounded_up(number: int) -> int:
+    """To two digits: 12345 becomes 13000."""
+    unit = 10 ** (len(str(number)) - 2)
+    return math.ceil(number / unit) * unit
+
+
+def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
+    """The verdict in a dozen lines; empty where no check was finished."""
     row = rows[0]
     if row.check is None:
         return []
@@ -194,27 +212,90 @@ def recovery_document(rows: Sequence[RecoveryRow]) -> Document:
     asked = dataclasses.replace(
         rows[-1], num_prompts=num_prompts, num_draft_tokens=row.num_draft_tokens
     )
-    planted = made_up = loaded = refused = None
-    if row.fault != "none":
-        planted = f"A control: fault={row.fault} was planted, and the checks must find it."
-    if row_labels := labels(row):
-        made_up = f"With {' and '.join(row_labels)}: this says nothing about the pair itself."
+    settings = settings_line([asked])
+    if row.load is not None:
+        in_flight = f"{row.load} requests in flight"
+        settings = f"{in_flight} · {settings_line([dataclasses.replace(asked, batch_size=None)])}"
+    checks = Checks(rows)
+    failed = [check for check in rows if check.verdict == "lossy" and check not in checks.overall]
+    shown = [*checks.overall, *failed][:_MOST_CHECKS]
+    columns = (
+        Column("check", text=True, of=_check),
+        Column("K", of="num_draft_tokens", identifies_row=True),
+        Column("draws", "{:,}".format, "num_draws", optional=True),
+        Column("outcome", of=_outcome),
+        Column("verdict", of="verdict"),
+        Column("p-value", _p_value, "p_value", optional=True),
+        Column("power", _share, "power", optional=True),
+    )
+    return answer(
+        heading(row, settings),
+        _finding(rows),
+        [Table.of("recovery", "", shown, columns, look="bare")],
+        doubts=_doubts(rows),
+        steps=_next_steps(rows),
+    )
+
+
+def recovery_details(rows: Sequence[RecoveryRow]) -> Document:
+    """Every check, what they show, and how small a loss they can see."""
+    row = rows[0]
+    loaded = refused = None
     if row.load is not None:
         loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_drawn(rows)}"
     if rows[-1].refused:
         refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
     summary = summarise(rows)
     document: list[Table | Line] = [
-        Line(title(row), "strong"),
-        Line(f"{settings_line([asked])} · seed {row.seed}", "dim"),
         _checks(rows),
         *sentences("dim", loaded, refused),
-        *sentences("warning", planted, made_up, too_long_warning(row)),
+        *sentences("warning", *_doubts(rows)),
         Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
     ]
     if summary.verdict in _STYLES:
         document += Checks(rows).fine_print()
     return document
+
+
+def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
+    """What the verdict is not about, the most serious first."""
+    row = rows[0]
+    doubts = []
+    if row.fault != "none":
+        doubts.append(f"A control: fault={row.fault} was planted, and the checks must find it.")
+    if row_labels := labels(row):
+        doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
+    if too_long := too_long_warning(row):
+        doubts.append(too_long)
+    return doubts
+
+
+def _finding(rows: Sequence[RecoveryRow]) -> Line:
+    """`lossless`, and what it rests on in one line."""
+    summary = summarise(rows)
+    if summary.verdict not in _STYLES:
+        return Line(f"no verdict: {summary.verdict}", "warning", "these checks were finished")
+    reason = summary.in_short.partition(": ")[2]
+    if summary.verdict == "undecided":
+        return Line("cannot tell", "warning", reason)
+    is_by_definition = summary.verdict == "lossy" and all(row.verdict != "lossy" for row in rows)
+    because = reason if is_by_definition else Checks(rows).in_brief()
+    return Line(summary.verdict, _STYLES[summary.verdict], because)
+
+
+def _next_steps(rows: Sequence[RecoveryRow]) -> Iterator[Step]:
+    row = rows[0]
+    verdict = summarise(rows).verdict
+    num_draws_needed = max(each.num_draws_needed or 0 for each in rows)
+    target_runner = RunnerNames.parse(row.runner or "").target
+    if verdict == "undecided" and num_draws_needed:
+        yield Step("enough draws", typed_again(f"num_draws={_rounded_up(num_draws_needed)}"))
+    elif verdict == "lossless" and row.load is None and row.engine == "local":
+        yield Step("as a service uses it", typed_again("load=8"))
+    elif verdict == "lossy" and row.lossy:
+        yield from filter(None, [lossless_again(row)])
+    elif verdict == "lossy" and row.fault == "none" and target_runner not in ("", "eager"):
+        yield Step("is the runner the cause?", typed_again("runner=eager"))
 
 
 def _drawn(rows: Sequence[RecoveryRow]) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.eval.tables import accuracy_table, eval_document
+from harness.commands.eval.tables import accuracy_table, eval_answer, eval_details
 from harness.commands.read_runs import Run
+from harness.config.machine import note_command_line
 from harness.tables.table import Table
-from harness.tables.terminal import print_document
+from harness.tables.terminal import as_text, print_document
 from wording import mentions
 
 ARM = {
@@ -37,7 +38,7 @@ def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
 
 
 def printed(of: list[EvalRow], capsys: pytest.CaptureFixture[str]) -> str:
-    print_document(eval_document(of))
+    print_document([*eval_answer(of), *eval_details(of)])
     return capsys.readouterr().out
 
 
@@ -45,28 +46,60 @@ def headings(table: Table) -> list[str]:
     return [column.heading.replace("\n", " ") for column in table.shown()[0]]
 
 
-def test_one_seed_is_printed_once_and_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(rows("0"), capsys)
-    box = [line for line in shown.splitlines() if line[:1] in "╭│├╰"]
+    box = [line for line in shown.splitlines() if line and line[0] in "╭│├╰"]
     assert len(box) == 7, "two lines of headings, two arms, three rules"
-    assert max(map(len, box)) <= 80
     for cell in ("42.5 ± 3.1", "39.5 to 45.6", "990", "12.35", "61.0%"):
         assert cell in shown
-    assert "13B with draft 7B on a GPU" in shown
-    assert "multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16" in shown
+    head = "13B + 7B · a GPU · multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16"
+    assert head in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding", "command"),
+    [
+        ({}, "no significant difference: +1.0 points", "num_prompts=4000"),
+        (
+            {"mcnemar_p_value": 0.01},
+            "more accurate by 1.0 points",
+            "harness recovery model=13B draft=7B",
+        ),
+        (
+            {"mcnemar_p_value": 0.01, "difference": -0.021, "lossy": True, "rule": "typical"},
+            "less accurate by 2.1 points",
+            "rule=deepmind",
+        ),
+        ({"status": "failed", "error": "out of memory"}, "no verdict", ""),
+        (
+            {"difference": None, "difference_low": None, "difference_high": None},
+            "42.5 % correct",
+            "",
+        ),
+    ],
+)
+def test_the_answer_is_short(changes: dict[str, Any], finding: str, command: str) -> None:
+    note_command_line(["eval"])
+    text = as_text(eval_answer(rows("0", **changes)), 80)
+    # `Saved` is the twelfth.
+    assert len(text.splitlines()) <= 11
+    assert max(map(len, text.splitlines())) <= 80
+    assert finding in text
+    assert ("Next" in text) == bool(command)
+    assert command in " ".join(text.split())
 
 
 def test_an_interval_without_width_is_explained() -> None:
-    table, *_ = (part for part in eval_document(rows("0")) if isinstance(part, Table))
+    table, *_ = (part for part in eval_details(rows("0")) if isinstance(part, Table))
     assert not table.notes
     perfect = rows("0", accuracy=1.0, wald_low=1.0, wald_high=1.0)
-    table, *_ = (part for part in eval_document(perfect) if isinstance(part, Table))
+    table, *_ = (part for part in eval_details(perfect) if isinstance(part, Table))
     assert "100.0 ± 0.0" in table.shown()[1][0]
     assert mentions(table.notes[0], "Wald", "no width", "Wilson")
 
 
 def test_several_seeds_are_printed_with_their_merged_rows() -> None:
-    (table,) = (part for part in eval_document(rows("0", "1")) if isinstance(part, Table))
+    (table,) = (part for part in eval_details(rows("0", "1")) if isinstance(part, Table))
     assert "seed" in headings(table)
     seeds = [texts[headings(table).index("seed")] for texts in table.shown()[1]]
     assert seeds == ["0", "0", "1", "1", "all", "all"]
@@ -119,7 +152,7 @@ def test_what_is_said_of_it(
 
 
 def test_nothing_answered_prints_nothing() -> None:
-    assert eval_document(rows(accuracy=None)) == []
+    assert eval_answer(rows(accuracy=None)) == []
 
 
 def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:

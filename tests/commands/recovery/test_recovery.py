@@ -11,7 +11,12 @@ from in_process import Harness, results
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
-SMALL = ["num_prompts=3", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2"]
+SMALL = [
+    "num_prompts=3",
+    "decoding.max_new_tokens=8",
+    "decoding.num_draft_tokens=2",
+    "details=true",
+]
 
 
 @pytest.fixture(scope="module")

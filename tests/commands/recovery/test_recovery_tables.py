@@ -13,13 +13,15 @@ from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     losses,
-    recovery_document,
+    recovery_answer,
+    recovery_details,
     recovery_table,
     summarise,
 )
+from harness.config.machine import note_command_line
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Line, Table
-from harness.tables.terminal import print_document
+from harness.tables.terminal import as_text, print_document
 from wording import mentions
 
 RUN = {
@@ -48,7 +50,7 @@ def rows(*changes: dict[str, Any], **of_all: Any) -> list[RecoveryRow]:
 
 
 def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
-    print_document(recovery_document(of))
+    print_document([*recovery_answer(of), *recovery_details(of)])
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -92,7 +94,7 @@ def test_what_was_not_tested_is_not_called_exact() -> None:
     assert "only one outcome that is expected often enough" in summary.in_short
     shown = " ".join(
         part.text
-        for part in recovery_document(rows({}, untested, untested))
+        for part in recovery_details(rows({}, untested, untested))
         if isinstance(part, Line)
     )
     assert "is seen with" not in shown
@@ -122,7 +124,7 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
         "logit_tolerance": 0.3,
     }
     shown = printed(rows(parted | {"dtype": "bfloat16"}, {"rounding": 25.0}), capsys)
-    assert "15 prompts (tiny) · K=4 · temperature 0.5 · float32 · seed 0" in shown
+    assert "15 prompts (tiny) · K=4 · temperature 0.5 · float32" in shown
     assert "within the rounding of bfloat16, 0.3" in shown
     assert "χ² 27.0, df 29" in shown
     assert "sampled, 5 prompts" in shown
@@ -140,14 +142,50 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing was sampled" in printed(rows()[:1], capsys)
 
 
+@pytest.mark.parametrize(
+    ("of", "finding"),
+    [
+        (rows(), "lossless 15 of 15 greedy texts identical; 25,000 draws follow"),
+        (
+            rows({"verdict": "lossy", "identical_prompts": 9}),
+            "lossy 9 of 15 greedy texts identical",
+        ),
+        (rows({}, {"verdict": "lossy"}), "25,000 draws fail 1 of 2 tests"),
+        (rows(lossy=True, rule="typical"), "lossy rule typical is lossy by definition"),
+        (rows(status="interrupted"), "no verdict: interrupted"),
+    ],
+)
+def test_the_answer_is_short(of: list[RecoveryRow], finding: str) -> None:
+    lines = as_text(recovery_answer(of), 80).splitlines()
+    # `Saved` is the twelfth.
+    assert len(lines) <= 11
+    assert max(map(len, lines)) <= 80
+    assert finding in " ".join(" ".join(lines).split())
+
+
+def test_what_to_type_next() -> None:
+    def shown(of: list[RecoveryRow]) -> str:
+        note_command_line(["recovery", "K=4", "rule=typical"])
+        return " ".join(as_text(recovery_answer(of), 80).split())
+
+    weak = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12345}
+    assert "cannot tell 25,000 draws" in shown(rows({}, weak, weak))
+    assert "harness recovery K=4 rule=typical num_draws=13000" in shown(rows({}, weak, weak))
+    assert "load=8" in shown(rows(engine="local"))
+    assert "Next" not in shown(rows(engine="server"))
+    assert "harness recovery K=4 rule=deepmind" in shown(rows(lossy=True, rule="typical"))
+    assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static"))
+    assert "Next" not in shown(rows({"verdict": "lossy"}, runner="static", fault="lenience"))
+
+
 def test_a_run_without_a_check_prints_nothing() -> None:
-    assert recovery_document([RecoveryRow(**(RUN | {"status": "failed"}))]) == []
+    assert recovery_answer([RecoveryRow(**(RUN | {"status": "failed"}))]) == []
 
 
 def test_one_run_is_shown_by_its_checks() -> None:
     table = recovery_table([Run(rows())])
     assert [row.cells[0] for row in table.rows] == ["greedy", "sampled, 5 prompts"]
-    printed_table = next(part for part in recovery_document(rows()) if isinstance(part, Table))
+    printed_table = next(part for part in recovery_details(rows()) if isinstance(part, Table))
     assert printed_table.rows == table.rows
     assert table.notes == ("Verdict: lossless.",)
     table = recovery_table([Run(rows(fault="lenience"))])
@@ -196,7 +234,7 @@ def test_the_verdict_has_its_colour() -> None:
         sentence = summarise(of).sentence
         return next(
             part.style
-            for part in recovery_document(of)
+            for part in recovery_details(of)
             if isinstance(part, Line) and part.text == sentence
         )
 

@@ -34,6 +34,7 @@ DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1
 UNDER_LOAD = [name for name, fault in FAULTS.all().items() if fault.only_in_batches]
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
 QUICK = [
+    "details=true",
     "num_prompts=3",
     "decoding.max_new_tokens=12",
     "decoding.num_draft_tokens=2",
