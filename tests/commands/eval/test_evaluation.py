@@ -39,7 +39,7 @@ def configuration(taught: tuple[Path, Path], tmp_path: Path) -> dict[str, Any]:
         "draft": {"name": "taught_draft", "repository": str(taught[1])},
         "decoding": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": False},
         "placement": {"strategy": "cpu"},
-        "results": {"file": str(tmp_path / "results" / "eval.csv")},
+        "results": {"file": str(tmp_path / "results" / "eval.csv"), "details": True},
         "chat_template": "never",
         "operands": list(OPERANDS),
         "seeds": [0, 1],
