@@ -338,6 +338,8 @@ MISTAKES = {
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for models and heads, not for draft=lookup",
     "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",
     "serve draft.tree=dynamic": "draft.tree=dynamic: must be chain with serve",
+    "recovery fault=logprobs_zero": "fault=logprobs_zero: changes nothing in texts",
+    "serve fault=logprobs_zero draft=none": "fault=logprobs_zero: changes nothing with draft=none",
     "recovery fault=lenience decoding=greedy": "fault=lenience: changes nothing at decoding.temperature=0",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",

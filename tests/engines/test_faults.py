@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
 from harness.engines.local.fault import FAULTS, fault_names, fault_of
+from harness.engines.local.logprobs import Burst
 from verifiers import arguments
 
 
@@ -28,9 +30,42 @@ def test_a_fault_takes_every_kind_of_draft(
     same = torch.equal(verdict.next_token, honest.next_token)
     # All but the first are mistakes elsewhere than in the verification.
     in_batches = {name for name, one in FAULTS.all().items() if one.only_in_batches}
-    elsewhere = {"none", "lenience", "rollback_off_by_one", *in_batches}
+    beside_texts = {name for name, one in FAULTS.all().items() if not one.in_texts}
+    elsewhere = {"none", "lenience", "rollback_off_by_one", *in_batches, *beside_texts}
     assert same is (fault in elsewhere - {"argmax_beyond_two_rows"})
     if fault == "residual_warped_twice" and not drawn:
         recovered = verdict.num_accepted < lengths
         rejected = tokens[recovered, verdict.num_accepted[recovered]]
         assert (verdict.next_token[recovered] != rejected).all()
+
+
+def test_log_probabilities_of_a_burst_and_each_mistake_in_them() -> None:
+    warp = Warp(0.5, 2, 1.0)
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    tokens = [1, 0, 5]
+    burst = Burst(logits, tokens, num_top=2, warp=warp, draft_probabilities=[0.25, 0.0])
+    raw = logits.log_softmax(-1)
+    honest = [float(raw[place, token]) for place, token in enumerate(tokens)]
+    drawn = warp(logits).log().clamp(min=-9999)
+    expected = {
+        "none": honest,
+        "lenience": honest,
+        "logprobs_of_draft": [math.log(0.25), -9999, honest[2]],
+        "logprobs_of_previous_position": [honest[0], float(raw[0, 0]), float(raw[1, 5])],
+        "logprobs_after_temperature": [
+            float(drawn[place, one]) for place, one in enumerate(tokens)
+        ],
+        "logprobs_missing_in_bursts": honest[2:],
+        "logprobs_zero": [0.0, 0.0, 0.0],
+    }
+    assert {name for name, one in FAULTS.all().items() if not one.in_texts} < set(expected)
+    for fault, values in expected.items():
+        found = fault_of(fault).logprobs(burst)
+        assert [one.logprob for one in found] == pytest.approx(values), fault
+        places = [2] if fault == "logprobs_missing_in_bursts" else [0, 1, 2]
+        assert [(one.place, one.token) for one in found] == [(one, tokens[one]) for one in places]
+    likeliest = raw[1].topk(2)
+    top = list(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
+    assert [token for token, _ in burst.logprobs()[1].top] == [token for token, _ in top]
+    assert [one for _, one in burst.logprobs()[1].top] == pytest.approx([one for _, one in top])
+    assert burst.logprobs()[1].rank == 1 + int((raw[1] > raw[1, 0]).sum())

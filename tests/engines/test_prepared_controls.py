@@ -34,7 +34,11 @@ Control = tuple[DecodingSettings, str]
 CONTROLS: list[Control] = [
     (COIN, "none"),
     (DECODING, "none"),
-    *((DECODING, name) for name, one in FAULTS.all().items() if not one.only_in_batches),
+    *(
+        (DECODING, name)
+        for name, one in FAULTS.all().items()
+        if one.in_texts and not one.only_in_batches
+    ),
 ]
 # The others differ in decisions alone.
 CONTROLS_OF_PASSES: list[Control] = [

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -17,22 +16,10 @@ from harness.commands.serve.service import Service
 from harness.config.settings import ModelSettings
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine
 from harness.models.case import Demand
 from some_settings import settings_of
 
 BATCH_SIZE = 6
-
-
-class FaultyKeeper(PairKeeper):
-    """Opens every engine with a fault."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self._fault = fault
-
-    def open(self, *arguments: Any, **options: Any) -> Engine:
-        return super().open(*arguments, **options | {"fault": self._fault})
 
 
 @contextmanager
@@ -41,9 +28,15 @@ def faulty_service(directory: Path, fault: str) -> Iterator[str]:
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
     settings = settings_of(
-        ServeSettings, model=target, draft=draft, batch_size=BATCH_SIZE, runner="eager", port=0
+        ServeSettings,
+        model=target,
+        draft=draft,
+        batch_size=BATCH_SIZE,
+        runner="eager",
+        port=0,
+        fault=fault,
     )
-    keeper = FaultyKeeper(fault)
+    keeper = PairKeeper()
     keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
     keeper.load()
     service = Service(keeper, settings, lambda message: None)

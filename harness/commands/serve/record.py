@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.config.engines import Abilities
 from harness.config.machine import is_loopback
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
+from harness.engines.local.fault import fault_names, fault_of
 from harness.records.command import Command
 
 
@@ -26,6 +27,8 @@ class ServeSettings(RunSettings):
         max_body_mb: the largest request, in MB (10^6 bytes).
         max_logprobs: the most tokens that a request may ask for at each position; -1 for the whole
             vocabulary.
+        fault: a mistake planted on purpose in the answers under /v1, which tests of servers must find;
+            those under /regular/v1 have none.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +39,7 @@ class ServeSettings(RunSettings):
     max_new_tokens: int = 256
     max_body_mb: float = 1.0
     max_logprobs: int = 20
+    fault: str = field(default="none", metadata={"choices": fault_names})
 
     MAY_IDLE = True
 
@@ -54,6 +58,10 @@ class ServeSettings(RunSettings):
         require(
             not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel"
         )
+        fault_of(self.fault)  # refuses unknown names
+        is_planted = self.fault != "none"
+        rule = "changes nothing with draft=none"
+        require(self.draft is not None or not is_planted, "fault", rule, self.fault)
         default = self.decoding.max_new_tokens
         rule = f"must be at most max_new_tokens={self.max_new_tokens}"
         require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)

@@ -253,8 +253,15 @@ class Service:
             time.sleep(_FIRST_SAMPLE_S)
             thread_choice.choose()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
+        if settings.fault != "none":
+            self._say(f"fault={settings.fault} is planted: answers under /v1 are wrong on purpose")
         engine = self._keeper.open(
-            settings, decoding, settings.batch_size, settings.max_prompt_tokens, say=self._say
+            settings,
+            decoding,
+            settings.batch_size,
+            settings.max_prompt_tokens,
+            say=self._say,
+            fault=settings.fault,
         )
         # Compiled code has its number of threads in it, so that the first choice stays.
         is_compiled = "compiled" in RunnerNames.parse(engine.runner or "")

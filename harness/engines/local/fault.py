@@ -1,4 +1,4 @@
-"""Mistakes planted in speculative decoding on purpose, which a test of losslessness must catch: `recovery fault=NAME`.
+"""Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
 in `engines/local/faults/`, and no other file names it. It takes the place of the real rule, warp or runner, compares by
@@ -27,6 +27,7 @@ class Fault(Record):
     """A mistake; this class plants none.
 
     Attributes:
+        in_texts: whether texts change; else the log-probabilities that `serve` returns with them, alone.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
         in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
@@ -35,6 +36,7 @@ class Fault(Record):
     """
 
     name = "none"
+    in_texts: ClassVar[bool] = True
     in_greedy_texts: ClassVar[bool] = False
     in_trees: ClassVar[bool] = False
     fewest_rows: ClassVar[int] = 1
@@ -48,6 +50,8 @@ class Fault(Record):
 
     def is_idle(self, decoding: DecodingSettings) -> str | None:
         """The settings of decoding with which it changes nothing, in words; None where it does."""
+        if not self.in_texts:
+            return "in texts, but in the log-probabilities of serve"
         is_greedy = decoding.temperature == 0
         return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 

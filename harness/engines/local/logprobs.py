@@ -14,7 +14,7 @@ from harness.decoding.warp import Warp
 # Positions that are computed together: their float32 copy takes this many times the vocabulary.
 _NUM_TOGETHER = 64
 # In place of minus infinity, which JSON does not have; vLLM's number.
-_LEAST = -9999.0
+LEAST = -9999.0
 
 
 class TokenLogprob(NamedTuple):
@@ -38,7 +38,7 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[
     found: list[TokenLogprob] = []
     for start in range(0, len(tokens), _NUM_TOGETHER):
         part = tokens[start : start + _NUM_TOGETHER]
-        logprobs = logits[start : start + len(part)].float().log_softmax(-1).clamp(min=_LEAST)
+        logprobs = logits[start : start + len(part)].float().log_softmax(-1).clamp(min=LEAST)
         chosen = logprobs.gather(1, torch.tensor(part, device=logprobs.device).unsqueeze(1))
         ranks = 1 + (logprobs > chosen).sum(1)
         likeliest = logprobs.topk(num_top)

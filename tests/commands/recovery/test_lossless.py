@@ -38,7 +38,7 @@ from harness.engines.timing import Generation, generate
 from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
-FAULTS = [name for name, one in PLANTED.all().items() if not one.only_in_batches]
+FAULTS = [name for name, one in PLANTED.all().items() if one.in_texts and not one.only_in_batches]
 NUM_DRAWS = 8000
 # The verdict of the mildest fault with one draft token hangs on more.
 MANY_DRAWS = 16_000

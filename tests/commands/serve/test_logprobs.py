@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,3 +253,27 @@ def test_refused(url: str, path: str, parameters: dict[str, Any], message: str) 
     )
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_a_planted_fault_is_in_the_speculative_answers_alone(tmp_path: Path) -> None:
+    body = {
+        "prompt": PROMPTS[0],
+        "max_tokens": 30,
+        "temperature": 0,
+        "logprobs": 1,
+        "ignore_eos": True,
+    }
+    body["return_token_ids"] = True
+    with served(tmp_path, "fault=logprobs_missing_in_bursts") as url:
+        honest = ask(f"{url}/regular", body)
+        whole = ask(url, body)
+        chunks = stream(url, body)
+    assert whole["token_ids"] == honest["token_ids"]
+    assert len(honest["logprobs"]["tokens"]) == 30
+    assert [len(chunk["logprobs"]["tokens"]) for chunk in chunks] == [1] * len(chunks)
+    assert len(whole["logprobs"]["tokens"]) == len(chunks) < 20
+    kept = dict(zip(honest["logprobs"]["text_offset"], honest["logprobs"]["tokens"], strict=True))
+    for offset, token in zip(
+        whole["logprobs"]["text_offset"], whole["logprobs"]["tokens"], strict=True
+    ):
+        assert kept[offset] == token
