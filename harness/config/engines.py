@@ -34,6 +34,7 @@ class Abilities:
             rule of acceptance and planted fault; it can choose K in each iteration, train and
             serve.
         loads_pair: whether it generates with a pair that is loaded in this process.
+        loads_weights: whether it loads those of the settings' model and draft itself, on this machine.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
         takes_batches: whether a question may have more than one prompt.
@@ -54,6 +55,7 @@ class Abilities:
 
     own_loop: ClassVar[bool] = False
     loads_pair: ClassVar[bool] = False
+    loads_weights: ClassVar[bool] = False
     computes_here: ClassVar[bool] = True
     takes_batches: ClassVar[bool] = True
     may_queue: ClassVar[bool] = False

@@ -80,7 +80,7 @@ class AcceptanceSettings(PromptedSettings):
         require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 
-class Acceptance(Command):
+class AcceptanceCommand(Command):
     """Computes what would be accepted from one pass of both models over texts."""
 
     name = "acceptance"
@@ -134,4 +134,4 @@ class Acceptance(Command):
         return acceptance_plots(runs)
 
 
-RECORD = Acceptance()
+RECORD = AcceptanceCommand()

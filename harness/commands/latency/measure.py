@@ -20,6 +20,7 @@ from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, Latenc
 from harness.commands.latency.speculation_profile import smaller_k_follow, write_acceptance
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.run import latency_details
+from harness.commands.latency.weights_check import can_be_read, read_again
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.engines.protocol import Arm, Engine, Question
@@ -89,6 +90,7 @@ class Latency(Experiment):
         new_tokens = settings.decoding.max_new_tokens
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
+        by_place = dict(zip(encoded.indices, encoded.token_ids, strict=True))
         self._check_batch()
         # Facts that the printed settings do not show.
         if self.overridden:
@@ -154,6 +156,15 @@ class Latency(Experiment):
             self.run.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
+        if can_be_read(settings):
+            # The engine's memory is free for the weights, which are loaded once more.
+            engine.close()
+            answered = []
+            for request in self.run.arms["speculative"].answered:
+                occurrence = self.prompt_set.occurrence(request.index)
+                if occurrence.turn == 0:
+                    answered.append((by_place[occurrence.place], request))
+            self.run.health = read_again(settings, answered)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""

@@ -13,6 +13,7 @@ from harness.commands.latency.figures.ends import Ends
 from harness.commands.latency.figures.energy import Energy
 from harness.commands.latency.figures.experts import Experts
 from harness.commands.latency.figures.goodput import Goodput
+from harness.commands.latency.figures.health import Health
 from harness.commands.latency.figures.machine import Machine
 from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.figures.requests import Requests
@@ -74,6 +75,7 @@ class LatencyRow(
     Machine,
     Energy,
     AcceptanceFigures,
+    Health,
     Ends,
     Costs,
     Texts,

@@ -18,7 +18,7 @@ from harness.drafting.checked import blaming
 from harness.engines.local.fault import fault_of
 
 
-class Acceptance(NamedTuple):
+class AppliedRule(NamedTuple):
     """A rule of acceptance. Equal for equal settings.
 
     Attributes:
@@ -69,7 +69,7 @@ class CheckedRule:
         return verdict
 
 
-def rule_of(decoding: DecodingSettings, fault: str) -> Acceptance:
+def rule_of(decoding: DecodingSettings, fault: str) -> AppliedRule:
     """The rule of these settings, with the fault in it."""
     planted = fault_of(fault)
     rates = decoding.synthetic_rates
@@ -77,7 +77,7 @@ def rule_of(decoding: DecodingSettings, fault: str) -> Acceptance:
     if rates is None and not RULES.is_built_in(decoding.rule):
         rule = CheckedRule(decoding.rule, rule)
     lenience = decoding.lenience if planted.lenience is None else planted.lenience
-    return Acceptance(planted.verification(rule, warp_of(decoding)), lenience)
+    return AppliedRule(planted.verification(rule, warp_of(decoding)), lenience)
 
 
 def tree_rule_of(decoding: DecodingSettings, fault: str) -> TreeRule:

@@ -46,6 +46,7 @@ class Vllm(EngineRecord):
     name = "vllm"
     summary = "vLLM, in a process of its own"
     settings = VllmSettings
+    loads_weights = True
     may_queue = True
     may_crash = True
     starts_slowly = True

@@ -95,11 +95,17 @@ def honest(directory: Path) -> Planted:
     return ["draft=tiny_eagle3"], ["draft=tiny_eagle3"]
 
 
+def greedily(directory: Path) -> Planted:
+    """A server that drafts greedily, as most do; the client does not know."""
+    return ["draft=tiny_draft", "draft.sampling=greedy"], ["draft=tiny_draft"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "health"),
     [
         (honest, "as its weights say"),
+        (greedily, "as its weights say"),
         (quantized, "broken"),
         (off_by_one, "broken"),
         (without_its_window, "broken"),
@@ -120,6 +126,7 @@ def test_a_planted_fault_is_seen(
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.health[4] == health, outcome
     assert rows.health[[1, 2, 3]].isna().all()
+    assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
 
 
 def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> None:

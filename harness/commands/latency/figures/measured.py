@@ -120,6 +120,7 @@ class MeasuredRun:
             nothing.
         identical: the ratio of the regular arm's times to its own, with `engine.aa=true`.
         experts: a group that the engine was asked for.
+        health: a group about the answers, read by the weights.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: of the target, and of the draft where it has its own weights.
@@ -142,6 +143,7 @@ class MeasuredRun:
     quietness: Quietness | None = None
     identical: Interval | None = None
     experts: Group | None = None
+    health: Group | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
     smaller_k_follow: bool = True

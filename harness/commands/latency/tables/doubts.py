@@ -58,7 +58,7 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
     sentences: list[str | None] = []
     if row.status not in ("ok", NO_VERDICT):
         sentences.append(f"{row.status}: the figures cover {row.num_prompts} prompts only.")
-    sentences += [*_of_settings(row), _failures(rows, prompts)]
+    sentences += [*_of_settings(row), _failures(rows, prompts), _unlike_its_weights(row)]
     if row.speedup is not None:
         sentences += [
             _same_server(row),
@@ -154,6 +154,18 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         )
 
 
+def _unlike_its_weights(row: LatencyRow) -> str | None:
+    if row.health == "other texts":
+        return f"The {row.arm} arm's texts are not {row.model}'s at this temperature: the engine samples wrongly."
+    weights = row.weights_tokens_per_iteration
+    if row.health != "broken" or weights is None:
+        return None
+    return (
+        f"The drafter is broken: {row.served_tokens_per_iteration or 0:.2f} tokens per iteration, where its weights"
+        f" have {weights.estimate:.2f} ({interval(weights)})."
+    )
+
+
 def _low_acceptance(row: LatencyRow) -> Iterator[str]:
     """The command that finds out whether the draft is bad, or the engine is.
 
@@ -162,6 +174,10 @@ def _low_acceptance(row: LatencyRow) -> Iterator[str]:
     """
     rate = row.conditional_acceptance_rate
     if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
+        return
+    if row.health == "as its weights say":
+        yield f"Acceptance is low, {rate:.1%} of the tested draft tokens, and as the draft's weights say."
+    if row.health is not None:
         return
     settings = {
         "engine": row.engine,

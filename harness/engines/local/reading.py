@@ -1,0 +1,168 @@
+"""Texts that are there already, read by both models of a pair: how often a draft is accepted on them, and whether an
+engine that wrote them accepted as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings
+from harness.drafting.along import chosen, probabilities_along, read_along
+from harness.engines.local.pair_runners import open_runners
+from harness.engines.local.rules import warp_of
+from harness.engines.local.runner_choice import Demanded
+from harness.engines.pair import Pair
+from harness.engines.requests import RequestRecord
+from harness.results.statistics.iterations import Cut, acceptance_chances, cut
+from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """A text of n tokens, two at least, after a prompt.
+
+    Attributes:
+        cut: into iterations, for every K.
+        num_tokens: n.
+        num_impossible: tokens that the target cannot draw.
+        log_probability: of the others under the target, summed.
+        expected, variance: of that sum, if the target drew each token.
+    """
+
+    cut: Cut
+    num_tokens: int
+    num_impossible: int
+    log_probability: float
+    expected: float
+    variance: float
+
+
+class TextReader:
+    """Reads texts with a pair, in one pass of the target, and of the draft one for each depth at most.
+
+    Args:
+        decoding: temperature, top-k, top-p and rule of acceptance.
+        most: the largest K.
+    """
+
+    def __init__(self, pair: Pair, decoding: DecodingSettings, most: int) -> None:
+        demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=0)
+        self._pair = pair
+        self._most = most
+        self._is_block = decoding.rule == "block"
+        self._warp = warp_of(decoding)
+        # The eager runner is what every model can have.
+        self._runners = open_runners(pair, demanded, lambda line: None)
+        assert self._runners.make_drafter is not None
+        self._drafter = self._runners.make_drafter(self._warp)
+
+    def close(self) -> None:
+        """Give the caches back."""
+        self._runners.close()
+
+    @torch.inference_mode()
+    def read(self, prompt: Sequence[int], text: Sequence[int]) -> ReadText:
+        """Read a text of two tokens or more.
+
+        Raises:
+            SettingError: for a draft that draws its tokens and gives no probabilities to a text.
+        """
+        device = self._pair.target.input_device
+        found = []
+        hidden = []
+        expected = variance = 0.0
+        for begin, step in read_along(self._runners.target, prompt, text[:-1], device):
+            probabilities = self._warp(step.logits if begin < 0 else step.logits[0])
+            of_tokens = chosen(probabilities, text[begin + 1 : begin + 1 + len(probabilities)])
+            found.append(of_tokens)
+            if step.hidden is not None:
+                hidden.append(step.hidden[0])
+            # Of the token at each place, if it were drawn: the mean and the variance of its log-probability. Places
+            # with a token that cannot be drawn are left out, here and in what was found.
+            logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+            means = (probabilities * logarithms).sum(-1)
+            squares = (probabilities * logarithms.square()).sum(-1)
+            possible = of_tokens > 0
+            expected += float(means[possible].sum())
+            variance += float((squares - means.square()).clamp(min=0)[possible].sum())
+        of_target = torch.cat(found)
+        features = torch.cat(hidden) if hidden else None
+        of_draft = probabilities_along(self._drafter, prompt, text, features, self._most)
+        if of_draft is None:
+            draft = self._pair.draft_settings
+            rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
+            raise SettingError("draft", rule, draft and draft.name)
+        chances = acceptance_chances(
+            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+        )
+        possible = of_target > 0
+        return ReadText(
+            cut=cut(chances),
+            num_tokens=len(text),
+            num_impossible=int((~possible).sum()),
+            log_probability=float(of_target[possible].log().sum()),
+            expected=expected,
+            variance=variance,
+        )
+
+
+def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
+    """How likely texts are under the target, against its own texts."""
+    num_tokens = sum(text.num_tokens for text in texts)
+    num_impossible = sum(text.num_impossible for text in texts)
+    num_possible = num_tokens - num_impossible
+    found = sum(text.log_probability for text in texts)
+    expected = sum(text.expected for text in texts)
+    deviation = math.sqrt(sum(text.variance for text in texts))
+    return {
+        "log_probability": found / num_possible if num_possible else None,
+        "own_log_probability": expected / num_possible if num_possible else None,
+        "likelihood_z": (found - expected) / deviation if deviation else None,
+        "impossible_share": num_impossible / num_tokens,
+    }
+
+
+def most_drafted(requests: Sequence[RequestRecord]) -> int | None:
+    """The K that an engine reports with its answers; None where it does not."""
+    return max((k for request in requests for k, _ in request.outcomes), default=None)
+
+
+def health_columns(
+    texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
+) -> dict[str, Any]:
+    """Whether an engine accepted what the weights of its models do.
+
+    Args:
+        texts: its answers, read by the weights.
+        requests: the same answers.
+        num_draft_tokens: the K that it drafts with.
+    """
+    reported = []
+    for request, text in zip(requests, texts, strict=True):
+        if request.outcomes:
+            reported.append(len(request.outcomes))
+        elif request.sums is not None:
+            reported.append(text.cut.num_tokens - request.sums.num_accepted)
+    counted = sum(reported) if len(reported) == len(texts) else None
+    place = num_draft_tokens - 1
+    num_tokens = sum(text.cut.num_tokens for text in texts)
+    likelihood = likelihood_columns(texts)
+    health, allowed = drafter_health(
+        num_tokens,
+        counted,
+        expected=sum(text.cut.iterations[place] for text in texts),
+        variance=sum(text.cut.variance[place] for text in texts),
+        own_texts=abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
+        and likelihood["impossible_share"] <= MOST_IMPOSSIBLE,
+    )
+    return {
+        "health": health,
+        "served_tokens_per_iteration": num_tokens / counted if counted else None,
+        "weights_tokens_per_iteration": allowed,
+    }
