@@ -46,7 +46,7 @@ class Question:
             the text out of the answer.
         num_logprobs: how many of the likeliest tokens are asked for at each position, with their
             log-probabilities and the chosen token's; None for no log-probabilities.
-        extra: further prompts, with which an arm that keeps requests in flight keeps up the load
+        extra: as many further prompts as are to be in flight, with which an arm keeps up the load
             until the last answer has ended; None lets it drain. They have salts.
     """
 

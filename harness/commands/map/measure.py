@@ -46,7 +46,7 @@ from harness.tables.table import Document
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
-    " decoding.num_draft_tokens=1,3,5 measures one after the other"
+    " decoding.num_draft_tokens=1,3,5 measures one after the other (engine.blocks=0 starts servers all the same)"
 )
 # Figures of the speculative arm that the rows of both commands have.
 _SHARED = (
@@ -203,6 +203,11 @@ class Map(Experiment):
         unused = prompt_set.first_unused(num_asked)
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
         questions = first_turns(session, prompt_set, asked, parts, warmup, decoding)
+        # A prefix cache knows the prompts of other cells.
+        warmup, *questions = (
+            dataclasses.replace(one, salts=[f"{cell} {salt}" for salt in one.salts])
+            for one in (warmup, *questions)
+        )
         warmups = [warmup] * settings.num_warmup
         idle = None if engine.idle is None else MeasuredArm(engine.idle.name)
         arms = {name: MeasuredArm(name) for name in settings.arms}

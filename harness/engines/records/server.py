@@ -192,6 +192,7 @@ class Server(EngineRecord):
     computes_here = False
     may_queue = True
     takes_load = True
+    starts_slowly = True
     # By flags that a server is started with; `advice` names them.
     has_synthetic_acceptance = True
     default_draft: ClassVar[str | None] = "server"

@@ -361,21 +361,24 @@ class ServerArm(Arm):
         for row, (body, request) in enumerate(zip(bodies, self.last_requests, strict=True)):
             requests.append((body, request, functools.partial(arrivals.add, row)))
         rate = self._settings.rate
+        # A server may be started for more than a question keeps in flight.
+        extra = question.extra
+        num_in_flight = len(extra.prompts) if extra else self._engine.opening.batch_size
 
         async def ask() -> None:
             self.last_load = await send_all(
                 self._sender,
                 requests,
                 _refuse_empty,
-                self._engine.opening.batch_size,
+                num_in_flight,
                 rate,
                 times=arrival_times(question, rate) if rate else (),
-                extra=self._extra(question.extra) if question.extra else None,
+                extra=self._extra(extra) if extra else None,
                 begin=lambda: arrivals.queue.put({}),
             )
 
         received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals.queue)
-        if rate and question.extra:
+        if rate and extra:
             # No clock runs yet while the load builds up.
             next(received)
         return as_records(received, num_rows)

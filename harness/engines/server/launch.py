@@ -30,7 +30,9 @@ _READ = 100_000
 _LONGEST_LINE = 300
 # Lines with the reason why a server ended; vLLM's last one only points to a line above it.
 _REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
-_POINTS_ELSEWHERE = re.compile("see root cause above|traceback|failed core proc", re.IGNORECASE)
+_POINTS_ELSEWHERE = re.compile(
+    r"see root cause above|traceback|failed core proc|\braise \w+\(", re.IGNORECASE
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

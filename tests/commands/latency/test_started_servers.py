@@ -70,6 +70,7 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
         "if '--broken' in sys.argv:\n"
         "    print('loading', flush=True)\n"
         "    print('RuntimeError: 3 GB are needed, and 2 are free', file=sys.stderr)\n"
+        "    print('(APIServer pid=7)     raise RuntimeError(')\n"
         "    print('Engine core initialization failed. See root cause above.')\n"
         "    sys.exit(7)\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +36,7 @@ from harness.tables.table import Line, Table
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
+SUPPORT = Path(__file__).parents[2] / "support"
 QUICK = [
     "map",
     *QUICKEST_PAIR,
@@ -150,6 +152,22 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
         assert len(salts) >= 3
         # Further requests keep two and four in flight until the last one of a lap has ended.
         assert any("extra" in salt for salt in salts)
+
+
+def test_servers_are_started_once_for_all_cells_of_a_k(harness: Harness) -> None:
+    """Each cell has its own number of requests in flight, and its own price of a loaded draft."""
+    echo = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
+    preset = ["engine=vllm_server", f"engine.program='{echo}'", "engine.tax=true"]
+    preset.append("engine.blocks=0")
+    cells = ["batch_sizes=[1,2]", "draft_tokens=[1,3]", "share=1"]
+    harness(*QUICK, *preset, *cells)
+    rows = results("map")
+    assert len(rows) == 4
+    product = rows["tax"] * rows["gain"]
+    assert product.to_numpy() == pytest.approx(rows["speedup"].to_numpy())
+    for arm in ("regular", "idle", "speculative"):
+        log = (Path(rows["directory"][0]) / f"{arm}_server.log").read_text()
+        assert log.count("$ ") == 2
 
 
 def test_the_warm_up_reads_prompts_that_are_not_measured(harness: Harness) -> None:

@@ -214,7 +214,7 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     alone = generate(engine, engine.arms[0], ask(4)).load
     assert alone is not None
     assert (len(server.bodies), server.num_abandoned) == (4, 0)
-    accompanied = dataclasses.replace(ask(4), extra=ask(2))
+    accompanied = dataclasses.replace(ask(4), extra=ask(3))
     generation = generate(engine, engine.arms[0], accompanied)
     assert generation.tokens == texts(accompanied)
     load = generation.load
@@ -233,7 +233,7 @@ def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
     server = EchoServer(delay_s=0.01)
     engine = open_engine(server, batch_size=3)
     server.fail_every = 5
-    generation = generate(engine, engine.arms[0], dataclasses.replace(ask(4), extra=ask(2)))
+    generation = generate(engine, engine.arms[0], dataclasses.replace(ask(4), extra=ask(3)))
     assert generation.load is not None
     assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
 
