@@ -96,23 +96,18 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
     if not weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
     else:
-        config = _stored_configuration(role, settings, weights)
+        if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
+            reading = f"{role}: reading {settings.gguf_file}"
+            raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
+        _check_directory(role, settings, weights)
+        try:
+            check_model_access(settings)
+            config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
+        except Exception as exception:
+            raise explain_configuration(exception, role, settings) from exception
+        _check_generation(role, settings)
     check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)
-
-
-def _stored_configuration(role: str, settings: ModelSettings, weights: bool) -> PreTrainedConfig:
-    if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
-        reading = f"{role}: reading {settings.gguf_file}"
-        raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
-    _check_directory(role, settings, weights)
-    try:
-        check_model_access(settings)
-        config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
-    except Exception as exception:
-        raise explain_configuration(exception, role, settings) from exception
-    _check_generation(role, settings)
-    return config
 
 
 def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:

@@ -120,20 +120,14 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
 
     from harness.models.ranks import sum_over_ranks
 
-    allocated = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
-    return sum_over_ranks(allocated + _memory_of_graphs(gpus))
-
-
-def _memory_of_graphs(gpus: Iterable[torch.device]) -> int:
-    """Return the bytes in pools of captured graphs that torch does not count as allocated."""
-    import torch
-
+    num_bytes = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
+    # Torch does not count what pools of captured graphs hold as allocated.
     indices = {device.index or 0 for device in gpus}
-    return sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] in indices and tuple(segment["segment_pool_id"]) != _SHARED_POOL
-    )
+    for segment in torch.cuda.memory_snapshot():
+        is_of_graph = tuple(segment["segment_pool_id"]) != _SHARED_POOL
+        if is_of_graph and segment["device"] in indices:
+            num_bytes += segment["total_size"] - segment["allocated_size"]
+    return sum_over_ranks(num_bytes)
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

@@ -106,7 +106,22 @@ class PlacedModel:
             factory, arguments["state_dict"] = random_state(
                 checkpoint, self.placement.device_map, self.dtype
             )
-        arguments |= self._quantization_arguments() | self._device_arguments()
+        quantization: Any = bitsandbytes_config(
+            self.sketch.quantization, self.dtype, offloaded=offloads(self.placement.device_map)
+        )
+        is_gguf = settings.gguf_file is not None
+        if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
+            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
+            # keep it packed.
+            quantization = transformers.GgufConfig(dequantize=True)
+        if quantization is not None:
+            arguments["quantization_config"] = quantization
+        if self.placement.split:
+            arguments |= split_arguments(self.placement.num_ranks)
+        else:
+            arguments["device_map"] = self.placement.device_map
+            if "disk" in self.placement.device_map.values():
+                arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
         try:
             model: PreTrainedModel
             model, report = factory.from_pretrained(
@@ -128,23 +143,3 @@ class PlacedModel:
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
         return model
-
-    def _quantization_arguments(self) -> dict[str, Any]:
-        is_gguf = self.checkpoint.settings.gguf_file is not None
-        config: Any = bitsandbytes_config(
-            self.sketch.quantization, self.dtype, offloaded=offloads(self.placement.device_map)
-        )
-        if config is None and is_gguf and hasattr(transformers, "GgufConfig"):
-            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
-            # keep it packed.
-            config = transformers.GgufConfig(dequantize=True)
-        return {} if config is None else {"quantization_config": config}
-
-    def _device_arguments(self) -> dict[str, Any]:
-        if self.placement.split:
-            return split_arguments(self.placement.num_ranks)
-        device_map = self.placement.device_map
-        arguments: dict[str, Any] = {"device_map": device_map}
-        if "disk" in device_map.values():
-            arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
-        return arguments

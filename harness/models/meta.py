@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
@@ -73,6 +73,15 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     measured = measured_caches(model)
     caches = measured or configured_caches(checkpoint.config)
+    heads: dict[str, int] = {}
+    for kind, name in _NUM_HEADS.items():
+        number = getattr(checkpoint.config.get_text_config(decoder=True), name, None)
+        if isinstance(number, int):
+            heads[kind] = number
+    splits_cache = False
+    for name, style in (model.tp_plan or {}).items():
+        _, _, module_name = name.rpartition(".")
+        splits_cache |= style == "colwise" and module_name in _KEY_PROJECTIONS
     quantizable: set[str] = set()
     if stored is not None:
         # As loading does for weights that are stored quantized.
@@ -94,30 +103,11 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         vocabulary_size=vocabulary_size(checkpoint.config),
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
-        heads=_num_heads(checkpoint.config),
+        heads=heads,
         supports_tensor_parallel=bool(model.tp_plan),
-        splits_cache=_splits_cache(model),
+        splits_cache=splits_cache,
         estimated_cache=not measured,
     )
-
-
-def _num_heads(config: PreTrainedConfig) -> dict[str, int]:
-    text_config = config.get_text_config(decoder=True)
-    numbers = {}
-    for kind, name in _NUM_HEADS.items():
-        number = getattr(text_config, name, None)
-        if isinstance(number, int):
-            numbers[kind] = number
-    return numbers
-
-
-def _splits_cache(model: PreTrainedModel) -> bool:
-    plan = model.tp_plan or {}
-    for name, style in plan.items():
-        _, _, module_name = name.rpartition(".")
-        if style == "colwise" and module_name in _KEY_PROJECTIONS:
-            return True
-    return False
 
 
 # Quantization -------------------------------------------------------------------------------------

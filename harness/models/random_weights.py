@@ -107,20 +107,18 @@ class RandomTensor:
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        whole = self._whole()
-        part = whole[index]
-        # A view would keep all of it.
-        return part if part.shape == whole.shape else part.clone()
-
-    def _whole(self) -> torch.Tensor:
         device = torch.device("cpu")
         if isinstance(self.device, int):
             device = torch.device("cuda", self.device)
-        tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
+        whole = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
             # Norms let everything pass, so that activations stay finite through any number of
             # layers.
-            return tensor.fill_(0.0 if self.name.endswith("bias") else 1.0)
-        seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
-        generator = torch.Generator(device).manual_seed(seed)
-        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+            whole.fill_(0.0 if self.name.endswith("bias") else 1.0)
+        else:
+            seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
+            generator = torch.Generator(device).manual_seed(seed)
+            whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+        part = whole[index]
+        # A view would keep all of it.
+        return part if part.shape == whole.shape else part.clone()

@@ -50,27 +50,24 @@ def join(device: torch.device, num_ranks: int) -> None:
     elif "OMP_NUM_THREADS" not in os.environ:
         # The ranks share the cores.
         torch.set_num_threads(max(1, torch.get_num_threads() // world().size))
+    # torch reads where the ranks meet from torchrun's variables, unless it is given here.
+    meeting_point: dict[str, Any] = {}
+    file = os.environ.get(MEETING_FILE)
+    if file is not None:
+        rank, size = world()
+        meeting_point = {"init_method": f"file://{file}", "rank": rank, "world_size": size}
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             timeout=_TIMEOUT,
             device_id=device if on_gpu else None,
-            **_meeting_point(),
+            **meeting_point,
         )
         # For messages, not for layers. On the CPU, so that nothing waits for a GPU.
         agreement.set_group(dist.new_group(backend="gloo", timeout=_TIMEOUT))
     except (RuntimeError, ValueError) as exception:
         reason = first_line(exception)
         raise RunError(f"the ranks of tensor_parallel do not meet: {reason}") from exception
-
-
-def _meeting_point() -> dict[str, Any]:
-    """Arguments that say where the ranks meet; none where torch reads that from torchrun's variables."""
-    file = os.environ.get(MEETING_FILE)
-    if file is None:
-        return {}
-    rank, size = world()
-    return {"init_method": f"file://{file}", "rank": rank, "world_size": size}
 
 
 def split_arguments(num_ranks: int) -> dict[str, Any]:

@@ -43,14 +43,6 @@ class TensorSketch:
     read_per_token: float = 1.0
     split_length: int = 0
 
-    def read_share(self, num_tokens: int) -> float:
-        """Return the share that a pass reads if each of its tokens chooses its own experts.
-
-        Of E experts with k for each token, n tokens read E (1 − (1 − k/E)^n) in expectation. Texts
-        whose tokens agree on experts read fewer.
-        """
-        return 1 - (1 - self.read_per_token) ** num_tokens
-
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Return the bytes in memory, scales of quantized matrices included."""
         if self.outputs and quantization == "8bit":
@@ -227,7 +219,12 @@ class Sketch:
             device = device_map[covering(tensor.name, device_map)]
             is_offloaded = has_offloaded and not isinstance(device, int)
             size = tensor.nbytes(self.dtype, "none" if is_offloaded else self.quantization)
-            share = 1.0 if num_tokens is None else tensor.read_share(num_tokens)
+            share = 1.0
+            if num_tokens is not None:
+                # If each token chooses its own experts: of E experts with k for each token, n
+                # tokens read E (1 − (1 − k/E)^n) in expectation. Texts whose tokens agree on
+                # experts read fewer.
+                share = 1 - (1 - tensor.read_per_token) ** num_tokens
             total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 

@@ -163,7 +163,11 @@ def encode_prompts(
         if uses_template(tokenizer, chat_template):
             tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
         else:
-            text = chat[-1]["content"] if len(chat) == 1 else _as_text(chat)
+            text = chat[0]["content"]
+            if len(chat) > 1:
+                # `user: Hello\nassistant: Hi\nuser: Why?\nassistant:`, for the model to go on.
+                turns = [f"{message['role']}: {message['content']}\n" for message in chat]
+                text = f"{''.join(turns)}assistant:"
             tokens = tokenizer(text)["input_ids"]
         if not tokens:
             raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
@@ -188,11 +192,6 @@ def _through_template(
         reason = f"this model's template refuses a prompt ({first_line(error)})"
         advice = "chat_template=never reads it as text"
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template) from error
-
-
-def _as_text(chat: Chat) -> str:
-    """Return `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`, for the model to go on."""
-    return "".join(f"{message['role']}: {message['content']}\n" for message in chat) + "assistant:"
 
 
 def max_context(config: PreTrainedConfig) -> int | None:

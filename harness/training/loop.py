@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,38 +101,6 @@ class Course:
         return torch.randperm(size, generator=generator).tolist()
 
 
-@dataclass
-class _Batches:
-    """The batches of a course, with what the target computes over them.
-
-    Attributes:
-        layers: the target's, whose hidden states are learned from.
-        vocabulary_size: the target's distributions are cut to it.
-        room: bytes of host memory that are left for batches to keep.
-        kept: batches on the host, by number.
-    """
-
-    target: PreTrainedModel
-    texts: Sequence[TrainingText]
-    course: Course
-    layers: tuple[int, ...]
-    vocabulary_size: int
-    room: int
-    kept: dict[int, TrainingBatch] = field(default_factory=dict)
-
-    def of_step(self, step: int, device: torch.device) -> TrainingBatch:
-        """Return the batch of a step, on a device."""
-        number = self.course.number(len(self.texts), step)
-        if number in self.kept:
-            return self.kept[number].to(device)
-        tokens, is_learned = _padded(self.course.batch(self.texts, number), device)
-        new = training_batch(self.target, tokens, is_learned, self.layers, self.vocabulary_size)
-        self.room -= new.num_bytes
-        if self.room >= 0:
-            self.kept[number] = new.to("cpu")
-        return new.to(device)
-
-
 def train(
     module: Any,
     target: PreTrainedModel,
@@ -149,7 +117,8 @@ def train(
     Args:
         checkpoint: file for the state, written every `save_every` steps. If it exists, training
             goes on from it.
-        vocabulary_size: number of tokens that both models share.
+        vocabulary_size: number of tokens that both models share; the target's distributions are
+            cut to it.
         advance: called with the loss of each step, first of those that the checkpoint has.
 
     Raises:
@@ -165,14 +134,23 @@ def train(
     for past_loss in losses:
         advance(past_loss)
     loss_function = loss_of(module, target, course.chain)
-    batches = _Batches(target, texts, course, layers, vocabulary_size, KEPT_BYTES)
+    kept: dict[int, TrainingBatch] = {}  # batches on the host, by number
+    room = KEPT_BYTES
     num_steps = course.num_steps(len(texts))
     for step in range(len(losses), num_steps):
         torch.manual_seed(course.seed * _SEED_DISTANCE + step)
         for group in optimizer.param_groups:
             group["lr"] = course.rate(step, num_steps)
+        number = course.number(len(texts), step)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = loss_function(batches.of_step(step, device))
+            batch = kept.get(number)
+            if batch is None:
+                tokens, is_learned = _padded(course.batch(texts, number), device)
+                batch = training_batch(target, tokens, is_learned, layers, vocabulary_size)
+                room -= batch.num_bytes
+                if room >= 0:
+                    kept[number] = batch.to("cpu")
+            loss = loss_function(batch.to(device))
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -180,20 +158,14 @@ def train(
         losses.append(loss.item())
         advance(losses[-1])
         if (step + 1) % save_every == 0 or step + 1 == num_steps:
-            _save(checkpoint, module, optimizer, losses)
+            state = {
+                "losses": losses,
+                "module": module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
+            save_whole(state, checkpoint)
     module.eval().requires_grad_(False)
     return losses
-
-
-def _save(
-    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
-) -> None:
-    state = {
-        "losses": losses,
-        "module": module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    save_whole(state, checkpoint)
 
 
 def _restore(

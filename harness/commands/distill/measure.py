@@ -25,7 +25,7 @@ from harness.commands.latency.measure import Latency
 from harness.config.errors import SettingError
 from harness.drafting.heads.new_heads import initialise, save_head
 from harness.engines.local.batches import in_batches
-from harness.engines.pair import Pair, PlacedPair
+from harness.engines.pair import PlacedPair
 from harness.engines.timing import generate
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
@@ -85,11 +85,18 @@ class Distill(Experiment):
             trained = "EAGLE-3, DFlash, DFlash 2, JetSpec or Medusa"
             rule = f"must be an {trained} head to be trained, not {kind}"
             raise SettingError("draft", rule, settings.draft.name)
-        module = _trained_module(session.pair)
+        pair = session.pair
+        module: Any = pair.head
+        if pair.head is None:
+            assert pair.draft is not None
+            module = pair.draft.model
+        else:
+            # It may be on a GPU with more room, where it drafts.
+            module.to(pair.target.input_device)
         dtype = next(module.parameters()).dtype
         if settings.draft.method == "new_head":
             torch.manual_seed(settings.seed)
-            initialise(module, session.pair.target.model)
+            initialise(module, pair.target.model)
         before.measure(session)
         self._train(session, module, self._texts(session, token_ids, longest))
         # Measure the weights as they are stored.
@@ -283,16 +290,6 @@ class Distill(Experiment):
             yield
         finally:
             lock.release()
-
-
-def _trained_module(pair: Pair) -> Any:
-    """The head of the pair or its draft model, on the device where it is trained."""
-    if pair.head is None:
-        assert pair.draft is not None
-        return pair.draft.model
-    # It may be on a GPU with more room, where it drafts.
-    module: Any = pair.head
-    return module.to(pair.target.input_device)
 
 
 def _complete_lines(file: Path) -> list[str]:
