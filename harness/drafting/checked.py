@@ -154,30 +154,21 @@ class CheckedDrafter(Drafter):
         tokens = proposal.tokens
         if not isinstance(tokens, Tensor) or tokens.dtype != torch.long:
             return "must give tokens as a tensor of int64"
-        if tokens.dim() != 2 or len(tokens) != self._num_rows or tokens.shape[1] > most:
-            rows = self._num_rows
+        rows = self._num_rows
+        if tokens.dim() != 2 or len(tokens) != rows or tokens.shape[1] > most:
             return f"must give tokens [{rows}, at most {most}], not {list(tokens.shape)}"
         if not ((tokens >= 0) & (tokens < self._vocabulary_size)).all():
             return f"gives tokens outside the vocabulary of {self._vocabulary_size}"
-        return self._broken_lengths(proposal) or self._broken_draw(proposal, uniforms)
-
-    def _broken_lengths(self, proposal: Proposal) -> str | None:
-        if proposal.lengths is None:
-            return None
-        lengths = list(proposal.lengths)
-        width = proposal.tokens.shape[1]
-        if len(lengths) != self._num_rows or not all(0 <= length <= width for length in lengths):
-            return f"must give lengths from 0 to {width}, one per row, not {lengths}"
-        return None
-
-    def _broken_draw(self, proposal: Proposal, uniforms: Tensor) -> str | None:
-        """Probabilities must be distributions, from which these uniforms draw the proposed
-        tokens.
-        """
-        tokens = proposal.tokens
+        width = tokens.shape[1]
+        if proposal.lengths is not None:
+            lengths = list(proposal.lengths)
+            known = all(0 <= length <= width for length in lengths)
+            if len(lengths) != rows or not known:
+                return f"must give lengths from 0 to {width}, one per row, not {lengths}"
         probabilities = proposal.probabilities
         if probabilities is None:
             return None
+        # They must be distributions, from which these uniforms draw the proposed tokens.
         wanted = [*tokens.shape, self._vocabulary_size]
         if list(probabilities.shape) != wanted:
             return f"must give probabilities {wanted}, not {list(probabilities.shape)}"
@@ -185,7 +176,7 @@ class CheckedDrafter(Drafter):
         if not ((probabilities >= 0).all() and ((sums - 1).abs() < _TOLERANCE).all()):
             rule = "each must be at least 0, their sum 1"
             return f"gives probabilities that are no distributions: {rule}"
-        drawn = existing_index(probabilities, uniforms[:, : tokens.shape[1]])
+        drawn = existing_index(probabilities, uniforms[:, :width])
         if not (drawn == tokens).all():
             return (
                 "gives tokens that its probabilities and the uniforms do not draw: an answer would "

@@ -56,14 +56,6 @@ class HeadConfig:
     confidence: bool = False
 
     @property
-    def cache_numbers_per_token(self) -> int:
-        """How many numbers the head caches for a token: the keys and values of all its layers."""
-        own = self.transformer
-        if own is None:
-            return 0
-        return 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim
-
-    @property
     def borrowed_outputs(self) -> int:
         """How many numbers of the target's output matrix a pass reads."""
         return 0 if self.own_output else self.target_size * self.vocabulary_size

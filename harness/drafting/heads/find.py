@@ -91,7 +91,11 @@ class HeadCheckpoint:
             )
             for name, tensor in state.items()
         ]
-        cache = LayerCache("", self.config.cache_numbers_per_token)
+        cached_numbers = 0  # of each token: the keys and values of all layers of the head
+        own = self.config.transformer
+        if own is not None:
+            cached_numbers = 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim
+        cache = LayerCache("", cached_numbers)
         # One block without a name: a head is never split over devices.
         block = Block(("",), tuple(tensors), (cache,))
         return Sketch(

@@ -216,7 +216,12 @@ class BlockHead(LayeredHead):
         for layer, window in zip(self.layers, self.windows, strict=True):
             has_causal_window = window is not None and self.config.causal_windows
             is_causal = self.config.causal or has_causal_window
-            first = self._first_seen(positions, window)
+            if window is None:
+                first = torch.zeros_like(positions)
+            elif self.config.windows_follow:
+                first = positions - window + 1
+            else:
+                first = (positions[:, :1] - window).expand_as(positions)
             last = positions if is_causal else end.expand_as(positions)
             how = {
                 "attention_mask": cache.range_mask(first, last),
@@ -229,14 +234,6 @@ class BlockHead(LayeredHead):
     def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
         """Pass states [B, block, width] through a layer; `how` is for its attention."""
         return layer(states, **how)
-
-    def _first_seen(self, positions: Tensor, window: int | None) -> Tensor:
-        """Return the first position that each query [B, block] sees."""
-        if window is None:
-            return torch.zeros_like(positions)
-        if self.config.windows_follow:
-            return positions - window + 1
-        return (positions[:, :1] - window).expand_as(positions)
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Return the cross-entropy over some blocks of each row, chosen again for each batch."""

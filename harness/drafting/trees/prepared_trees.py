@@ -9,8 +9,8 @@ change the order of nodes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,22 +29,6 @@ _LEAST_IN_COMMON = 0.5
 
 # A row's number, then the tokens on the way from its root to a node. (2,) is the root of row 2.
 Path = tuple[int, ...]
-
-
-class _Nodes(NamedTuple):
-    """The roots and nodes of B trees, by their paths.
-
-    Attributes:
-        places: the row and the number of each, 0 for a root.
-        chosen_by: [B, N + 1, ...], what the root and each node were chosen by; see `Grown`.
-    """
-
-    places: dict[Path, tuple[int, int]]
-    chosen_by: Tensor
-
-    def of(self, paths: Iterable[Path]) -> Tensor:
-        """Return what the nodes with these paths were chosen by."""
-        return torch.stack([self.chosen_by[self.places[path]] for path in paths])
 
 
 class PreparedTrees(PreparedHead):
@@ -76,33 +60,36 @@ class PreparedTrees(PreparedHead):
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
     ) -> None:
         growth = self._drafter.growth(number)
-        actual = _nodes(growth, call(*inputs))
-        expected = _nodes(growth, self._eager(number)(*inputs))
-        common = list(actual.places.keys() & expected.places.keys())
+        actual = _by_path(growth, call(*inputs))
+        expected = _by_path(growth, self._eager(number)(*inputs))
+        common = list(actual.keys() & expected.keys())
         num_roots = len(inputs[0])
-        num_nodes = len(expected.places) - num_roots
-        if len(common) - num_roots < _LEAST_IN_COMMON * num_nodes:
+        if len(common) - num_roots < _LEAST_IN_COMMON * (len(expected) - num_roots):
             raise UnsupportedModelError("grows other trees than the eager head")
-        found = actual.of(common)
-        reference = expected.of(common)
+        found = torch.stack([actual[path] for path in common])
+        reference = torch.stack([expected[path] for path in common])
         # A token that a head excludes has no likelihood, and a logarithm of minus infinity.
         is_candidate = ~reference.isneginf()
         require_close([found[is_candidate]], [reference[is_candidate]], self._target, difference)
 
 
-def _nodes(growth: Growth, outputs: tuple[Tensor, ...]) -> _Nodes:
-    """Find the nodes of trees that have grown; `outputs` are the tensors of `Grown`."""
+def _by_path(growth: Growth, outputs: tuple[Tensor, ...]) -> dict[Path, Tensor]:
+    """Return what the root and each node of every tree were chosen by (`Grown`), by their paths.
+
+    Args:
+        outputs: the tensors of `Grown`.
+    """
     grown = Grown(*outputs)
     proposal = growth.trees(grown)
     chosen_by = proposal.probabilities
     if chosen_by is None:
         # Scores or logits of the nodes; the root has none.
         chosen_by = functional.pad(grown.chosen_by, (1, 0))
-    places: dict[Path, tuple[int, int]] = {}
+    by_path: dict[Path, Tensor] = {}
     for row, tokens in enumerate(proposal.tokens.tolist()):
         paths: list[Path] = [(row,)]
         for token, parent in zip(tokens, proposal.shape.parents[row], strict=True):
             paths.append((*paths[parent], token))
         for number, path in enumerate(paths):
-            places.setdefault(path, (row, number))
-    return _Nodes(places, chosen_by)
+            by_path.setdefault(path, chosen_by[row, number])
+    return by_path
