@@ -22,8 +22,6 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.meta import sketch_model
 from harness.models.sketch import Block, Sketch
 
-SETTING = "draft.layers"
-
 
 def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     """Return the configuration of the first `num_layers` layers.
@@ -33,11 +31,8 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     """
     total = getattr(config, "num_hidden_layers", 0)
     if not 1 <= num_layers < total:
-        raise SettingError(
-            SETTING,
-            f"must be at least 1 and below the target's number of layers, {total}",
-            num_layers,
-        )
+        rule = f"must be at least 1 and below the target's number of layers, {total}"
+        raise SettingError("draft.layers", rule, num_layers)
     shorter = copy.deepcopy(config)
     kinds = getattr(config, "layer_types", None)
     try:
@@ -78,9 +73,13 @@ def exit_sketch(
     caches = tuple(cache for block in whole.blocks for cache in block.caches)
     # "" is the whole model: its caches are one piece, on one device.
     own_block = Block(modules=("",), tensors=(), caches=caches)
-    of_draft: dict[str, Any] = {"role": "draft", "settings": settings, "blocks": (own_block,)}
     return dataclasses.replace(
-        whole, **of_draft, num_parameters=0, borrowed_bytes=whole.read_bytes()
+        whole,
+        role="draft",
+        settings=settings,
+        blocks=(own_block,),
+        num_parameters=0,
+        borrowed_bytes=whole.read_bytes(),
     )
 
 

@@ -211,14 +211,15 @@ class Method(RecordWithSettings):
 
 
 class TextMethod(Method):
-    """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
+    """A way to draft that reads nothing but the text; it makes a `Text` for each row.
+
+    Attributes:
+        hybrid_defaults: defaults that replace the method's own in a hybrid.
+    """
 
     memory = "none"
     deterministic = True
-
-    def hybrid_defaults(self) -> dict[str, Any]:
-        """Return defaults that replace the method's own in a hybrid."""
-        return {}
+    hybrid_defaults: ClassVar[dict[str, Any]] = {}
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""

@@ -56,12 +56,16 @@ class TextDrafter(Drafter):
         self.new_text = new_text
         self._device = device
         self._begin_batch = begin_batch
+        self._texts: list[Text] = []
+        # Returns the proposed tokens of each row, which another drafter may have put in their place:
+        # those of a hybrid may still be on their way to the host.
+        self._read_proposed: Callable[[], list[list[int]]] = list
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self._begin_batch()
-        self._texts: list[Text] = []
+        self._texts = []
         self.add(prompts, first_tokens, step)
 
     def add(
@@ -74,9 +78,9 @@ class TextDrafter(Drafter):
         self._propose_nothing()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        proposed = [self._found(text, num_draft_tokens) for text in self._texts]
+        proposed = [self._guess(text, num_draft_tokens) for text in self._texts]
         self._read_proposed = lambda: proposed
-        lengths = [len(found) for found in proposed]
+        lengths = [len(guess) for guess in proposed]
         width = max(lengths)
         # One flat list is what `to_device` copies fastest.
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
@@ -89,7 +93,7 @@ class TextDrafter(Drafter):
         (row,) = self._texts
         found = torch.full((len(text) - 1, most), torch.nan)
         for place, following in enumerate(upcoming(text, range(len(text) - 1), most)):
-            proposed = torch.tensor(self._found(row, most)[: len(text) - 1 - place])
+            proposed = torch.tensor(self._guess(row, most)[: len(text) - 1 - place])
             found[place, : len(proposed)] = (proposed == following[: len(proposed)]).float()
             row.extend([text[place + 1]])
         return found
@@ -98,9 +102,9 @@ class TextDrafter(Drafter):
         nothing: list[list[int]] = [[] for _ in self._texts]
         self._read_proposed = lambda: nothing
 
-    def _found(self, text: Text, most: int) -> list[int]:
-        found = text.continuation(max(most, self.least))
-        return found[:most] if len(found) >= self.least else []
+    def _guess(self, text: Text, most: int) -> list[int]:
+        guess = text.continuation(max(most, self.least))
+        return guess[:most] if len(guess) >= self.least else []
 
     def replace(self, tokens: Tensor) -> None:
         """Learn that tokens [B, K] are proposed, some of them by another drafter.

@@ -60,7 +60,7 @@ def check_tree_models(settings: Any, target: Any, head: Any, draft: Any) -> None
 
 
 def plan_of(settings: DraftSettings) -> Any:
-    """How the trees of a draft grow, a `drafting.tree_plan.TreePlan`."""
+    """Return the `TreePlan` of a draft's settings: how its trees grow."""
     from harness.drafting.trees.plan import TreePlan
 
     described: Any = settings

@@ -152,7 +152,7 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
     record = METHODS[text]
     assert isinstance(record, TextMethod)
     own = _defaults(HybridSettings, HybridSettings.own_names())
-    own |= _defaults_of_method(text) | record.hybrid_defaults()
+    own |= _defaults_of_method(text) | record.hybrid_defaults
     return {
         "defaults": [{f"/{DRAFT_OF_HYBRID}@_here_": other}, "_self_"],
         **own,

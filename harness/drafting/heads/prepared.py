@@ -1,7 +1,7 @@
 """A head's whole proposals as prepared calls: compiled, captured as CUDA graphs, or both.
 
 A proposal is `HeadDrafter.draft`: it reads the features of the tokens that the last verdict
-decided, and draws K tokens; or it grows trees of K levels (`prepared_trees`). Before decoding there
+decided, and draws K tokens; or it grows trees of K levels (`trees/prepared_trees`). Before decoding there
 is one call for each number of rows and each K, which takes as many features as a verdict over K
 tokens can leave unread. Fewer rows and features are filled up to these shapes. What features that
 only fill up leave in the cache is never seen.

@@ -172,12 +172,7 @@ class SuffixText:
         self._shared = shared
         self.matches = [self.trie.root]
         self._shared_matches = [] if shared is None else [shared.root]
-        self._num_prompt: int | None = None
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens behind the prompt."""
-        return self.trie.tokens[self._num_prompt :]
+        self.num_prompt: int | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append decided tokens; the first call has the prompt and one token of the answer."""
@@ -185,8 +180,8 @@ class SuffixText:
             self.matches = self.trie.append(self.matches, token)
             if self._shared is not None:
                 self._shared_matches = self._shared.follow(self._shared_matches, token)
-        if self._num_prompt is None:
-            self._num_prompt = len(self.trie.tokens) - 1
+        if self.num_prompt is None:
+            self.num_prompt = len(self.trie.tokens) - 1
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
@@ -230,7 +225,7 @@ class SuffixTexts:
             return
         for text in self._batch:
             matches = [self._shared.root]
-            for token in [*text.answer, END]:
+            for token in [*text.trie.tokens[text.num_prompt :], END]:
                 matches = self._shared.append(matches, token)
         self._batch = []
 

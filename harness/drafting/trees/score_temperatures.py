@@ -107,8 +107,8 @@ class ScoreTemperatures:
 
     def add(self, num_rows: int) -> None:
         """Add rows behind the others."""
-        steps = np.log(CANDIDATES) - math.log(_FIRST)
-        self._evidence += [-_WEIGHT_OF_FIRST * steps**2] * num_rows
+        distances = np.log(CANDIDATES) - math.log(_FIRST)
+        self._evidence += [-_WEIGHT_OF_FIRST * distances**2] * num_rows
         self._trees = []
 
     def select(self, rows: Sequence[int]) -> None:
