@@ -104,6 +104,30 @@ def windows(probabilities: Tensor, most: int) -> Tensor:
     )  # a view shares its entries
 
 
+def places_of(text: Sequence[int]) -> Iterator[range]:
+    """Yield the places of a text's tokens but the last, so many at a time as are drafted at once."""
+    for begin in range(0, len(text) - 1, PLACES):
+        yield range(begin, min(begin + PLACES, len(text) - 1))
+
+
+def as_offered(
+    found: Tensor, expected: Tensor, lengths: Tensor | Sequence[int] | None = None
+) -> Tensor:
+    """Return [places, most] from what was found for the first tokens [places, n] after each place.
+
+    Args:
+        expected: the upcoming tokens.
+        lengths: how many tokens were offered at each place; None for n.
+    """
+    num_missing = expected.shape[1] - found.shape[1]
+    entries = torch.nn.functional.pad(found, (0, num_missing), value=torch.nan)
+    if lengths is not None:
+        ahead = torch.arange(expected.shape[1], device=found.device)
+        num_offered = torch.as_tensor(lengths, device=found.device).unsqueeze(1)
+        entries = entries.masked_fill(ahead >= num_offered, torch.nan)
+    return entries.masked_fill(expected < 0, torch.nan)
+
+
 def upcoming(text: Sequence[int], places: Sequence[int], most: int) -> Tensor:
     """Return the `most` tokens [places, most] of a text after each of these places; -1 beyond the text."""
     padded = [*text, *[-1] * most]
@@ -117,8 +141,7 @@ def by_prefixes(
     up to one place; None if a proposal is drawn.
     """
     parts = []
-    for begin in range(0, len(text) - 1, PLACES):
-        places = range(begin, min(begin + PLACES, len(text) - 1))
+    for places in places_of(text):
         prefixes = [[*prompt, *text[:place]] for place in places]
         longest = len(prefixes[-1])
         # Right-aligned, as a target's step has them.
@@ -135,11 +158,6 @@ def by_prefixes(
             return None
         tokens = proposal.tokens.cpu()
         expected = upcoming(text, places, most)
-        agreement = torch.full(expected.shape, torch.nan)
-        agreement[:, : tokens.shape[1]] = (tokens == expected[:, : tokens.shape[1]]).float()
-        if proposal.lengths is not None:
-            offered = torch.tensor(proposal.lengths).unsqueeze(1)
-            agreement[torch.arange(most) >= offered] = torch.nan
-        agreement[expected < 0] = torch.nan
-        parts.append(agreement)
+        agreement = (tokens == expected[:, : tokens.shape[1]]).float()
+        parts.append(as_offered(agreement, expected, proposal.lengths))
     return torch.cat(parts)

@@ -20,7 +20,7 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, decided_tokens, most, to_device
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
-from harness.drafting.along import PLACES, upcoming
+from harness.drafting.along import as_offered, places_of, upcoming
 from harness.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
@@ -120,10 +120,9 @@ class ParallelDrafter(Drafter):
         device = self._runner.start([prompt]).logits.device
         num_masks = most - 1
         parts = []
-        for begin in range(0, len(text) - 1, PLACES):
-            places = range(begin, min(begin + PLACES, len(text) - 1))
+        for places in places_of(text):
             count = len(places)
-            # Node i of the trunk is the token at place `begin` + i, the root included.
+            # Node i of the trunk is the i-th of these places, the root included.
             parents = list(range(count - 1))
             nodes = []
             for trunk in range(count):
@@ -133,14 +132,14 @@ class ParallelDrafter(Drafter):
                     branch.append(len(parents))
                 nodes.append(branch)
             masks = [self._mask] * (count * num_masks)
-            tokens = torch.tensor([[*text[begin : begin + count], *masks]], device=device)
+            tokens = torch.tensor([[*text[places.start : places.stop], *masks]], device=device)
             logits = self._runner.extend(tokens, TreeShape((tuple(parents),))).logits[0]
             self._runner.keep([count])
             probabilities = self._warp(logits[torch.tensor(nodes, device=device)])
             expected = upcoming(text, places, most).to(device)
             index = expected.clamp(min=0).unsqueeze(-1)
             found = probabilities.gather(-1, index).squeeze(-1)
-            parts.append(found.masked_fill(expected < 0, torch.nan))
+            parts.append(as_offered(found, expected))
         return torch.cat(parts)
 
     def _with_masks(self, num_masks: int) -> Tensor:

@@ -124,8 +124,7 @@ def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             read = [*PROMPT, *TEXT[:-1]]
             hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
         whole = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
-        for module in ("along", "parallel", "heads.drafter"):
-            monkeypatch.setattr(f"harness.drafting.{module}.PLACES", 3)
+        monkeypatch.setattr("harness.drafting.along.PLACES", 3)
         monkeypatch.setattr("harness.drafting.along.CHUNK", 5)
         in_parts = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
         monkeypatch.undo()

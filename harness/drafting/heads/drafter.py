@@ -29,7 +29,7 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
 from harness.decoding.trees import TreeProposal, tokens_on
 from harness.decoding.warp import AnyWarp, current_warp
-from harness.drafting.along import PLACES, upcoming
+from harness.drafting.along import as_offered, places_of, upcoming
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread, UnreadFeatures
 from harness.drafting.trees.growth import Grown, Growth, Predictor
@@ -317,8 +317,8 @@ class HeadDrafter(TreeDrafter):
         with without_cudnn():
             self.read(everything)
             of_text = self.cache
-            for begin in range(0, len(text) - 1, PLACES):
-                places = torch.arange(begin, min(begin + PLACES, len(text) - 1), device=device)
+            for numbers in places_of(text):
+                places = to_device(numbers, device)
                 # Each place's last feature; an iteration reads it, and as many before it as are read again.
                 last = places + len(prompt) - 1
                 starts = (last - self.num_reread).clamp(min=0)
@@ -327,16 +327,12 @@ class HeadDrafter(TreeDrafter):
                 unread = Unread(features[index], following[index], last - starts + 1, starts)
                 self.cache = of_text.twin()
                 self.cache.repeat(torch.zeros_like(places))
-                expected = upcoming(text, places.tolist(), most).to(device)
-                drafted = self.draft(unread, expected.clamp(min=0))
-                num_drafted = drafted.tokens.shape[1]
-                index = expected[:, :num_drafted].clamp(min=0).unsqueeze(-1)
-                found = torch.full(expected.shape, torch.nan, device=device)
-                found[:, :num_drafted] = drafted.probabilities.gather(-1, index).squeeze(-1)
-                if drafted.lengths is not None:
-                    ahead = torch.arange(most, device=device)
-                    found[ahead >= drafted.lengths.unsqueeze(1)] = torch.nan
-                parts.append(found.masked_fill(expected < 0, torch.nan))
+                expected = upcoming(text, numbers, most).to(device)
+                taken = expected.clamp(min=0)
+                drafted = self.draft(unread, taken)
+                index = taken[:, : drafted.tokens.shape[1]].unsqueeze(-1)
+                found = drafted.probabilities.gather(-1, index).squeeze(-1)
+                parts.append(as_offered(found, expected, drafted.lengths))
         return torch.cat(parts)
 
     def _read_early(self) -> None:
