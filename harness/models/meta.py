@@ -73,15 +73,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     measured = measured_caches(model)
     caches = measured or configured_caches(checkpoint.config)
-    heads: dict[str, int] = {}
-    for kind, name in _NUM_HEADS.items():
-        number = getattr(checkpoint.config.get_text_config(decoder=True), name, None)
-        if isinstance(number, int):
-            heads[kind] = number
-    splits_cache = False
-    for name, style in (model.tp_plan or {}).items():
-        _, _, module_name = name.rpartition(".")
-        splits_cache |= style == "colwise" and module_name in _KEY_PROJECTIONS
     quantizable: set[str] = set()
     if stored is not None:
         # As loading does for weights that are stored quantized.
@@ -92,6 +83,16 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
             quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
         quantizable = _quantizable_modules(model)
+    text_config = checkpoint.config.get_text_config(decoder=True)
+    heads: dict[str, int] = {}
+    for kind, name in _NUM_HEADS.items():
+        number = getattr(text_config, name, None)
+        if isinstance(number, int):
+            heads[kind] = number
+    splits_cache = False
+    for name, style in (model.tp_plan or {}).items():
+        _, _, module_name = name.rpartition(".")
+        splits_cache |= style == "colwise" and module_name in _KEY_PROJECTIONS
     return Sketch(
         role=checkpoint.role,
         settings=settings,

@@ -66,19 +66,15 @@ def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) ->
 
     The author of bitsandbytes says so of inference (its issue 490). None without such a model.
     """
-    slow = []
+    waits = []
+    faster = []
     for sketch, placement in zip(models, placements, strict=False):
         if sketch.quantization == "8bit" and placement.devices[0].type == "cuda":
-            slow.append(sketch)
-    if not slow:
-        return None
-    waits = []
-    for sketch in slow:
-        number = num_8bit_layers(sketch)
-        waits.append(f"{sketch.role}: {number} 8-bit layers wait for the host in every pass,")
-        waits.append(f"{1000 * number * SECONDS_PER_WAIT:.0f} ms or so;")
-    faster = " ".join(in_4bit(sketch) for sketch in slow)
-    return f"{' '.join(waits)} {faster} is usually faster"
+            number = num_8bit_layers(sketch)
+            waits.append(f"{sketch.role}: {number} 8-bit layers wait for the host in every pass,")
+            waits.append(f"{1000 * number * SECONDS_PER_WAIT:.0f} ms or so;")
+            faster.append(in_4bit(sketch))
+    return f"{' '.join(waits + faster)} is usually faster" if faster else None
 
 
 def num_8bit_layers(sketch: Sketch) -> int:

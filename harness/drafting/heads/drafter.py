@@ -76,7 +76,8 @@ class PreparedDrafts(Protocol):
         """Return the outputs of the prepared proposal of `number` tokens or levels.
 
         Args:
-            inputs: what `draft` takes beside `unread`: uniforms [B, K]; for trees those of `Draws`.
+            inputs: what `draft` takes beside `unread`, which is uniforms [B, K]; for trees what `grow`
+                takes.
         """
 
 
