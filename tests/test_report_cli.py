@@ -13,7 +13,7 @@ import pytest
 
 import forked
 from harness import cli
-from in_process import Harness
+from in_process import QUICKEST_PAIR, Harness
 from processes import run
 from report_files import latency_run, write
 
@@ -28,12 +28,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("num_prompts=4", "decoding.max_new_tokens=12"),
         ("decoding.num_draft_tokens=1", "decoding.max_new_tokens=8"),
     )
+    itself = ("model=tiny_draft", "draft=tiny_draft")
     runs = (
         (("latency", "decoding.num_draft_tokens=2", *quick), 0),
         (("latency", "decoding.num_draft_tokens=4", *quick), 0),
-        (("eval", "num_prompts=8"), 0),
-        (("recovery", "num_prompts=1", "num_draws=1000", *short), 3),
-        (("compare", "prompt=7 * 8 =", "json=true"), 0),
+        (("eval", *QUICKEST_PAIR, "num_prompts=8"), 0),
+        (("recovery", *itself, "num_prompts=1", "num_draws=1000", *short), 3),
+        (("compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"), 0),
         (("latency", "model=./nowhere", "draft=tiny_draft"), 2),
     )
     with pytest.MonkeyPatch.context() as patch:

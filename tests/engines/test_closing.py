@@ -26,7 +26,7 @@ from harness.engines.local.pair_runners import PairRunners
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Engine, Question
 from harness.models.case import Demand
-from in_process import Harness
+from in_process import QUICKEST_PAIR, Harness
 from some_settings import settings_of
 
 DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
@@ -118,7 +118,9 @@ def test_recovery_holds_one_engine_at_a_time(
 
     monkeypatch.setattr(local, "open_runners", counted)
     few = ["num_prompts=2", "num_draws=1000", "shift=0.5", "decoding.max_new_tokens=8"]
-    harness("recovery", *few, "decoding.num_draft_tokens=2", "batch_size=100", code=None)
+    harness(
+        "recovery", *QUICKEST_PAIR, *few, "decoding.num_draft_tokens=2", "batch_size=100", code=3
+    )
     assert num_alive == [0, 0, 0]
 
 

@@ -73,7 +73,14 @@ PARROT = textwrap.dedent(
 SLOW_PARROT = PARROT.replace(
     '    name = "parrot"\n', '    name = "parrot"\n    starts_slowly = True\n', 1
 )
-QUICK = ["num_prompts=2", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=9"]
+QUICK = [
+    "model=tiny_draft",
+    "draft=tiny_draft",
+    "num_prompts=2",
+    "num_warmup=0",
+    "decoding=greedy",
+    "decoding.max_new_tokens=9",
+]
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ FURTHER = textwrap.dedent(
             raise ValueError("no idea")
     '''
 )
-QUICK = ["model=tiny", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
+QUICK = ["model=tiny_draft", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
 
 
 @pytest.fixture
@@ -53,9 +53,11 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_methods: None) ->
 
 
 def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness, rules: Path) -> None:
-    shown = harness("latency", *QUICK, "decoding.rule=./likely.py:Lax")
+    # A target whose draft is another model, which it rejects.
+    pair = ["model=tiny", "draft=tiny_draft"]
+    shown = harness("latency", *QUICK, *pair, "decoding.rule=./likely.py:Lax")
     assert "lossy" in shown.stdout
-    harness("latency", *QUICK)
+    harness("latency", *QUICK, *pair)
     rows = results("latency")
     drafted = rows[rows["arm"] == "speculative"]
     assert drafted["rule"].tolist() == ["./likely.py:Lax", "deepmind"]

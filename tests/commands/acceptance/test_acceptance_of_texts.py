@@ -168,14 +168,14 @@ def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
         "-m",
         "model=tiny_draft",
         "draft=lookup,early_exit_1,tiny_draft",
-        "num_prompts=9",
+        "num_prompts=4",
         "up_to=3",
         *SHORT,
     )
     files = sorted(Path().rglob("acceptance_texts.csv"))
     ids = [pd.read_csv(file).token_ids.tolist() for file in files]
     assert ids[0] == ids[1] == ids[2]
-    assert "on the same 9 texts" in outcome.stdout
+    assert "on the same 4 texts" in outcome.stdout
     assert outcome.stdout.count("the best") >= 1
     # The target accepts all of its own draft's tokens.
     rows = results("acceptance")

@@ -115,7 +115,7 @@ def test_draft_model_comes_closer_to_its_target(harness: Harness, tmp_path: Path
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "jetspec", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "medusa"])
 def test_new_head_is_trained_stored_and_goes_on(
     kind: str, harness: Harness, tmp_path: Path
 ) -> None:

@@ -15,9 +15,9 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 
-QUICK = ["decoding.max_new_tokens=4", "num_warmup=0"]
+QUICK = [*QUICKEST_PAIR, "decoding.max_new_tokens=4", "num_warmup=0"]
 
 
 @pytest.mark.parametrize(

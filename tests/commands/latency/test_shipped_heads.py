@@ -81,7 +81,7 @@ def test_eval_answers_the_same_with_a_head(harness: Harness) -> None:
 
 
 def test_recovery_calls_no_head_lossy(harness: Harness) -> None:
-    few = ["num_prompts=1", "num_draws=2000", "decoding.max_new_tokens=8"]
+    few = ["num_prompts=1", "num_draws=1000", "decoding.max_new_tokens=8"]
     outcome = harness(
         "recovery", "draft=tiny_eagle3", "decoding.num_draft_tokens=2", *few, code=None
     )

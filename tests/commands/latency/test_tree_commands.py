@@ -89,7 +89,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ("settings", "lossless"),
     [
         (["draft.tree=static"], True),
-        (["draft.tree=static", "decoding.rule=block"], True),
         (["draft.tree=dynamic"], True),
         (["draft.tree=dynamic", "fault=rollback_off_by_one"], False),
         (["draft.tree=static", "fault=bonus_from_wrong_position"], False),

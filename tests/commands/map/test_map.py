@@ -73,7 +73,7 @@ ROWS = [
 
 
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
-    pair = ["model=tiny", "draft=tiny_draft"]
+    pair = ["model=tiny_draft", "draft=tiny_draft"]
     outcome = harness(*QUICK, *pair, "batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]", "export=true")
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]

@@ -141,12 +141,9 @@ def test_every_planted_fault_is_caught(fault: str) -> None:
     assert sample(fault, num_draws=MANY_DRAWS).verdict == "lossy"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", [fault for fault in FAULTS if fault != "bonus_from_wrong_position"]
-)
+@pytest.mark.parametrize("fault", ["residual_warped_twice", "rollback_off_by_one"])
 def test_faults_are_caught_with_more_draft_tokens_too(fault: str) -> None:
-    """But for the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
+    """But not the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
     assert sample(fault, num_draft_tokens=3).verdict == "lossy"
 
 
