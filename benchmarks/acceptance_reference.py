@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from harness.commands.acceptance.measure import read_text
 from harness.decoding.protocols import Drafter
-from harness.drafting.along import probabilities_along
+from harness.drafting.teacher_forcing import probabilities_along
 from harness.engines.local.engine import LocalEngine
 from harness.engines.local.pair_runners import PairRunners, open_runners
 from harness.engines.local.rules import warp_of

@@ -18,7 +18,7 @@ import torch
 from acceptance_reference import answered
 
 from harness.commands.acceptance.measure import read_text
-from harness.drafting.along import probabilities_along
+from harness.drafting.teacher_forcing import probabilities_along
 from harness.engines.local.pair_runners import open_runners
 from harness.engines.local.rules import warp_of
 from harness.engines.local.runner_choice import Demanded

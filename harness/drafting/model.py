@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import Arriving, added, padded, to_device, to_host
 from harness.decoding.warp import AnyWarp
-from harness.drafting.along import own_probabilities, windows
+from harness.drafting.teacher_forcing import own_probabilities, windows
 
 
 class ModelDrafter(Drafter):

@@ -20,7 +20,7 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import added, decided_tokens, most, to_device
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp
-from harness.drafting.along import as_offered, places_of, upcoming
+from harness.drafting.teacher_forcing import as_offered, places_of, upcoming
 from harness.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.

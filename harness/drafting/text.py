@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.transfer import padded, to_device, to_host
-from harness.drafting.along import upcoming
+from harness.drafting.teacher_forcing import upcoming
 
 
 class Text(Protocol):

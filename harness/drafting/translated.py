@@ -24,7 +24,7 @@ from torch import Tensor
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.warp import AnyWarp, CommonWarp, Warp, current_warp
-from harness.drafting.along import NO_TOKEN, by_prefixes, own_probabilities, windows
+from harness.drafting.teacher_forcing import NO_TOKEN, by_prefixes, own_probabilities, windows
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_the_code_of_each_part_of_a_hybrid_counts() -> None:
 
 
 def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
-    assert "It fits" in harness("plan", *CORPUS).stdout
+    assert "fits  " in harness("plan", *CORPUS).stdout
     harness("recovery", "num_prompts=1", "decoding=greedy", "decoding.max_new_tokens=8", *HEAD)
 
 
@@ -257,6 +257,7 @@ def test_a_hybrid_has_the_text_of_a_file_and_a_path_may_have_a_plus(harness: Har
     Path("corpus_ngrams.py").rename(folder / "corpus_ngrams.py")
     del sys.modules["corpus_ngrams"]
     METHODS.forget()
-    assert "It fits" in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", setting).stdout
+    said = harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", setting)
+    assert "fits  " in said.stdout
     own = "./a+b/corpus_ngrams.py:CorpusNgrams"
     assert METHODS.split(f"{own}+tiny_eagle3") == (own, "tiny_eagle3")

@@ -29,9 +29,9 @@ from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import most, to_device
 from harness.decoding.trees import TreeProposal, tokens_on
 from harness.decoding.warp import AnyWarp, current_warp
-from harness.drafting.along import as_offered, places_of, upcoming
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread, UnreadFeatures
+from harness.drafting.teacher_forcing import as_offered, places_of, upcoming
 from harness.drafting.trees.growth import Grown, Growth, Predictor
 from harness.drafting.trees.plan import TreePlan
 from harness.drafting.trees.score_temperatures import ScoreTemperatures

@@ -13,7 +13,7 @@ import torch
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.drafting.along import chosen, probabilities_along, read_along
+from harness.drafting.teacher_forcing import chosen, probabilities_along, read_along
 from harness.engines.local.pair_runners import open_runners
 from harness.engines.local.rules import warp_of
 from harness.engines.local.runner_choice import Demanded

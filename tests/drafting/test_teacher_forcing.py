@@ -14,10 +14,10 @@ import torch
 from architectures import VOCABULARY, random_model
 from harness.decoding.protocols import Drafter, Step
 from harness.decoding.warp import Warp
-from harness.drafting.along import probabilities_along
 from harness.drafting.methods.lookup import LookupText
 from harness.drafting.model import ModelDrafter
 from harness.drafting.parallel import ParallelDrafter
+from harness.drafting.teacher_forcing import probabilities_along
 from harness.drafting.text import TextDrafter
 from harness.runners.eager import EagerRunner
 from mtp_models import mtp_target
@@ -124,8 +124,8 @@ def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             read = [*PROMPT, *TEXT[:-1]]
             hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
         whole = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
-        monkeypatch.setattr("harness.drafting.along.PLACES", 3)
-        monkeypatch.setattr("harness.drafting.along.CHUNK", 5)
+        monkeypatch.setattr("harness.drafting.teacher_forcing.PLACES", 3)
+        monkeypatch.setattr("harness.drafting.teacher_forcing.CHUNK", 5)
         in_parts = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
         monkeypatch.undo()
         torch.testing.assert_close(whole, in_parts, equal_nan=True, atol=1e-5, rtol=1e-4)
