@@ -19,13 +19,17 @@ from harness.commands.recovery.lossless import (
     require_token_ids,
     together,
 )
-from harness.commands.recovery.quantiles import QuantileTest
+from harness.commands.recovery.quantiles import QuantileTest, Scores
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.samplings import Sampling, samplings
-from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import FOLLOW_UP, PlannedRequest, Workload, most_drawn
+from harness.commands.recovery.workload import (
+    FOLLOW_UP,
+    PlannedRequest,
+    Sampling,
+    Workload,
+    most_drawn,
+    samplings,
+)
 from harness.config.errors import RunError, SettingError
-from harness.engines.checks.divergence import first_divergence
 from harness.engines.protocol import Arm, Reference
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord, acceptance_columns
@@ -298,22 +302,12 @@ def _against_alone(test: LoadTest) -> Checks:
     under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
 
     texts = GreedyTexts(test.end_tokens)
+    alone: Sequence[RequestRecord | None] = [None] * len(greedy)
     if test.references.for_texts() is None:
         alone = test.ask(greedy, 1, "alone")
-        for planned, expected in zip(greedy, alone, strict=True):
-            answer = under_load[planned.index]
-            divergence = first_divergence(
-                None, planned.prompt, expected.token_ids, answer.token_ids
-            )
-            texts.add(divergence, planned.num_tokens, expected, answer)
-    else:
-        for planned in greedy:
-            answer = under_load[planned.index]
-            divergence = test.references.text_divergence(
-                planned.prompt, answer.text, planned.num_tokens
-            )
-            # A text that the model would go on with parts from it at its end.
-            texts.add(divergence, 0, answer)
+    for planned, expected in zip(greedy, alone, strict=True):
+        answer = under_load[planned.index]
+        texts.compare(test.references, planned.prompt, planned.num_tokens, answer, expected)
     yield texts.columns()
     if not test.samplings:
         return

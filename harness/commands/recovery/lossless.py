@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike
 
 from harness.commands.recovery.prefix_distribution import PrefixDistribution, observed_distribution
 from harness.config.errors import RunError
-from harness.engines.checks.divergence import Divergence
+from harness.engines.checks.divergence import Divergence, first_divergence
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
+from harness.measuring.references import References
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import (
@@ -99,6 +100,38 @@ class GreedyTexts:
         self.divergences.append(divergence)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
         self.num_cut_short += any(is_cut_short(text, num_asked, self.end_tokens) for text in texts)
+
+    def compare(
+        self,
+        references: References,
+        prompt: Sequence[int],
+        num_asked: int,
+        answer: RequestRecord,
+        expected: RequestRecord | None,
+    ) -> None:
+        """Add the comparison of an answer with the regular arm's, or that of a request alone.
+
+        An answer of text alone is compared with the text that the reference writes, if there is
+        one: its tokens may have been decided as others.
+
+        Args:
+            num_asked: tokens that each was to have.
+            expected: None if the reference alone is compared with.
+        """
+        divergence = None
+        if expected is None or expected.token_ids != answer.token_ids:
+            of_text = answer.from_text and references.for_texts() is not None
+            if expected is None or of_text:
+                divergence = references.text_divergence(prompt, answer.text, num_asked)
+            else:
+                # Of decided tokens the reference knows the margin.
+                known = None if answer.from_text else references.for_tokens()
+                divergence = first_divergence(known, prompt, expected.token_ids, answer.token_ids)
+        if expected is None:
+            # A text that the model would go on with parts from it at its end.
+            self.add(divergence, 0, answer)
+        else:
+            self.add(divergence, num_asked, expected, answer)
 
     def columns(self) -> dict[str, Any]:
         """The columns of the check."""

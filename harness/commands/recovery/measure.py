@@ -34,11 +34,9 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_answer, recovery_details, summarise
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import RunError, VerdictError
-from harness.engines.checks.divergence import Divergence, first_divergence
 from harness.engines.local.batches import in_batches
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.measuring.encoding import Encoded
 from harness.measuring.interleaving import ask_all
@@ -127,35 +125,11 @@ class Recovery(Experiment):
             answers = [generations[name].requests for name in settings.arms]
             if engine.reports_token_ids:
                 require_token_ids([*itertools.chain(*answers)])
-            for prompt, *pair in zip(question.prompts, *answers, strict=True):
-                divergence = self._divergence(references, prompt, *pair)
-                texts.add(divergence, decoding.max_new_tokens, *pair)
+            for prompt, regular, speculative in zip(question.prompts, *answers, strict=True):
+                texts.compare(
+                    references, prompt, decoding.max_new_tokens, speculative, expected=regular
+                )
         self.checks.append(texts.columns())
-
-    def _divergence(
-        self,
-        references: References,
-        prompt: Sequence[int],
-        regular: RequestRecord,
-        speculative: RequestRecord,
-    ) -> Divergence | None:
-        """Where greedy texts of both arms part; None where they are the same.
-
-        Of a text without token ids, where it parts from the reference's.
-        """
-        if regular.token_ids == speculative.token_ids:
-            return None
-        if not speculative.from_text:
-            # The ids are those that were decided, so the reference can tell the margin between
-            # them.
-            return first_divergence(
-                references.for_tokens(), prompt, regular.token_ids, speculative.token_ids
-            )
-        if references.for_texts() is None:
-            # Ids of a text, which may have been decided as others: the position alone is known.
-            return first_divergence(None, prompt, regular.token_ids, speculative.token_ids)
-        most = self.settings.decoding.max_new_tokens
-        return references.text_divergence(prompt, speculative.text, most)
 
     def _compare_draws(
         self, session: Session, references: References, token_ids: Sequence[Sequence[int]]

@@ -17,7 +17,7 @@ from harness.records.command import Command
 if TYPE_CHECKING:
     from harness.tables.table import Document, Line
 
-# Sampling settings of requests under load. `experiments/samplings.py` has their values.
+# Sampling settings of requests under load. `workload.py` has their values.
 SamplingName = Literal[
     "as_asked",
     "temperature",

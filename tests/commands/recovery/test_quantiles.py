@@ -19,7 +19,7 @@ from transformers import (
 
 from harness.commands.recovery.lossless import SampledCheck, together
 from harness.commands.recovery.quantiles import QuantileTest, cell_masses, quantiles
-from harness.commands.recovery.samplings import Sampling, samplings
+from harness.commands.recovery.workload import Sampling, samplings
 from harness.config.settings import DecodingSettings
 from harness.results.statistics.arrays import Floats
 

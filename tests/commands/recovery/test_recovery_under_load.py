@@ -11,8 +11,7 @@ import pytest
 from echo_questions import TOKENIZER
 from faulty_service import faulty_service
 from harness.commands.recovery.load import is_taken
-from harness.commands.recovery.samplings import samplings
-from harness.commands.recovery.workload import PlannedRequest, Workload
+from harness.commands.recovery.workload import PlannedRequest, Workload, samplings
 from harness.config.errors import RunError
 from harness.config.settings import (
     DecodingSettings,
