@@ -46,7 +46,7 @@ def typed_again(changes: str) -> str:
     """
     typed = shlex.split(command_line())[1:]
     changed = {"details"}
-    for change in changes.split():
+    for change in shlex.split(changes):
         name = change.partition("=")[0]
         changed |= {name, "num_draft_tokens" if name == "K" else name}
     kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in changed]

@@ -24,7 +24,7 @@ from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.schedules import schedule_files
 from harness.commands.map.surface import Cell, cells_of, explore, interpolated
-from harness.commands.map.tables import map_document, schedule_of
+from harness.commands.map.tables import map_answer, map_details, schedule_of
 from harness.commands.optional_plots import optional_plots
 from harness.commands.read_runs import Run
 from harness.config.errors import RunError, SettingError
@@ -42,7 +42,7 @@ from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
 from harness.results.verdict import ArmEvidence, refusal, require_verdict
-from harness.tables.table import Document
+from harness.tables.table import Answer, Document
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
@@ -159,8 +159,11 @@ class Map(Experiment):
         surfaces = self._surfaces()
         return [self._row(session, cell, surfaces) for cell in cells]
 
-    def document(self, rows: Sequence[MapRow]) -> Document:
-        return map_document(rows)
+    def document(self, rows: Sequence[MapRow]) -> Answer:
+        return map_answer(rows)
+
+    def details(self, rows: Sequence[MapRow]) -> Document:
+        return map_details(rows)
 
     def judge(self, rows: Sequence[MapRow]) -> None:
         require_verdict(rows)

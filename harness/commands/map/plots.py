@@ -18,6 +18,7 @@ from harness.commands.map.tables import (
     PAYS,
     cell_text,
     cells_of,
+    has_break_even,
     heading_of,
     is_ratio,
     k_of,
@@ -27,6 +28,7 @@ from harness.commands.map.tables import (
 )
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
+from harness.results.verdict import verdict_of
 from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 from harness.tables.table import grouped
 
@@ -66,11 +68,12 @@ class Grid(NamedTuple):
         return cls(batch_sizes, draft_tokens, cells)
 
     def logarithms(self, column: str) -> np.ndarray[Any, Any]:
-        """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none."""
+        """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none, or was measured and has no verdict."""
         values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
         for place, row in self.cells.items():
             value = row.values()[column]
-            if is_ratio(value):
+            says_nothing = row.measured and not verdict_of(row).can_tell
+            if is_ratio(value) and not says_nothing:
                 values[place] = math.log(value)
         return values
 
@@ -102,9 +105,10 @@ def _figure(grid: Grid, load: str) -> Figure:
     axes.spines[:].set_visible(False)
     for place, row in grid.cells.items():
         _draw_cell(axes, place, row, len(grid.batch_sizes))
-    _draw_line(axes, grid, "speedup_low", "95 % interval of it", _END_OF_INTERVAL)
-    _draw_line(axes, grid, "speedup_high", "95 % interval of it", _END_OF_INTERVAL)
-    _draw_line(axes, grid, "speedup", "1×", _LINE)
+    if has_break_even([*grid.cells.values()]):
+        _draw_line(axes, grid, "speedup_low", "95 % interval of it", _END_OF_INTERVAL)
+        _draw_line(axes, grid, "speedup_high", "95 % interval of it", _END_OF_INTERVAL)
+        _draw_line(axes, grid, "speedup", "1×, interpolated", _LINE)
     add_legend(axes)
     return axes.figure
 

@@ -7,24 +7,25 @@ is 0 where the server does not tell its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from statistics import fmean
 from typing import TypeGuard
 
+from harness.commands.answers import Step, answer, heading
 from harness.commands.map.rows import MapRow
 from harness.commands.map.schedules import Schedule, unsayable
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
-from harness.commands.words import device_of, settings_line, title
+from harness.commands.words import device_of, settings_line, title, typed_again
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
 from harness.results.verdict import Verdict, judge, verdict_of
 from harness.tables.table import (
     UNKNOWN,
+    Answer,
     Column,
     Document,
     Line,
@@ -42,25 +43,126 @@ DOES_NOT_PAY = "does not pay"
 CANNOT_TELL = "cannot tell"
 
 
-def map_document(rows: Sequence[MapRow]) -> Document:
-    """A run's map: the answer, the figures, and what to do with them; nothing where nothing was
-    measured.
-    """
+def map_answer(rows: Sequence[MapRow]) -> Answer:
+    """Where it pays, in a dozen lines as long as there are three batch sizes; empty where nothing was measured."""
     cells = cells_of(rows)
     if not cells:
         return []
+    return answer(
+        heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
+        _finding(cells),
+        [_speedups(cells)],
+        doubts=[] if _is_whole(cells) else [f"{_how_many(cells)}."],
+        why=_use(cells),
+        steps=_next_steps(cells),
+    )
+
+
+def map_details(rows: Sequence[MapRow]) -> Document:
+    """Each cell with its interval, and schedules of K for servers."""
+    cells = cells_of(rows)
     document: list[Table | Line] = [
-        Line(title(cells[0]), "strong"),
-        Line(_settings_of(cells), "dim"),
-        Line(_answer(cells, "Speculative decoding"), "strong"),
+        _table(of_context) for of_context in _by_context(cells).values()
     ]
-    document += [_table(of_context) for of_context in _by_context(cells).values()]
     document += sentences("warning", _undecided(cells))
     if _is_whole(cells):
-        document.append(Line(_next_step(cells)))
+        document.append(Line(_schedule_in_words(cells)))
     else:
         document.append(Line(f"{_how_many(cells)}.", "warning"))
     return document
+
+
+def map_document(rows: Sequence[MapRow]) -> Document:
+    """The map of a run among others: the answer in a sentence, and every cell."""
+    cells = cells_of(rows)
+    if not cells:
+        return []
+    return [
+        Line(title(cells[0]), "strong"),
+        Line(_settings_of(cells), "dim"),
+        Line(_answer(cells, "Speculative decoding"), "strong"),
+        *map_details(rows),
+    ]
+
+
+def _finding(cells: Sequence[MapRow]) -> Line:
+    """`pays at batch size 1 and 4, not at 16`, and the highest speed-up."""
+    sizes = reach(cells)
+    best = best_of(cells)
+    if best is None:
+        return Line("cannot tell", "strong", _undecided(cells) or "nothing was measured")
+    verdict = verdict_of(best)
+    place = f"K={best.num_draft_tokens}, " if k_of(best) else ""
+    more = (
+        f"best {verdict.speedup.estimate:.2f}× ({interval(verdict.speedup)}): {place}{_place(best)}"
+    )
+    if len(_by_context(cells)) > 1:
+        words = [word_of(row) for row in cells if row.measured]
+        text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
+        return Line(text, "good" if PAYS in words else "bad", more)
+    if sizes[PAYS]:
+        text = f"pays {_at(cells, sizes[PAYS])}"
+        text += f", not at {listed(sizes[DOES_NOT_PAY])}" if sizes[DOES_NOT_PAY] else ""
+        return Line(text, "good", more)
+    if sizes[DOES_NOT_PAY]:
+        return Line(f"does not pay {_at(cells, sizes[DOES_NOT_PAY])}", "bad", more)
+    return Line(f"makes no difference {_at(cells, sizes[CANNOT_TELL])}", "strong", more)
+
+
+def _place(row: MapRow) -> str:
+    if is_elsewhere(row.engine):
+        return f"{counted(row.batch_size or 1, 'request')} in flight"
+    return f"batch size {row.batch_size}"
+
+
+def _speedups(cells: Sequence[MapRow]) -> Table:
+    """A row for each batch size, a column for each K."""
+    by_k = dict(sorted(grouped(cells, k_of).items()))
+    rows = []
+    for context, of_context in _by_context(cells).items():
+        for size, of_size in sorted(grouped(of_context, _size_of).items()):
+            texts = {k_of(row): _in_short(row) for row in of_size}
+            rows.append(TableRow((context, str(size), *map(texts.get, by_k))))
+    several = len(_by_context(cells)) > 1
+    columns = [
+        Column("context", lambda length: str(length) if several else "", optional=True, once=True),
+        Column(load_of(cells)),
+        *(Column(f"K={k}" if k else "its own K") for k in by_k),
+    ]
+    return Table("map", "", tuple(columns), tuple(rows), look="bare")
+
+
+def _in_short(row: MapRow) -> str:
+    unsure = row.measured and word_of(row) == CANNOT_TELL
+    return f"{cell_text(row)} unsure" if unsure else cell_text(row)
+
+
+def _use(cells: Sequence[MapRow]) -> Iterator[tuple[str, str]]:
+    """The K to use, by load."""
+    schedule = schedule_of(cells)
+    if _is_whole(cells) and not isinstance(schedule, str):
+        yield "Use", f"{_ranges(schedule)}, by {load_of(cells)}"
+
+
+def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
+    """The most useful step."""
+    if best_of(cells) is None or not _is_whole(cells):
+        return
+    num_interpolated = sum(not row.measured for row in cells)
+    measured = sorted({_size_of(row) for row in cells if row.measured})
+    pays = reach(cells)[PAYS]
+    larger = [size for size in measured if pays and size > pays[-1]]
+    if num_interpolated:
+        interpolated = f"the {num_interpolated} in brackets, which are interpolated"
+        yield Step(interpolated, typed_again("share=1"))
+    elif larger and larger[0] > pays[-1] + 1:
+        # Geometrically between both.
+        between = round(math.sqrt(pays[-1] * larger[0]))
+        sizes = ",".join(map(str, (pays[-1], between, larger[0])))
+        yield Step("where it stops paying", typed_again(f"'batch_sizes=[{sizes}]'"))
+    elif pays and not larger:
+        sizes = ",".join(str(factor * pays[-1]) for factor in (1, 2, 4))
+        yield Step(f"beyond {pays[-1]}", typed_again(f"'batch_sizes=[{sizes}]'"))
 
 
 def map_documents(runs: Sequence[Run]) -> Document:
@@ -106,12 +208,14 @@ def _settings_of(cells: Sequence[MapRow]) -> str:
 
 
 def _answer(cells: Sequence[MapRow], subject: str) -> str:
-    """`… pays at batch size 1 to 4.8 and does not pay at batch size 6.7 to 16, with the best K; …`."""
+    """`… pays at batch size 1 and 4 and does not pay at batch size 16, with the best K; …`."""
     by_context = _by_context(cells)
     answers = []
     for context, of_context in by_context.items():
-        reaches = zip((PAYS, DOES_NOT_PAY), _reach(of_context), strict=True)
-        parts = [f"{word} {_at(cells, sizes)}" for word, sizes in reaches if sizes]
+        sizes = reach(of_context)
+        parts = [
+            f"{word} {_at(cells, sizes[word])}" for word in (PAYS, DOES_NOT_PAY) if sizes[word]
+        ]
         text = " and ".join(parts) or "may or may not pay: no cell can tell"
         place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
         answers.append(f"{text}{place}")
@@ -183,11 +287,11 @@ def word_of(row: MapRow) -> str:
     return words.get(verdict_of(row).conclusion, CANNOT_TELL)
 
 
-def _at(cells: Sequence[MapRow], sizes: str) -> str:
-    """`at batch size 1 to 4.8`, or `with 1 to 4.8 requests in flight`."""
+def _at(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
+    """`at batch size 1 and 4`, or `with 1 and 4 requests in flight`."""
     if not is_elsewhere(cells[0].engine):
-        return f"at batch size {sizes}"
-    return f"with {sizes} request{'' if sizes == '1' else 's'} in flight"
+        return f"at batch size {listed(sizes)}"
+    return f"with {listed(sizes)} request{'' if sizes == [1] else 's'} in flight"
 
 
 def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
@@ -238,7 +342,7 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
             most = max(worth, key=lambda k: worth[k])
             best[size] = most if worth[most] > 0 else 0
         elif not best:
-            return f"no cell can tell whether it pays {_at(rows, str(size))}"
+            return f"no cell can tell whether it pays {_at(rows, [size])}"
     if not any(best.values()):
         return "it surely pays nowhere"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
@@ -256,14 +360,13 @@ def _over_undrafted(row: MapRow) -> Verdict:
     return verdict if row.gain is None or row.status == NO_VERDICT else judge(row.gain)
 
 
-def _next_step(cells: Sequence[MapRow]) -> str:
+def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     """The schedule, the files that have it, and what no measurement decided."""
     schedule = schedule_of(cells)
     if isinstance(schedule, str):
         return f"No schedule of K for servers: {schedule}."
     load = load_of(cells)
-    ranges = ", ".join(f"K={k} at {_range(first, last)}" for first, last, k in schedule)
-    texts = [f"Next, by {load}: {ranges} (export=true writes it for vLLM and others)."]
+    texts = [f"Next, by {load}: {_ranges(schedule)} (export=true writes it for vLLM and others)."]
     if any(k == 0 for _, _, k in schedule):
         taxes = [f"{row.tax.estimate:.2f}×" for row in cells if row.tax is not None]
         off = "K=0 as if switching off were free."
@@ -285,64 +388,42 @@ def _next_step(cells: Sequence[MapRow]) -> str:
     return " ".join(texts)
 
 
-def _reach(cells: Sequence[MapRow]) -> tuple[str, str]:
-    """The batch sizes at which any K pays, and those at which none does: `1 to 4.8`, `6.7 to 16`."""
-    if not any(verdict_of(row).can_tell for row in cells):
-        return "", ""
-    lows: dict[int, float] = {}
-    highs: dict[int, float] = {}
-    for size, of_size in sorted(grouped(cells, _size_of).items()):
-        ends = [_log_ends(row) for row in of_size]
-        lows[size] = max(low for low, _ in ends)
-        highs[size] = -max(high for _, high in ends)
-    pays, does_not = (
-        " and ".join(_range(*ends) for ends in stretches_above(values)) for values in (lows, highs)
-    )
-    return pays, does_not
+def reach(cells: Sequence[MapRow]) -> dict[str, list[int]]:
+    """The batch sizes at which the best K pays, those at which no measured K does, and those at which no cell can tell.
 
-
-def _log_ends(row: MapRow) -> tuple[float, float]:
-    """Logarithms of the ends of a cell's interval, interpolated ones too; infinite without any."""
-    speedup = row.speedup
-    cannot_tell = row.measured and not verdict_of(row).can_tell
-    if cannot_tell or speedup is None or not (is_ratio(speedup.low) and is_ratio(speedup.high)):
-        return -math.inf, math.inf
-    return math.log(speedup.low), math.log(speedup.high)
-
-
-def stretches_above(values: Mapping[int, float]) -> list[tuple[float, float]]:
-    """The stretches of batch sizes at which a curve is above 0.
-
-    It is straight between logarithms of batch sizes: with values of 1 and -1 at 4 and 16 it crosses
-    at 8. Next to minus infinity a stretch ends at the batch size itself.
-
-    Args:
-        values: logarithms of speed-ups by batch size, ascending.
+    Of measured cells alone: a batch size without any is not among them.
     """
-    first = next(iter(values))
-    points = [(float(first), values[first] > 0)]
-    for (size, value), (following, later) in pairwise(values.items()):
-        if (value > 0) != (later > 0):
-            share = 1.0 if value == -math.inf else value / (value - later)
-            points.append((size * (following / size) ** share, True))
-        points.append((float(following), later > 0))
-    groups = groupby(points, itemgetter(1))
-    stretches = [[size for size, _ in group] for is_above, group in groups if is_above]
-    return [(stretch[0], stretch[-1]) for stretch in stretches]
+    sizes: dict[str, list[int]] = {PAYS: [], DOES_NOT_PAY: [], CANNOT_TELL: []}
+    measured = [row for row in cells if row.measured]
+    for size, of_size in sorted(grouped(measured, _size_of).items()):
+        words = set(map(word_of, of_size))
+        best = next(word for word in (PAYS, CANNOT_TELL, DOES_NOT_PAY) if word in words)
+        sizes[best].append(size)
+    return sizes
 
 
-def _range(first: float, last: float) -> str:
-    """`4`, or `1 to 6.7`."""
-    texts = [
-        f"{end:.0f}" if end >= 10 or end == int(end) else f"{end:.1f}" for end in (first, last)
-    ]
-    return " to ".join(dict.fromkeys(texts))
+def has_break_even(cells: Sequence[MapRow]) -> bool:
+    """Whether it pays in one measured cell and not in another, so that there is a line between them."""
+    return {PAYS, DOES_NOT_PAY} <= {word_of(row) for row in cells if row.measured}
+
+
+def listed(sizes: Sequence[int]) -> str:
+    """`1, 4 and 16`."""
+    *others, last = map(str, sizes)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _ranges(schedule: Schedule) -> str:
+    """`K=5 at 1 to 15, K=0 at 16`."""
+    texts = []
+    for first, last, k in schedule:
+        sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
+        texts.append(f"K={k} at {sizes}")
+    return ", ".join(texts)
 
 
 def _table(cells: Sequence[MapRow]) -> Table:
-    """The cells of one context: a row for each batch size, a column for each K; below them where
-    each K pays.
-    """
+    """The cells of one context: a row for each batch size, a column for each K."""
     by_k = dict(sorted(grouped(cells, k_of).items()))
     rows = []
     for size, of_size in sorted(grouped(cells, _size_of).items()):
@@ -353,11 +434,6 @@ def _table(cells: Sequence[MapRow]) -> Table:
                 certainty = interval(row.speedup) or CANNOT_TELL
                 texts[k_of(row)] += f"\n{certainty}"
         rows.append(TableRow((str(size), *map(texts.get, by_k))))
-    reaches = [_reach(of_k) for of_k in by_k.values()]
-    for place, word in enumerate((PAYS, DOES_NOT_PAY)):
-        sizes = [reach[place] for reach in reaches]
-        if any(sizes):
-            rows.append(TableRow((f"{word} at", *sizes)))
     columns = [Column(load_of(cells)), *(Column(f"K={k}" if k else "its own K") for k in by_k)]
     brackets = "" if all(row.measured for row in cells) else ", those in brackets interpolated"
     notes = (f"{_how_many(cells)}{brackets}.",) if _is_whole(cells) else ()

@@ -65,4 +65,4 @@ def test_recovery_judges_a_hybrid(
     chosen = [] if lossless else [f"fault={fault}"]
     code = 0 if lossless else 1
     found = harness("recovery", target, *hybrid, prompts, *few, *draws, *chosen, code=code)
-    assert ("Lossless:" in found.stdout) == lossless
+    assert ("Lossless:" in found.summary) == lossless

@@ -100,8 +100,8 @@ def test_recovery_judges_trees(
 ) -> None:
     trees = ["draft.budget=5", "batch_size=2500", "num_draws=5000", *settings]
     found = harness("recovery", *pair, *SMALL, *trees, code=0 if lossless else 1)
-    assert ("Lossless:" in found.stdout) == lossless
-    assert "by definition" not in found.stdout, "the draws show it"
+    assert ("Lossless:" in found.summary) == lossless
+    assert "by definition" not in found.summary, "the draws show it"
 
 
 def test_recovery_judges_trees_of_marginals(
@@ -112,7 +112,7 @@ def test_recovery_judges_trees_of_marginals(
     trees = ["draft.tree=static", "draft.budget=6", "decoding.rule=block"]
     draws = ["batch_size=2500", "num_draws=5000"]
     found = harness("recovery", target, f"draft={head}", prompts, *SMALL, *trees, *draws)
-    assert "Lossless:" in found.stdout
+    assert "Lossless:" in found.summary
     assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
 
 
@@ -127,5 +127,5 @@ def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone(
     itself = [target, target.replace("model=", "draft="), prompts]
     code = 0 if lossless else 1
     found = harness("recovery", *itself, *SMALL, *trees, *draws, code=code)
-    assert ("Lossless:" in found.stdout) == lossless
-    assert "by definition" not in found.stdout, "the draws show it"
+    assert ("Lossless:" in found.summary) == lossless
+    assert "by definition" not in found.summary, "the draws show it"
