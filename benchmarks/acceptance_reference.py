@@ -23,20 +23,14 @@ import time
 
 import common
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from harness.commands.acceptance.measure import read_text
-from harness.decoding.protocols import Drafter
-from harness.drafting.teacher_forcing import probabilities_along
 from harness.engines.local.engine import LocalEngine
-from harness.engines.local.pair_runners import PairRunners, open_runners
-from harness.engines.local.rules import warp_of
-from harness.engines.local.runner_choice import Demanded
+from harness.engines.local.reading import TextReader
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
-from harness.results.statistics.iterations import acceptance_chances, cut
 from harness.results.statistics.ratios import ratio_of_totals
 
 NUMBERS = (2, 4, 8)
@@ -50,30 +44,22 @@ Counts = NDArray[np.float64]
 
 def answered(
     pair: Pair, prompts: list[list[int]], decoding: object, number: int, arm: int, rounds: int
-) -> list[tuple[list[int], int]]:
-    """Tokens and iterations of each answer, a round of all prompts after the other."""
-    found: list[tuple[list[int], int]] = []
+) -> list[RequestRecord]:
+    """Each answer, a round of all prompts after the other."""
+    found: list[RequestRecord] = []
     how = dataclasses.replace(decoding, num_draft_tokens=number)  # type: ignore[type-var]
     engine = LocalEngine(pair, how, runner="static", batch_size=len(prompts), longest_prompt=128)
     for repeat in range(rounds):
         indices = range(1000 * repeat, 1000 * repeat + len(prompts))
         question = Question(prompts, how, 1 + arm, indices)
-        for request in generate(engine, engine.arms[arm], question).requests:
-            found.append((request.token_ids, len(request.outcomes)))
+        found += generate(engine, engine.arms[arm], question).requests
     engine.close()
     return found
 
 
-@torch.inference_mode()
-def expected(
-    runners: PairRunners, drafter: Drafter, decoding: object, prompt: list[int], text: list[int]
-) -> tuple[Counts, Counts]:
+def expected(reader: TextReader, prompt: list[int], text: list[int]) -> tuple[Counts, Counts]:
     """The iterations that `acceptance` expects for each of `NUMBERS`, and their variance by coins."""
-    device = torch.device("cpu")
-    read = read_text(runners, warp_of(decoding), prompt, text, device)  # type: ignore[arg-type]
-    found = probabilities_along(drafter, prompt, text, read.hidden, max(NUMBERS))
-    assert found is not None
-    cuts = cut(acceptance_chances(read.probabilities.numpy(), found.numpy()))
+    cuts = reader.read(prompt, text).cut
     places = [number - 1 for number in NUMBERS]
     return cuts.iterations[places], cuts.variance[places]
 
@@ -142,22 +128,18 @@ def main() -> None:
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
     rounds = 1 if options.temperature == 0 else options.rounds
-    demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=0)
-    runners = open_runners(pair, demanded, lambda line: None)
-    assert runners.make_drafter is not None
-    drafter = runners.make_drafter(warp_of(decoding))
-
+    reader = TextReader(pair, decoding, max(NUMBERS))
     counted = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS))
     # Of the texts of each K, for each K.
     means = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS, len(NUMBERS)))
     variances = np.zeros_like(means)
     for place, number in enumerate(NUMBERS):
         answers = answered(pair, prompts, decoding, number, 1, rounds)
-        for index, (text, count) in enumerate(answers):
+        for index, request in enumerate(answers):
             where = (place, *divmod(index, NUM_PROMPTS))
-            counted[where] = count
+            counted[where] = len(request.outcomes)
             means[where], variances[where] = expected(
-                runners, drafter, decoding, prompts[index % NUM_PROMPTS], text
+                reader, prompts[index % NUM_PROMPTS], request.token_ids
             )
     if options.save:
         np.savez(options.save, counted=counted, means=means, variances=variances)
@@ -166,11 +148,11 @@ def main() -> None:
         report(counted, means, variances, place)
     if options.seconds:
         seconds = []
-        texts = [text for text, _ in answered(pair, prompts, decoding, 4, 0, 1)]
+        texts = [request.token_ids for request in answered(pair, prompts, decoding, 4, 0, 1)]
         for _ in range(2):
             started = time.process_time()
             for place in range(UNITS):
-                expected(runners, drafter, decoding, prompts[place], texts[place])
+                expected(reader, prompts[place], texts[place])
             seconds.append(time.process_time() - started)
         started = time.process_time()
         for prompt in prompts[:UNITS]:

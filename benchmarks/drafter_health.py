@@ -1,41 +1,43 @@
-"""How often is a healthy drafter called broken, and a damaged one?
+"""How often is a healthy drafter called broken, and each of five faults?
 
-    python benchmarks/drafter_health.py [--runs 20] [--prompts 24] [--tokens 40]
+    python benchmarks/drafter_health.py [--runs 20] [--prompts 40] [--tokens 64] [--only NAME]
 
-Each run decodes the prompts with a draft, honest or with a planted fault, and judges the iterations by the weights of
-the honest one, as `acceptance engine=server` does: quantized (three bits per weight), shifted (positions count double).
+Each run decodes the prompts at K=4 with a pair, honest or with a planted fault, and judges the iterations by the
+weights of the honest one, as `acceptance engine=server` does: a draft of five values per weight, a head that reads the
+target's states of the token before, a window that is read as full attention, positions that count double, another chat
+template.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import shutil
+import tempfile
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
 
 import common
-import numpy as np
-import torch
 from acceptance_reference import answered
 
-from harness.commands.acceptance.measure import read_text
-from harness.drafting.teacher_forcing import probabilities_along
-from harness.engines.local.pair_runners import open_runners
-from harness.engines.local.rules import warp_of
-from harness.engines.local.runner_choice import Demanded
+from harness.drafting.heads.unread import UnreadFeatures
+from harness.engines.local.reading import TextReader, health_columns
 from harness.engines.pair import Pair
-from harness.results.statistics.iterations import acceptance_chances, cut
-from harness.results.verdict import drafter_health
 
 K = 4
+SHIPPED = Path(__file__).parents[1] / "harness" / "models" / "shipped"
 
 
 def quantized(pair: Pair) -> Pair:
-    """The pair with a draft of three bits per weight."""
+    """The pair with a draft of five values per weight."""
     assert pair.draft is not None
     model = copy.deepcopy(pair.draft.model)
     for parameter in model.parameters():
         if parameter.dim() == 2:
-            step = parameter.data.abs().amax(1, keepdim=True) / 3
+            step = parameter.data.abs().amax(1, keepdim=True) / 2
             parameter.data = (parameter.data / step).round() * step
     return dataclasses.replace(pair, draft=dataclasses.replace(pair.draft, model=model))
 
@@ -50,37 +52,68 @@ def shifted(pair: Pair) -> Pair:
     return dataclasses.replace(pair, draft=dataclasses.replace(pair.draft, model=model))
 
 
-@torch.inference_mode()
+def with_window(directory: str) -> str:
+    """The draft with a sliding window of four tokens."""
+    copied = Path(directory) / "windowed"
+    shutil.copytree(SHIPPED / "tiny_draft", copied)
+    config = json.loads((copied / "config.json").read_text())
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
+    (copied / "config.json").write_text(json.dumps(config | window))
+    return str(copied)
+
+
 def main() -> None:
-    options = common.parser(__doc__, runs=20, prompts=24, tokens=40).parse_args()
+    parser = common.parser(__doc__, runs=20, prompts=40, tokens=64)
+    parser.add_argument("--only", help="of the names below")
+    options = parser.parse_args()
     settings = common.cpu_settings(options)
     decoding = dataclasses.replace(
         settings.decoding, max_new_tokens=options.tokens, ignore_eos=True, num_draft_tokens=K
     )
     pair = common.load(settings)
+    options.draft = "tiny_eagle3"
+    of_head = common.load(common.cpu_settings(options))
+    with tempfile.TemporaryDirectory() as directory:
+        options.draft = with_window(directory)
+        windowed = common.load(common.cpu_settings(options))
     prompts = common.read_prompts(settings, pair, options.prompts)
-    demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=0)
-    runners = open_runners(pair, demanded, lambda line: None)
-    assert runners.make_drafter is not None
-    drafter = runners.make_drafter(warp_of(decoding))
-    damaged = {"honest": pair, "quantized": quantized(pair), "shifted": shifted(pair)}
-    for name, decoding_pair in damaged.items():
+    further = pair.tokenizer(" Once more:")["input_ids"]
+    in_template = [[*prompt, *further] for prompt in prompts]
+
+    def of_token_before(features: UnreadFeatures, name: str) -> mock._patch[object]:
+        original = getattr(features, name)
+        return mock.patch.object(
+            features, name, lambda self, hidden, *rest: original(self, hidden.roll(1, 1), *rest)
+        )
+
+    # Name: who decodes, the prompts that it sees, and whose weights judge.
+    cases = {
+        "honest": (pair, prompts, pair),
+        "honest head": (of_head, prompts, of_head),
+        "quantized": (quantized(pair), prompts, pair),
+        "off by one": (of_head, prompts, of_head),
+        "without its window": (pair, prompts, windowed),
+        "shifted": (shifted(pair), prompts, pair),
+        "other template": (pair, in_template, pair),
+    }
+    for name, (decoding_pair, shown, judge) in cases.items():
+        if options.only not in (None, name):
+            continue
+        with ExitStack() as stack:
+            if name == "off by one":
+                for method in ("observe", "add"):
+                    stack.enter_context(of_token_before(UnreadFeatures, method))
+            answers = answered(decoding_pair, shown, decoding, K, 1, options.runs)
+        reader = TextReader(judge, decoding, K)
         verdicts: Counter[str] = Counter()
-        answers = answered(decoding_pair, prompts, decoding, K, 1, options.runs)
         for first in range(0, len(answers), len(prompts)):
-            counted = expected = variance = 0.0
-            for prompt, (text, iterations) in zip(prompts, answers[first:], strict=False):
-                read = read_text(runners, warp_of(decoding), prompt, text, pair.target.input_device)
-                found = probabilities_along(drafter, prompt, text, read.hidden, K)
-                assert found is not None
-                chances = acceptance_chances(read.probabilities.numpy(), np.asarray(found))
-                of_text = cut(chances)
-                counted += iterations
-                expected += float(of_text.iterations[K - 1])
-                variance += float(of_text.variance[K - 1])
-            num_tokens = len(prompts) * (options.tokens - 1)
-            verdict, _ = drafter_health(num_tokens, counted, expected, variance, own_texts=True)
-            verdicts[verdict] += 1
+            requests = answers[first : first + len(prompts)]
+            read = [
+                reader.read(prompt, request.token_ids)
+                for prompt, request in zip(prompts, requests, strict=True)
+            ]
+            verdicts[health_columns(read, requests, K)["health"]] += 1
+        reader.close()
         print(f"{name}: {dict(verdicts)}", flush=True)
 
 

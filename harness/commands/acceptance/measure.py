@@ -10,7 +10,11 @@ import numpy as np
 
 from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
-from harness.commands.acceptance.tables import acceptance_document, health_in_words
+from harness.commands.acceptance.tables import (
+    acceptance_answer,
+    acceptance_details,
+    health_in_words,
+)
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import costs_in_steps, proposed_per_iteration
 from harness.commands.optional_plots import optional_plots
@@ -38,7 +42,7 @@ from harness.prompts.sets import Prompt, load_prompts
 from harness.records.experiment import Experiment
 from harness.results.locked_files import replace_file
 from harness.results.statistics.iterations import tokens_per_iteration
-from harness.tables.table import Document
+from harness.tables.table import Answer, Document
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
@@ -265,8 +269,11 @@ class AcceptanceOfTexts(Experiment):
             if row.health in EXIT_CODES:
                 raise VerdictError(health_in_words(row), EXIT_CODES[row.health])
 
-    def document(self, rows: Sequence[AcceptanceRow]) -> Document:
-        return acceptance_document(rows, self.texts, [text.cut for text in self.read])
+    def document(self, rows: Sequence[AcceptanceRow]) -> Answer:
+        return acceptance_answer(rows, self.texts, [text.cut for text in self.read])
+
+    def details(self, rows: Sequence[AcceptanceRow]) -> Document:
+        return acceptance_details(rows)
 
 
 def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:

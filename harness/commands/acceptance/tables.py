@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.commands.answers import Step, answer, heading
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.results.files import rows_in
@@ -16,6 +16,7 @@ from harness.results.statistics.multiplicity import Ranked, ranking
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 from harness.tables.table import (
     UNKNOWN,
+    Answer,
     Column,
     Document,
     Line,
@@ -51,39 +52,55 @@ def in_short(rows: Sequence[AcceptanceRow]) -> str:
     return text if speedup is None else f"{text}, {speedup.estimate:.2f}× expected"
 
 
-def acceptance_document(
+def acceptance_answer(
     rows: Sequence[AcceptanceRow], texts: Sequence[AcceptanceTextRow], cuts: Sequence[Cut]
-) -> Document:
+) -> Answer:
     """One run, in a dozen lines; empty where nothing was read."""
     best = best_row(rows)
     if best.tokens_per_iteration is None:
         return []
+    k = best.num_draft_tokens
+    number = counted(len(texts), "text")
     bounds = interval(best.tokens_per_iteration)
     about = (
-        f"95 % interval {bounds} over {counted(len(texts), 'text')}"
-        if bounds
-        else (f"no interval: {counted(len(texts), 'text')}, 8 needed")
+        f"95 % interval {bounds}, over {number}" if bounds else f"no interval: {number}, 8 needed"
     )
-    document: list[Table | Line] = [
-        Line(
-            f"{best.model} + {best.draft} · {counted(len(texts), 'text')} {best.text_source}"
-            f" · {best.num_tokens:,} tokens · temperature {best.temperature:g} · {best.dtype or best.engine}",
-            "dim",
-        )
-    ]
-    document += [Line(text, "warning") for text in [off_policy(best)] if text]
     health = [health_in_words(row) for row in rows if row.health is not None]
-    document += [Line(text[:1].upper() + text[1:], "strong") for text in health]
-    document.append(Line(f"{in_short(rows).partition(',')[0]}   {about}", "strong"))
-    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
-    document.append(_by_k(shown))
-    at_best = f"at K={best.num_draft_tokens}   "
-    by_category = " · ".join(_by_category(best, texts))
-    if by_category:
-        document.append(Line(at_best + by_category))
-        at_best = " " * len(at_best)
-    document.append(Line(f"{at_best}{_by_place(best, cuts)}{_worst(best, texts)}"))
-    return [*document, Line(f"Next   harness latency {_as_typed(best)}K={best.num_draft_tokens}")]
+    why = [("Health", text) for text in health]
+    if best.iteration_cost is not None:
+        source = (
+            "by the bytes it reads" if best.cost_source == "bytes" else f"by {best.cost_source}"
+        )
+        why.append(
+            ("Cost", f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, {source}")
+        )
+    where = [_by_place(cuts), _worst(best, texts)]
+    if len({text.category for text in texts}) > 1:
+        where[1] = " · ".join(_by_category(best, texts))
+    why += [("Where", text) for text in where if text]
+    settings = f"{number} {best.text_source} · {best.num_tokens:,} tokens · temperature {best.temperature:g}"
+    return answer(
+        heading(best, settings),
+        Line(in_short(rows).partition(",")[0], "strong", about),
+        [_by_k([row for row in rows if row.num_draft_tokens in SHOWN or row is best])],
+        doubts=[text for text in [off_policy(best)] if text],
+        why=why,
+        steps=[Step("measure it", f"harness latency {_as_typed(best)}K={k}")],
+    )
+
+
+def acceptance_details(rows: Sequence[AcceptanceRow]) -> Document:
+    """Every K."""
+    columns = (
+        Column("K", of="num_draft_tokens"),
+        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
+        Column("95 % interval", of=lambda row: interval(row.tokens_per_iteration)),
+        Column("accepted", "{:.0%}".format, "acceptance_rate"),
+        Column("of tested", "{:.0%}".format, "conditional_acceptance_rate"),
+        Column("cost", number(), "iteration_cost", optional=True),
+        Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
+    )
+    return [Table.of("every_k", "", rows, columns, look="plain")]
 
 
 def health_in_words(row: AcceptanceRow) -> str:
@@ -126,13 +143,7 @@ def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
         lines.append(("speed-up", [f"{_estimate(row.expected_speedup):.2f}×" for row in rows]))
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in rows))
     cells = tuple(TableRow((name, *values)) for name, values in lines)
-    last = rows[-1]
-    notes: tuple[str, ...] = ()
-    if last.iteration_cost is not None:
-        cost = f"{last.iteration_cost:.2f} target steps at K={last.num_draft_tokens}"
-        source = "bytes read" if last.cost_source == "bytes" else last.cost_source
-        notes = (f"speed-up at best, by {source}: an iteration costs {cost}",)
-    return Table("by_k", "", columns, cells, notes=notes, look="plain")
+    return Table("by_k", "", columns, cells, look="bare")
 
 
 def _tokens_per_iteration(texts: Sequence[AcceptanceTextRow], place: int) -> float:
@@ -142,28 +153,24 @@ def _tokens_per_iteration(texts: Sequence[AcceptanceTextRow], place: int) -> flo
 
 def _by_category(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> list[str]:
     place = int(best.num_draft_tokens or 1) - 1
-    groups = grouped(texts, lambda text: text.category)
-    if len(groups) < 2:
-        return []
     return [
         f"{name or 'without category'} {_tokens_per_iteration(group, place):.2f}"
-        for name, group in groups.items()
+        for name, group in grouped(texts, lambda text: text.category).items()
     ]
 
 
-def _by_place(best: AcceptanceRow, cuts: Sequence[Cut]) -> str:
-    """Tokens per iteration in the thirds of the answers: one over the share of the target's own tokens."""
-    place = int(best.num_draft_tokens or 1) - 1
+def _by_place(cuts: Sequence[Cut]) -> str:
+    """How often the first draft token is accepted in the thirds of the answers."""
     totals = [[0.0, 0.0] for _ in range(3)]
     for text in cuts:
-        # A token before which an iteration ended is the target's own; so is the last one.
-        own = [*text.visits[place][1:], 1.0]
+        # With K=1: a token before which an iteration ended is the target's own; so is the last one.
+        own = [*text.visits[0][1:], 1.0]
         for index, share in enumerate(own):
             third = totals[3 * index // len(own)]
             third[0] += 1
             third[1] += share
-    early, _, late = (count / share if share else math.inf for count, share in totals)
-    return f"first third {early:.2f}, last {late:.2f}"
+    early, _, late = (count / share - 1 if share else 0.0 for count, share in totals)
+    return f"first draft tokens accepted: {early:.0%} in the first third, {late:.0%} in the last"
 
 
 def _worst(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
@@ -175,7 +182,7 @@ def _worst(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
     named = []
     for text in ordered[:_MOST_WORST]:
         named.append(f"#{text.prompt_index} {_tokens_per_iteration([text], place):.2f}")
-    return f" · least: prompts {', '.join(named)}"
+    return f"fewest tokens per iteration: prompts {', '.join(named)}"
 
 
 def _as_typed(row: AcceptanceRow) -> str:

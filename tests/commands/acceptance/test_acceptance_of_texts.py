@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from in_process import QUICKEST_PAIR, Harness, only, results
 
+SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
 SHORT = ["decoding.max_new_tokens=20", "decoding.ignore_eos=true"]
 
 
@@ -69,10 +71,10 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     lines = outcome.stdout.splitlines()
     assert (
         f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
-        in lines[1]
+        in lines[2]
     )
-    assert "over 9 texts" in lines[1]
-    assert f"K={best.num_draft_tokens}" in lines[-1]
+    assert "over 9 texts" in lines[2]
+    assert lines[-1].endswith(f"harness latency draft=early_exit K={best.num_draft_tokens}")
     assert len([line for line in lines if line.strip()]) <= 12
     assert max(map(len, lines)) <= 80
     assert only("acceptance.svg").read_text().startswith("<svg")
@@ -182,6 +184,17 @@ def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
     itself = rows[rows.draft == "tiny_draft"]
     assert itself.acceptance_rate.tolist() == pytest.approx([1, 1, 1])
     harness("report", code=0)
+
+
+def test_checkpoints_are_drawn_with_the_break_even(harness: Harness, tmp_path: Path) -> None:
+    for step in (1, 20):
+        shutil.copytree(SHIPPED / "tiny_draft", tmp_path / f"step_{step}")
+    asked = ["model=tiny_draft", "draft=./step_1,./step_20,lookup", "num_prompts=2", "up_to=2"]
+    harness("acceptance", "-m", *asked, *SHORT)
+    harness("report", "multirun")
+    page = Path("multirun/report.html").read_text()
+    assert "tiny_draft with ./step_…" in page
+    assert page.count("break-even: speculation pays above") == 1
 
 
 def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_path: Path) -> None:
