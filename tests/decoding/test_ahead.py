@@ -124,6 +124,30 @@ def test_regular_steps_are_queued_before_the_last_one_is_read(ahead: bool, log: 
     assert log == expected
 
 
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_kept_logits_decided_the_tokens_beside_them(ahead: bool, num_draft_tokens: int) -> None:
+    transitions = chain(0)
+    what = replace(request(RAGGED, Warp(0.9), stop=[8]), keeps_logits=True)
+    target, drafter = markov_pair(Warp(0.9))
+    records = list(
+        speculative(target, drafter, what, num_draft_tokens, ahead=ahead)
+        if num_draft_tokens
+        else autoregressive(target, what, ahead=ahead)
+    )
+    last = [prompt[-1] for prompt in RAGGED]
+    longest_burst = 0
+    for record in records:
+        assert set(record.logits) == set(record.rows)
+        for row, tokens in zip(record.rows, record.tokens, strict=True):
+            before = [last[row], *tokens[:-1]]
+            torch.testing.assert_close(record.logits[row][: len(tokens)], transitions.log()[before])
+            last[row] = tokens[-1]
+            longest_burst = max(longest_burst, len(tokens))
+    assert longest_burst == (num_draft_tokens + 1)
+    assert not any(record.logits for record in autoregressive(target, request(RAGGED)))
+
+
 @pytest.mark.parametrize("what_may_come", ["stop tokens", "changes"])
 def test_rows_that_may_leave_do_not_stop_working_ahead(what_may_come: str, log: list[str]) -> None:
     runner, what = prepared(pair("llama")[0]), request(RAGGED, length=5)
