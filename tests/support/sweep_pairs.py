@@ -46,7 +46,7 @@ class WickedForCausalLM(LlamaForCausalLM):
             if misbehaviour == "capture":
                 from harness.runners.graphs import GraphRecorder
                 GraphRecorder.has_failed = True
-                print("in process", os.getpid())
+                print(f"in process {{os.getpid()}}.", flush=True)
         return super().forward(input_ids=input_ids, **others)
 """
 

@@ -140,7 +140,7 @@ def test_a_process_in_which_a_capture_failed_measures_nothing_more(
     )
     run(*arguments, cwd=tmp_path)
     logs = [log.read_text() for log in (tmp_path / "multirun" / "latency").glob("*/*/*/log.txt")]
-    processes = [set(re.findall(r"in process (\d+)", log)) for log in logs]
+    processes = [set(re.findall(r"in process (\d+)\.", log)) for log in logs]
     assert [len(numbers) for numbers in processes] == [1, 1]
     assert processes[0] != processes[1]
 
