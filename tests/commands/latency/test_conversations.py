@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from harness.commands.latency.conversations import Conversations
-from harness.config.settings import DecodingSettings, PromptSettings
-from harness.engines.protocol import Question
-from harness.prompts.sets import Prompt, load_prompts
+from echo_server import EchoServer, serving
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
@@ -25,62 +20,10 @@ ROWS = [
 ]
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> PromptSettings:
+@pytest.fixture(autouse=True)
+def _talks(tmp_path: Path) -> None:
     """Three conversations, of three turns, one and two."""
-    file = tmp_path / "talks.jsonl"
-    file.write_text("\n".join(map(json.dumps, ROWS)))
-    return PromptSettings(name="talks", file=str(file), turns="all")
-
-
-def fake_session(asked: list[list[str]]) -> Any:
-    """A session whose tokens are the numbers of words, and which notes the chats that it encodes."""
-
-    def encode(prompts: list[Prompt], **_: Any) -> list[list[int]]:
-        chats = [prompt.chat() for prompt in prompts]
-        asked.extend([message["content"] for message in chat] for chat in chats)
-        return [[len(message["content"].split()) for message in chat] for chat in chats]
-
-    def decode(tokens: list[int], **_: Any) -> str:
-        return "yes " * len(tokens)
-
-    tokenizer = SimpleNamespace(decode=decode)
-    return SimpleNamespace(
-        encode_unchecked=encode,
-        tokenizer=tokenizer,
-        planned=SimpleNamespace(room=lambda new_tokens: None),
-        settings=SimpleNamespace(engine=SimpleNamespace(name="local")),
-    )
-
-
-def answered(arm: str, question: Question, length: int) -> Any:
-    requests = [SimpleNamespace(index=i, token_ids=[1] * length) for i in question.indices]
-    return SimpleNamespace(arm=arm, requests=requests)
-
-
-def test_each_arm_goes_on_from_its_own_answers(settings: PromptSettings) -> None:
-    asked: list[list[str]] = []
-    prompt_set = load_prompts(settings)
-    first = Question([[1], [1], [1]], DecodingSettings(max_new_tokens=4), 0, [0, 1, 2])
-    conversations = Conversations(fake_session(asked), prompt_set, first)
-    first = dataclasses.replace(first, chats=[prompt.chat() for prompt in prompt_set.prompts])
-    second, third = conversations.follow_ups(first)
-    assert (list(second.indices), list(third.indices)) == ([3, 5], [6])
-    assert [prompt_set.at(index).turn for index in (0, 1, 5, 6)] == [1, None, 2, 3]
-    assert prompt_set.at(6).text == "Bob found it."
-    for question in (first, second):
-        conversations.keep(answered("regular", question, 1))
-        conversations.keep(answered("speculative", question, 2))
-    assert conversations.for_arm(first, "regular") is first
-    asked.clear()
-    later = conversations.for_arm(third, "regular")
-    conversations.for_arm(third, "speculative")
-    regular, speculative = asked
-    # A server's chat endpoint gets the same messages, and not those of the first turn.
-    assert [message["content"] for message in later.chats[0]] == regular
-    assert not second.chats
-    assert regular == ["Ann had a dog.", "yes ", "It ran away.", "yes ", "Bob found it."]
-    assert speculative[1::2] == ["yes yes ", "yes yes "]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
 
 
 TALK = (
@@ -96,7 +39,6 @@ TALK = (
 )
 
 
-@pytest.mark.usefixtures("settings")
 def test_latency_answers_all_turns(harness: Harness) -> None:
     outcome = harness(*TALK, "prompts.turns=all")
     assert "turn 3" in outcome.summary
@@ -116,7 +58,30 @@ def test_latency_answers_all_turns(harness: Harness) -> None:
     assert set(again.completion) == {away}
 
 
-@pytest.mark.usefixtures("settings")
+def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
+    """The chat endpoint of each server gets the messages so far; the two servers answer differently."""
+    servers = {"regular": EchoServer(), "speculative": EchoServer(num_draft_tokens=2, stride=3)}
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers.values()]
+        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        asked = ["engine=server", "engine.chat=true", "prompts.turns=all", *addresses]
+        # What two models say is not compared: no verdict.
+        harness(*(word for word in TALK if "chat_template" not in word), *asked, code=3)
+    answers = pd.read_csv(only("latency_prompts.csv"))
+    first, second, third = ROWS[0]["turns"]
+    assistants = []
+    for arm, server in servers.items():
+        of_arm = answers[answers.arm == arm].set_index("prompt").completion
+        whole = [
+            [first, of_arm[first], second, of_arm[second], third],
+            [first, of_arm[first], second],
+        ]
+        chats = [[one["content"] for one in body["messages"]] for body in server.bodies]
+        assert all(chat in chats for chat in whole)
+        assistants.append(of_arm[first])
+    assert assistants[0] != assistants[1]
+
+
 def test_the_first_turn_alone_is_the_default(harness: Harness) -> None:
     harness(*TALK, "hydra.run.dir=first")
     assert set(results().num_prompts) == {3}
@@ -136,7 +101,6 @@ def long_talk(**turns: str) -> None:
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, [*rows, *ROWS[1:]])))
 
 
-@pytest.mark.usefixtures("settings")
 def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harness) -> None:
     long_talk(turn_3="Bob found it. " * 60)
     whole = (*TALK, "prompts.turns=all")
@@ -151,7 +115,6 @@ def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harnes
     assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
 
 
-@pytest.mark.usefixtures("settings")
 def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> None:
     """The third turn has room for the second one, not for both; the first two have room for all."""
     long_talk(turn_1="Ann had a dog. " * 30, turn_3="Bob found it. " * 30)
@@ -168,7 +131,6 @@ def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> No
     assert set(pd.read_csv("again/latency_prompts.csv").completion) == {found}
 
 
-@pytest.mark.usefixtures("settings")
 def test_answers_that_grow_when_they_are_read_again_cost_a_turn(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

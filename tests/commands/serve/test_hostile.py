@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,20 +46,46 @@ def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     assert not [line for line in counted if 'status="5' in line]
 
 
+GOOD = {"prompt": "a", "max_tokens": 2}
+REFUSED: list[tuple[Any, int, str]] = [
+    ({**GOOD, "\ud800": 1}, 422, "body: Input should be a valid string"),
+    ({**GOOD, "temperature": 1e-30}, 400, "temperature=1e-30: must be 0 (greedy) or at least"),
+    ({**GOOD, "temperature": float("nan")}, 422, "temperature: Input should be a finite number"),
+    ({**GOOD, "temperature": 1e308}, 422, "temperature: Input should be less than"),
+    ({**GOOD, "seed": 10**400}, 422, "seed: Input should be less than"),
+    ({**GOOD, "stop": ["a"] * 17}, 422, "stop: List should have at most 16 items"),
+    ({**GOOD, "stop": ""}, 422, "stop.0: Value should have at least 1 item"),
+    ({**GOOD, "logit_bias": {"5": 100}}, 422, "logit_bias: this service does not have it"),
+    ({**GOOD, "stream_options": 1}, 422, "stream_options: Input should be a valid dictionary"),
+    ({"prompt": [[], [5]]}, 400, "prompt: has no tokens"),
+    ({"prompt": ["a", 5]}, 422, "prompt.1: Input should be a valid string"),
+    ({"prompt": ""}, 400, "prompt: has no tokens"),
+    *((body, 422, "body: Input should be a valid dictionary") for body in ([], "text", None, 5)),
+]
+ANSWERED: list[dict[str, Any]] = [
+    {**GOOD, "prompt": "\ud83d\ude00 \u0000 \u202e"},
+    {**GOOD, "prompt": [[5], [6, 7]]},
+    {**GOOD, "top_p": 1e-300},
+    {**GOOD, "seed": -(2**63)},
+    {**GOOD, "stop_token_ids": [2**70]},
+    {**GOOD, "index": 2**31 - 1},
+]
+
+
+def post(url: str, body: Any) -> Any:
+    """The answer to a body that a client's own encoder would not write."""
+    headers = {"Content-Type": "application/json"}
+    content = json.dumps(body)
+    return httpx.post(f"{url}/v1/completions", content=content, headers=headers, timeout=None)
+
+
 def test_what_a_generator_of_requests_hardly_finds(url: str) -> None:
-    good = {"prompt": "a", "max_tokens": 2}
-    for body in (
-        {"prompt": "\ud83d\ude00 \u0000 \u202e"}, {**good, "\ud800": 1}, {**good, "temperature": 1e-30},
-        {**good, "temperature": float("nan")}, {**good, "temperature": 1e308}, {**good, "top_p": 1e-300},
-        {**good, "seed": -(2**63)}, {**good, "seed": 10**400}, {**good, "stop": ["a"] * 17}, {**good, "stop": ""},
-        {**good, "logit_bias": {"5": 100}}, {**good, "stop_token_ids": [2**70]}, {"prompt": [[5], [6, 7]]},
-        {"prompt": [[], [5]]}, {"prompt": [True]}, {"prompt": ["a", 5]}, {"prompt": ""},
-        {**good, "stream_options": 1}, {**good, "index": 2**31 - 1}, [], "text", None, 5,
-    ):  # fmt: skip
-        for path in ("/v1/completions", "/race", "/predict"):
-            headers = {"Content-Type": "application/json"}
-            answer = httpx.post(
-                f"{url}{path}", content=json.dumps(body), headers=headers, timeout=None
-            )
-            assert answer.status_code in (200, 400, 422), (path, body, answer.text)
-            answer.json()
+    for body, status, says in REFUSED:
+        answer = post(url, body)
+        assert answer.status_code == status, (body, answer.text)
+        assert answer.json()["error"]["message"].startswith(says), body
+    for body in ANSWERED:
+        answer = post(url, body)
+        assert answer.status_code == 200, (body, answer.text)
+        num_prompts = 1 if isinstance(body["prompt"], str) else len(body["prompt"])
+        assert answer.json()["usage"]["completion_tokens"] == 2 * num_prompts
