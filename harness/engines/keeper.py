@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config.run import RunSettings
-from harness.config.settings import DecodingSettings
 from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
 from harness.engines.protocol import Engine
-from harness.engines.record import Opening
+from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
 from harness.models.devices import release_memory
 
@@ -65,20 +64,16 @@ class PairKeeper:
         from harness.engines.local.runner_choice import resolve
 
         planned = self.plan(settings)
-        if self._placed is None or not self._placed.suits(demand, force=settings.force):
-            self._let_go()
         if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
-        resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
-        return self._placed
-
-    def _let_go(self) -> None:
-        """Free the loaded pair's memory, if there is one."""
-        if self._pair is not None:
+        elif not self._placed.suits(demand, force=settings.force):
             devices = self._pair.devices
             self._placed = self._pair = None
             gc.collect()
             release_memory(devices)
+            self._placed = planned.place(demand, force=settings.force)
+        resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
+        return self._placed
 
     def load(self) -> Pair:
         """Load the pair that was placed last."""
@@ -97,33 +92,22 @@ class PairKeeper:
         self._note_loading(False)  # not after an exception
 
     def open(
-        self,
-        settings: RunSettings,
-        decoding: DecodingSettings,
-        batch_size: int,
-        longest_prompt: int,
-        *,
-        say: Callable[[str], None],
-        share_prefix: bool = False,
-        fault: str = "none",
-        directory: Path = Path(),
+        self, settings: RunSettings, preparation: Preparation, directory: Path = Path()
     ) -> Engine:
-        """Open the engine that the settings name. The arguments are those of `Opening`.
+        """Open the engine that the settings name.
+
+        Args:
+            directory: of the run, for files of the engine's.
 
         Raises:
             SettingError: for what the engine cannot do.
             RunError: the engine does not start.
         """
         opening = Opening(
+            **vars(preparation),
             settings=settings,
-            decoding=decoding,
             planned=self.plan(settings),
             load=self.load,
-            batch_size=batch_size,
-            longest_prompt=longest_prompt,
-            say=say,
-            share_prefix=share_prefix,
-            fault=fault,
             directory=directory,
         )
         return engine_of(settings).open(opening)

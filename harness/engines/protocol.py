@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -81,6 +81,14 @@ class LoadRequest:
     question: Question
     parameters: Mapping[str, Any] = field(default_factory=dict)
     leave_after: int | None = None
+
+
+Item = TypeVar("Item")
+
+
+def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """The same in lists of at most this size."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 class Arm:

@@ -18,38 +18,70 @@ from harness.config.registry import RecordWithSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
-    from harness.config.run import RunSettings
+    from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
     from harness.drafting.method import Method
     from harness.engines.protocol import Engine
 
 
+# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+_AUTO_PREPARED = (1, 2, 4, 8)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Opening:
-    """Arguments for opening an engine.
+class Preparation:
+    """What an engine is prepared for.
+
+    Attributes:
+        decoding: of the questions.
+        runner: to try first; a model that cannot have it gets a plainer one.
+        batch_size: the most prompts of a question; for an engine that queues, the most in flight.
+        longest_prompt: the most tokens of a prompt.
+        share_prefix: read the common beginning of a batch's prompts only once, if possible.
+        fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
+        say: shows the user a line.
+        most_nodes: of the trees that are verified; 0 for chains. Runners of a pair set it.
+    """
+
+    decoding: DecodingSettings
+    runner: RunnerName = "auto"
+    batch_size: int = 1
+    longest_prompt: int = 0
+    share_prefix: bool = False
+    fault: str = "none"
+    say: Callable[[str], None] = lambda message: None
+    most_nodes: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
+        decoding = self.decoding
+        drafted = max(decoding.most_draft_tokens, self.most_nodes)
+        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
+
+    @property
+    def numbers_drafted(self) -> list[int]:
+        """The numbers of draft tokens that are prepared."""
+        most = self.decoding.most_draft_tokens
+        if self.decoding.num_draft_tokens == "auto":
+            return [number for number in _AUTO_PREPARED if number <= most]
+        return [most]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Preparation):
+    """What an engine is opened with.
 
     Attributes:
         settings: of the run.
-        decoding: of the questions.
         planned: the pair before its weights load, an `engines.pair.PlannedPair`.
         load: loads the pair, or gives the one that is loaded, an `engines.pair.Pair`.
-        batch_size: the most prompts of a question; for an engine that queues, the most in flight.
-        longest_prompt: the most tokens of a prompt.
-        say: shows the user a line.
-        share_prefix: read the common beginning of a batch's prompts only once, if possible.
-        fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
         directory: of the run, for files of the engine's.
     """
 
     settings: RunSettings
-    decoding: DecodingSettings
     planned: Any
     load: Callable[[], Any]
-    batch_size: int
-    longest_prompt: int
-    say: Callable[[str], None]
-    share_prefix: bool = False
-    fault: str = "none"
     directory: Path = Path()
 
 

@@ -85,48 +85,36 @@ def encode(
     Raises:
         SettingError: a prompt that no chat template reads, or with a token that a model lacks.
     """
-    token_ids = _encode(planned.tokenizer, prompts, template, arguments)
-    planned.check_vocabulary(token_ids)
-    return token_ids
-
-
-def _encode(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    template: ChatTemplate,
-    arguments: Mapping[str, Any] | None,
-) -> list[list[int]]:
     chats = [prompt.chat() for prompt in prompts]
     if all(prompt.num_tokens is None for prompt in prompts):
-        return encode_prompts(tokenizer, chats, template, arguments)
+        token_ids = encode_prompts(planned.tokenizer, chats, template, arguments)
+        planned.check_vocabulary(token_ids)
+        return token_ids
     if template == "always":
         rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
         raise SettingError("chat_template", rule, template)
-    token_ids = encode_prompts(tokenizer, chats, "never")
-    for prompt, ids in zip(prompts, token_ids, strict=True):
+    token_ids = []
+    for prompt, ids in zip(prompts, encode_prompts(planned.tokenizer, chats, "never"), strict=True):
         if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
             rule = f"a text of this set has only {len(ids)} tokens"
             raise SettingError("prompts.lengths", rule, prompt.num_tokens)
-    return [ids[: prompt.num_tokens] for prompt, ids in zip(prompts, token_ids, strict=True)]
+        token_ids.append(ids[: prompt.num_tokens])
+    planned.check_vocabulary(token_ids)
+    return token_ids
 
 
 def origin(settings: PromptSettings) -> str | None:
     """Where a prompt set comes from and its licence, in one line; None where neither is known."""
     parts = []
     if settings.repository is not None:
-        parts.append(f"from {settings.repository} on the hub, at {_revision(settings)}")
+        revision = settings.revision or "its main branch"
+        commit = fetched_commit(settings)
+        if commit not in (None, settings.revision):
+            revision += f" as last fetched (commit {commit[:12]})"
+        parts.append(f"from {settings.repository} on the hub, at {revision}")
     if settings.licence is not None:
         parts.append(f"licence: {settings.licence}")
     return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
-
-
-def _revision(settings: PromptSettings) -> str:
-    """The revision of a set on the hub in words, with the commit of a branch."""
-    asked = settings.revision or "its main branch"
-    commit = fetched_commit(settings)
-    if commit is None or commit == settings.revision:
-        return asked
-    return f"{asked} as last fetched (commit {commit[:12]})"
 
 
 def encode_set(
@@ -184,7 +172,13 @@ def _fitted(
     Args:
         whole: the prompts; of conversations the last turn's, with room for the answers before it.
     """
-    room = _room_for_prompts(planned, settings, new_tokens)
+    room = planned.room(new_tokens)
+    if room is not None and room < 1:
+        limit = room + new_tokens
+        rule = (
+            f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
+        )
+        raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
     prompts = encoded.prompts
     token_ids = encoded.token_ids
     long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
@@ -220,22 +214,6 @@ def _fitted(
     skipping = "leaves none" if too_long == "skip" else "leaves them out"
     advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
     raise SettingError("prompts", f"{problem}; {longest}{advice}")
-
-
-def _room_for_prompts(
-    planned: PlannedPair, settings: PromptedSettings, new_tokens: int
-) -> int | None:
-    """Return the most tokens that a prompt may have, None without a limit.
-
-    Raises:
-        SettingError: not even one token fits.
-    """
-    room = planned.room(new_tokens)
-    if room is None or room >= 1:
-        return room
-    limit = room + new_tokens
-    rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
-    raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
 
 
 def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:

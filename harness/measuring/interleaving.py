@@ -10,8 +10,7 @@ from contextlib import closing
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
-from harness.measuring.pace import Pace
-from harness.measuring.progress import progress, say
+from harness.measuring.progress import Pace, progress, say
 from harness.measuring.session import Session
 from harness.results.locked_files import append_lines
 

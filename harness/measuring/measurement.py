@@ -118,26 +118,17 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    servers = _servers(settings)
+    addresses = engine_of(settings).addresses(settings.engine)
+    # None where a server does not say who it is.
+    servers = server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)
-    started = _started_of(servers)
+    times = [server.started for server in servers if server.started is not None]
+    started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
     reusable = always or not servers or started is not None
     return Measurement(digest, started, reusable, any_start=always)
-
-
-def _servers(settings: RunSettings) -> list[ServerReport] | None:
-    """The servers that answer, of an engine that has some; None where one does not tell who it is."""
-    addresses = engine_of(settings).addresses(settings.engine)
-    return server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
-
-
-def _started_of(servers: list[ServerReport]) -> str | None:
-    """The start of all servers as one text; None if one does not tell it, or without any."""
-    times = [server.started for server in servers if server.started is not None]
-    return "; ".join(times) if times and len(times) == len(servers) else None
 
 
 def measurement_digest(settings: RunSettings) -> str:
@@ -164,6 +155,11 @@ def _digest(
         prompts = _prompts(prompts)
     models = [model for model in (settings.model, settings.draft) if model is not None]
     packages = (*_PACKAGES, *engine_of(settings).packages)
+    # A job's own process sees the GPUs that it leased, the sweep's process sees all.
+    gpus = gpu_names()[: settings.gpus_per_job]
+    cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+    # Of a command in the user's own file.
+    command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
         "settings": asked,
@@ -171,23 +167,16 @@ def _digest(
         "weights": [_weights(model) for model in models],
         "servers": [server.about for server in servers],
         "programs": [_program(one) for one in engine_of(settings).programs(settings.engine)],
-        "machine": _machine(settings),
+        "machine": gpus or cpu,
         "versions": {name: package_version(name) for name in packages},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
         "rule": RULES.source(settings.decoding.rule),
-        "command": _own_source(type(settings)),
+        "command": None if command.is_relative_to(_PACKAGE) else _contents(command),
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _machine(settings: RunSettings) -> list[Any]:
-    """The GPUs that compute, or else the CPU."""
-    # A job's own process sees those that it leased, the sweep's process sees all.
-    gpus = gpu_names()[: settings.gpus_per_job]
-    return gpus or [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
@@ -213,14 +202,12 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
         if dataclasses.is_dataclass(value):
             found |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
-            found[name] = _short_digest(value) if isinstance(value, Mapping) else value
+            found[name] = value
+            if isinstance(value, Mapping):
+                # An architecture or a device map would take the whole row.
+                text = json.dumps(value, sort_keys=True, default=str)
+                found[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
     return found
-
-
-def _short_digest(value: Mapping[str, Any]) -> str:
-    """In place of an architecture or a device map, which would take the whole row."""
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def measured_rows(
@@ -275,12 +262,6 @@ def _program(name: str) -> object:
         return name
     found = os.stat(file)
     return file, found.st_size, found.st_mtime_ns
-
-
-def _own_source(kind: type) -> str | None:
-    """The contents of the user's own file that a command is in."""
-    file = Path(sys.modules[kind.__module__].__file__ or "")
-    return None if file.is_relative_to(_PACKAGE) else _contents(file)
 
 
 def counted_files() -> list[Path]:

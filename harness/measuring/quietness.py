@@ -15,7 +15,7 @@ import pynvml
 
 from harness.config.machine import num_usable_cores, world
 from harness.engines.energy import throttle_reasons
-from harness.measuring.pace import load_average, load_in_words
+from harness.measuring.progress import load_average, load_in_words
 
 # After this many seconds a run says so if it has less than this share of the processor time that it
 # asks for.

@@ -63,20 +63,7 @@ class References:
     def _loaded(self) -> Reference | None:
         """The target, loaded here; None, which a line says, where that of a server cannot be."""
         settings = self._session.settings
-        try:
-            return self._load()
-        except HarnessError as error:
-            if engine_of(settings).computes_here:
-                raise
-            say(f"model={settings.model.name} cannot be loaded here: {error}")
-            return None
-
-    def _load(self) -> Reference:
-        settings = self._session.settings
-        if engine_of(settings).computes_here:
-            planned = self._session.planned
-        else:
-            planned = plan_pair(settings.model, None, settings.placement, settings.dtype)
+        computes_here = engine_of(settings).computes_here
         demand = Demand(
             batch_size=REFERENCE_BATCH,
             prompt_tokens=REFERENCE_TOKENS,
@@ -84,6 +71,16 @@ class References:
             num_draft_tokens=0,
             runner="eager",
         )
-        pair = planned.place(demand, force=settings.force).load()
+        try:
+            if computes_here:
+                planned = self._session.planned
+            else:
+                planned = plan_pair(settings.model, None, settings.placement, settings.dtype)
+            pair = planned.place(demand, force=settings.force).load()
+        except HarnessError as error:
+            if computes_here:
+                raise
+            say(f"model={settings.model.name} cannot be loaded here: {error}")
+            return None
         never_drawn = set().union(*(arm.never_drawn for arm in self._engine.arms))
         return open_reference(pair, settings.decoding, never_drawn=never_drawn)

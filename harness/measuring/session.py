@@ -17,6 +17,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
+from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin, template_here
 from harness.measuring.measurement import Measurement, further_settings, identify
@@ -32,8 +33,6 @@ from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from harness.models.case import Demand
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -220,20 +219,17 @@ class Session:
                 rows_setting=rows_setting,
                 tokens_setting=tokens_setting,
             )
-            self._place_pair(demand)
+            # The first demand of a run is its largest.
+            if self.placed is None:
+                self.placed = self._keeper.place(settings, demand)
+                note(self.placed.describe())
+                self.devices = self.placed.device_names()
         else:
             here = gpu_names() or [cpu_name() or "unknown CPU"]
             elsewhere = engine.location(settings.engine)
             self.devices = here if elsewhere is None else [elsewhere]
         write_environment(self.directory, self.devices)
         return self.placed
-
-    def _place_pair(self, demand: Demand) -> None:
-        """Place the pair for the first demand of the run, which is the largest."""
-        if self.placed is None:
-            self.placed = self._keeper.place(self.settings, demand)
-            note(self.placed.describe())
-            self.devices = self.placed.device_names()
 
     def open(
         self,
@@ -255,16 +251,16 @@ class Session:
         """
         # Before the next engine allocates its caches, those of the one before are given back.
         self.close()
-        self.engine = self._keeper.open(
-            self.settings,
-            decoding or self.settings.decoding,
-            batch_size,
-            longest_prompt,
-            say=say,
+        preparation = Preparation(
+            decoding=decoding or self.settings.decoding,
+            runner=self.settings.runner,
+            batch_size=batch_size,
+            longest_prompt=longest_prompt,
             share_prefix=share_prefix,
             fault=fault,
-            directory=self.directory,
+            say=say,
         )
+        self.engine = self._keeper.open(self.settings, preparation, self.directory)
         return self.engine
 
     def close(self) -> None:

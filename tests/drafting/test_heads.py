@@ -29,6 +29,7 @@ from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import PlannedPair, plan_pair
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.models.checkpoints import Checkpoint
 from harness.models.sketch import Sketch
 from known_heads import read_head
@@ -331,7 +332,10 @@ def plan_head(threshold: float | None, kind: str = "speculators dspark") -> Plan
 @pytest.mark.parametrize(("threshold", "offered"), [(None, 3), (1.0, 0)])
 def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offered: int) -> None:
     decoding = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
-    engine = LocalEngine(plan_head(threshold).place(SMALL_DEMAND).load(), decoding, runner="eager")
+    engine = LocalEngine(
+        plan_head(threshold).place(SMALL_DEMAND).load(),
+        Preparation(decoding=decoding, runner="eager"),
+    )
     records = list(engine.arms[1].stream(Question([[3, 4, 5]], decoding, 0, [0])))
     assert len(records[1].proposed[0]) == offered
 

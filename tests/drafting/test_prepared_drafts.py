@@ -14,8 +14,8 @@ from harness.decoding.warp import Warp
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.drafting.translated import TranslatedDrafter, Translation
 from harness.engines.local.pair_runners import open_runners
-from harness.engines.local.runner_choice import Demanded
 from harness.engines.pair import plan_pair
+from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes
@@ -79,6 +79,6 @@ def test_draft_tokens_that_are_drawn_greedily_are_prepared(
     warps: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreparedRunner, "prepare", lambda self, shapes: warps.append(shapes.warp))
-        demanded = Demanded(decoding=decoding, runner="compiled", longest_prompt=5)
-        open_runners(loaded, demanded, lambda message: None).close()
+        preparation = Preparation(decoding=decoding, runner="compiled", longest_prompt=5)
+        open_runners(loaded, preparation).close()
     assert warps == [Warp(0.7), Warp(0)]

@@ -25,6 +25,7 @@ from harness.engines.local.engine import LocalArm, LocalEngine
 from harness.engines.local.pair_runners import PairRunners
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Engine, Question
+from harness.engines.record import Preparation
 from harness.models.case import Demand
 from in_process import QUICKEST_PAIR, Harness
 from some_settings import settings_of
@@ -66,7 +67,7 @@ def test_our_engine_is_freed(
 ) -> None:
     # On a CPU captured calls have their buffers, and no graphs.
     monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
-    engine = LocalEngine(pair, DECODING, runner=runner, longest_prompt=8)
+    engine = LocalEngine(pair, Preparation(decoding=DECODING, runner=runner, longest_prompt=8))
     use(engine)
     refs = [weakref.ref(engine), weakref.ref(engine.runners.target), weakref.ref(engine.arms[0])]
     assert engine.runners.draft is not None
@@ -81,7 +82,9 @@ def test_buffers_are_given_back_whoever_holds_the_engine(
 ) -> None:
     monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
     before = tensor_bytes()
-    engine = LocalEngine(pair, DECODING, runner="graphs_only", longest_prompt=8)
+    engine = LocalEngine(
+        pair, Preparation(decoding=DECODING, runner="graphs_only", longest_prompt=8)
+    )
     use(engine)
     arm = engine.arms[1]
     assert tensor_bytes() > before

@@ -24,6 +24,7 @@ from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import generate
 from harness.models.case import Demand
 
@@ -93,7 +94,7 @@ def tokens_of(records: list[Iteration]) -> list[int]:
 
 
 def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
-    expected = tokens_of(read(LocalEngine(pair, GREEDY).arms[0], ask()))
+    expected = tokens_of(read(LocalEngine(pair, Preparation(decoding=GREEDY)).arms[0], ask()))
     assert len(expected) == 24
     lookup = HuggingFaceEngine(with_lookup(pair), GREEDY)
     adaptive = HuggingFaceEngine(pair, GREEDY, schedule="adaptive")
@@ -105,7 +106,7 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
     """Hugging Face drafts from the prompt on, our loop from the first token on: it gets one token less to write."""
     ids = chain.tokenizer("a one")["input_ids"]
     shorter = dataclasses.replace(GREEDY, max_new_tokens=23)
-    ours = read(LocalEngine(chain, GREEDY).arms[1], ask(GREEDY, ids[:1]))
+    ours = read(LocalEngine(chain, Preparation(decoding=GREEDY)).arms[1], ask(GREEDY, ids[:1]))
     theirs = read(HuggingFaceEngine(chain, shorter).arms[1], ask(shorter, ids))
     assert tokens_of(ours)[1:] == tokens_of(theirs)
     assert [(one.proposed, one.num_accepted, one.origins) for one in ours[1:]] == [

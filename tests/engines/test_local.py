@@ -20,6 +20,7 @@ from harness.engines.local.engine import LocalEngine
 from harness.engines.local.runner_choice import resolve
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -44,7 +45,10 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 
 
 def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
-    return LocalEngine(pair, DECODING, runner=runner, batch_size=2, longest_prompt=5, say=print)
+    return LocalEngine(
+        pair,
+        Preparation(decoding=DECODING, runner=runner, batch_size=2, longest_prompt=5, say=print),
+    )
 
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:

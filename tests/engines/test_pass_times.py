@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.engines.local import pass_times
-from harness.engines.local.pass_times import pass_ms, pass_widths
+from harness.engines.local import stopwatches
+from harness.engines.local.stopwatches import pass_ms, pass_widths
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ class Slow:
 
 def test_passes_are_timed_by_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
     runner: Any = Slow()
-    monkeypatch.setattr(pass_times.time, "perf_counter", lambda: runner.now)
+    monkeypatch.setattr(stopwatches.time, "perf_counter", lambda: runner.now)
     assert pass_ms(runner, [[1, 2], [3]], [1, 2, 4], ()) == [1000, 4000, None, 16000]

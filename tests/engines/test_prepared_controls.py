@@ -24,6 +24,7 @@ from harness.engines.local.engine import LocalEngine
 from harness.engines.local.fault import FAULTS
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
@@ -108,7 +109,10 @@ def on_gpu(pair: Pair) -> Pair:
 def open_engine(
     pair: Pair, decoding: DecodingSettings, runner: RunnerName, fault: str
 ) -> LocalEngine:
-    return LocalEngine(pair, decoding, runner=runner, batch_size=2, longest_prompt=5, fault=fault)
+    return LocalEngine(
+        pair,
+        Preparation(decoding=decoding, runner=runner, batch_size=2, longest_prompt=5, fault=fault),
+    )
 
 
 def decided(records: Iterator[Iteration]) -> list[Any]:

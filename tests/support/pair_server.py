@@ -17,6 +17,7 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import Generation
 from harness.models.case import Demand
 
@@ -119,7 +120,9 @@ def shipped_pair(*names: str) -> Pair:
 
 def pair_servers(pair: Pair, fault: str = "none", **changes: Any) -> tuple[PairServer, PairServer]:
     """A server for each arm, the regular one first; the changes are of the one that speculates."""
-    regular, speculative = LocalEngine(pair, DecodingSettings(), fault=fault).arms  # type: ignore[arg-type]
+    regular, speculative = LocalEngine(
+        pair, Preparation(decoding=DecodingSettings(), fault=fault)
+    ).arms  # type: ignore[arg-type]
     shared = {name: value for name, value in changes.items() if name == "dialect"}
     return PairServer(arm=regular, **shared), PairServer(arm=speculative, **changes)
 

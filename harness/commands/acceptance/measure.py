@@ -22,7 +22,6 @@ from harness.commands.plan.measure import iteration_bytes
 from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.drafting.methods.model import SampledDraftSettings
-from harness.engines.local.batches import in_batches
 from harness.engines.local.reading import (
     ReadText,
     TextReader,
@@ -31,6 +30,7 @@ from harness.engines.local.reading import (
     most_drafted,
 )
 from harness.engines.pair import Pair, PlacedPair, plan_pair
+from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate

@@ -24,8 +24,8 @@ from harness.commands.distill.tables import distill_document
 from harness.commands.latency.measure import Latency
 from harness.config.errors import SettingError
 from harness.drafting.heads.new_heads import initialise, save_head
-from harness.engines.local.batches import in_batches
 from harness.engines.pair import PlacedPair
+from harness.engines.protocol import in_batches
 from harness.engines.timing import generate
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session

@@ -18,8 +18,7 @@ from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tables import eval_answer, eval_details
 from harness.commands.eval.tasks import Problem, Task, tokens_with
-from harness.engines.local.batches import in_batches
-from harness.engines.protocol import Question
+from harness.engines.protocol import Question, in_batches
 from harness.engines.timing import Generation
 from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify

@@ -26,8 +26,7 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.config.settings import DecodingSettings, NumDraftTokens
 from harness.decoding.warp import Warp
 from harness.engines.checks.reference import REFERENCE_BATCH
-from harness.engines.local.batches import in_batches
-from harness.engines.protocol import Reference
+from harness.engines.protocol import Reference, in_batches
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.models.ranks import of_rank_0

@@ -34,8 +34,7 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_answer, recovery_details, summarise
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import RunError, VerdictError
-from harness.engines.local.batches import in_batches
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, Question, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.measuring.encoding import Encoded

@@ -36,8 +36,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from harness.config.settings import DecodingSettings
 from harness.engines.checks.reference import REFERENCE_BATCH
-from harness.engines.local.batches import in_batches
-from harness.engines.protocol import Reference
+from harness.engines.protocol import Reference, in_batches
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import least_visible_shift
 

@@ -31,8 +31,7 @@ from harness.commands.recovery.lossless import (
 )
 from harness.commands.recovery.workload import PlannedRequest, Sampling
 from harness.engines.checks.divergence import check_known, first_divergence
-from harness.engines.local.batches import in_batches
-from harness.engines.protocol import Reference
+from harness.engines.protocol import Reference, in_batches
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import chi_square_test

@@ -28,6 +28,7 @@ from harness.engines.keeper import PairKeeper
 from harness.engines.local.engine import LocalArm
 from harness.engines.protocol import Engine, Question
 from harness.engines.race import as_json, token_text
+from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
 from harness.models.detokenizer import BROKEN
 from harness.models.tokenizers import Chat, encode_prompts, max_context
@@ -255,14 +256,15 @@ class Service:
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
         if settings.fault != "none":
             self._say(f"fault={settings.fault} is planted: answers under /v1 are wrong on purpose")
-        engine = self._keeper.open(
-            settings,
-            decoding,
-            settings.batch_size,
-            settings.max_prompt_tokens,
-            say=self._say,
+        preparation = Preparation(
+            decoding=decoding,
+            runner=settings.runner,
+            batch_size=settings.batch_size,
+            longest_prompt=settings.max_prompt_tokens,
             fault=settings.fault,
+            say=self._say,
         )
+        engine = self._keeper.open(settings, preparation)
         # Compiled code has its number of threads in it, so that the first choice stays.
         is_compiled = "compiled" in RunnerNames.parse(engine.runner or "")
         if thread_choice is not None and not is_compiled:

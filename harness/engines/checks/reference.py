@@ -13,9 +13,9 @@ from harness.decoding.transfer import padded
 from harness.engines.checks.rounding import largest_rounding, recompute
 from harness.engines.local.pair_runners import PairRunners, open_runners
 from harness.engines.local.rules import warp_of
-from harness.engines.local.runner_choice import Demanded
 from harness.engines.pair import Pair
 from harness.engines.protocol import Margin
+from harness.engines.record import Preparation
 from harness.models.experts import num_experts, watching_experts
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the
@@ -31,8 +31,8 @@ class ModelReference:
         never_drawn: tokens that the engine under test never draws: their logits are minus infinity.
     """
 
-    def __init__(self, pair: Pair, runners: PairRunners, never_drawn: Collection[int] = ()) -> None:
-        self._pair = pair
+    def __init__(self, runners: PairRunners, never_drawn: Collection[int] = ()) -> None:
+        self._pair = runners.pair
         self._runners = runners
         self._never_drawn = sorted(never_drawn)
 
@@ -117,8 +117,10 @@ def open_reference(
     never_drawn: Collection[int] = (),
 ) -> ModelReference:
     """A reference over a loaded pair, with eager runners of its own."""
-    demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=longest_prompt)
-    return ModelReference(pair, open_runners(pair, demanded, say), never_drawn)
+    preparation = Preparation(
+        decoding=decoding, runner="eager", longest_prompt=longest_prompt, say=say
+    )
+    return ModelReference(open_runners(pair, preparation), never_drawn)
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:

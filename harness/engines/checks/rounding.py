@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.engines.local.batches import in_batches
+from harness.engines.protocol import in_batches
 
 # Positions at the end of a text, and rows of a batch of them: few, because contexts may be long.
 NUM_POSITIONS = 4

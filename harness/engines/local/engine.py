@@ -7,13 +7,12 @@ An arm turns a `Question` into the loop's `Request`: random numbers, warp, limit
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from harness.config.acceptance_rules import RULES
-from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
 from harness.decoding.batch import Records, Request
@@ -29,13 +28,12 @@ from harness.engines.checks.reference import ModelReference, not_finite
 from harness.engines.local.fault import fault_of
 from harness.engines.local.load import keep_in_flight
 from harness.engines.local.logprobs import Burst, TokenLogprob, token_logprobs
-from harness.engines.local.pair_runners import PairRunners, new_drafters, open_runners
-from harness.engines.local.pass_times import pass_ms, pass_widths
+from harness.engines.local.pair_runners import PairRunners, open_runners
 from harness.engines.local.rules import rule_of, tree_rule_of, warp_of
-from harness.engines.local.runner_choice import Demanded
-from harness.engines.local.stopwatches import Phases
+from harness.engines.local.stopwatches import Phases, pass_ms, pass_widths
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
@@ -50,8 +48,7 @@ class LocalArm(Arm):
     """An arm of the local engine.
 
     Attributes:
-        pair: the models.
-        runners: of the pair.
+        runners: of the loaded pair.
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
             from question to question.
         make_drafter: makes a drafter for a warp, for each question; None without a draft.
@@ -60,7 +57,6 @@ class LocalArm(Arm):
     """
 
     name: str
-    pair: Pair
     runners: PairRunners
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
@@ -156,6 +152,10 @@ class LocalArm(Arm):
         return keep_in_flight(records, self.request, requests, num_in_flight)
 
     @property
+    def pair(self) -> Pair:
+        return self.runners.pair
+
+    @property
     def _most_nodes(self) -> int:
         """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
@@ -234,13 +234,7 @@ class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
     Args:
-        decoding: of the questions that runners are prepared for; others are answered more slowly.
-        runner: the one to try first; a model that cannot have it gets a plainer one, and `say` one
-            line with the reason.
-        batch_size: the most rows of a batch that runners are prepared for.
-        longest_prompt: the most tokens of a prompt that they are prepared for.
-        share_prefix: read the common beginning of a batch's prompts only once.
-        fault: a mistake to plant in the speculative arm.
+        preparation: for which runners are prepared; other questions are answered more slowly.
 
     Attributes:
         runners: of the pair, until the engine is closed.
@@ -249,31 +243,12 @@ class LocalEngine(Engine):
         SettingError: for a runner that the devices do not have.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        decoding: DecodingSettings,
-        *,
-        runner: RunnerName = "auto",
-        batch_size: int = 1,
-        longest_prompt: int = 0,
-        share_prefix: bool = False,
-        fault: str = "none",
-        say: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        demanded = Demanded(
-            decoding=decoding,
-            runner=runner,
-            batch_size=batch_size,
-            longest_prompt=longest_prompt,
-            share_prefix=share_prefix,
-            fault=fault,
-        )
+    def __init__(self, pair: Pair, preparation: Preparation) -> None:
         self._pair = pair
-        self._fault = fault
+        self._fault = preparation.fault
         self._is_checked = False
-        self.runners = open_runners(pair, demanded, say)
-        self.reference: ModelReference = ModelReference(pair, self.runners)
+        self.runners = open_runners(pair, preparation)
+        self.reference: ModelReference = ModelReference(self.runners)
         self.devices = pair.devices
         self.stopwatches_are_free = self._stopwatches_are_free()
         self.runner = str(self.runners.names)
@@ -297,7 +272,7 @@ class LocalEngine(Engine):
         phases = [Phases(self.devices) for _ in self.arms]
         make = self.runners.make_drafter
         if not self.stopwatches_are_free:
-            make = new_drafters(self._pair, self.runners)
+            make = self.runners.new_drafters()
         return list(zip(self._make_arms(make, phases), phases, strict=True))
 
     def pass_ms(self, question: Question) -> list[float | None] | None:
@@ -332,7 +307,7 @@ class LocalEngine(Engine):
     ) -> list[Arm]:
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
-        common = (self._pair, self.runners, policy)
+        common = (self.runners, policy)
         arms: list[Arm] = [LocalArm("regular", *common, None, self._fault, phases[0])]
         if make is not None:
             make = functools.partial(self._drafter, make)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import method_of
 from harness.drafting.tree_settings import plan_of
 from harness.engines.local.rules import decisions_of, tree_rule_of, warp_of
-from harness.engines.local.runner_choice import Demanded, build_runner, prepare_head
+from harness.engines.local.runner_choice import build_runner, prepare_head
 from harness.engines.pair import Pair
+from harness.engines.record import Preparation
 from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
 from harness.results.runner_names import RunnerNames
@@ -33,6 +34,7 @@ class PairRunners:
     """The runners and drafters of a loaded pair.
 
     Attributes:
+        pair: the models.
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
         draft_model: that model.
@@ -46,6 +48,7 @@ class PairRunners:
         setup_seconds: how long compiling and capturing took.
     """
 
+    pair: Pair
     target: Runner
     draft: Runner | None
     draft_model: LoadedModel | None
@@ -55,6 +58,14 @@ class PairRunners:
     num_choices: Sequence[int]
     works_ahead: bool
     setup_seconds: float
+
+    def new_drafters(self) -> MakeDrafter | None:
+        """Another `make_drafter`, whose drafters share nothing with those of the first."""
+        settings = self.pair.draft_settings
+        if settings is None:
+            return None
+        make = method_of(settings).drafter(settings, self.pair, self.draft)
+        return make if self.head is None else functools.partial(_with_prepared, make, self.head)
 
     def close(self) -> None:
         """Give back caches, compiled calls and graphs, even where something still refers to the
@@ -67,29 +78,26 @@ class PairRunners:
             self.head.close()
 
 
-def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> PairRunners:
+def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """Build the runners of a pair: one for the target, one for a draft model, or a head's
     proposals.
-
-    Args:
-        say: gets a line when a model cannot have the runner.
 
     Raises:
         SettingError: for a runner that the devices do not have, or a model that it cannot read.
     """
     settings = pair.draft_settings
     if settings is not None:
-        demanded = replace(demanded, most_nodes=settings.most_nodes)  # 0 for chains
-    target, target_name = _target_runner(pair, demanded, say)
+        preparation = replace(preparation, most_nodes=settings.most_nodes)  # 0 for chains
+    target, target_name = _target_runner(pair, preparation)
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target_name
     draft_model = None if settings is None else method_of(settings).model_part.model(pair)
     if draft_model is not None:
-        draft, draft_name = _draft_runner(pair, draft_model, demanded, say)
+        draft, draft_name = _draft_runner(pair, draft_model, preparation)
     prepared: list[PreparedRunner | PreparedHead] = []
     prepared += [runner for runner in (target, draft) if isinstance(runner, PreparedRunner)]
-    if demanded.share_prefix:
+    if preparation.share_prefix:
         target = sharing(target)
         draft = None if draft is None else sharing(draft)
     make: MakeDrafter | None = None
@@ -97,16 +105,17 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     if settings is not None:
         make = method_of(settings).drafter(settings, pair, draft)
     if make is not None and pair.head is not None:
-        head, head_name = prepare_head(pair, make, demanded, say)
+        head, head_name = prepare_head(pair, make, preparation)
         # Where nothing is prepared, the head goes by the target's runner.
         if prepared or head is not None:
             draft_name = head_name
         if head is not None:
             prepared.append(head)
             make = functools.partial(_with_prepared, make, head)
-    most = demanded.decoding.most_draft_tokens
-    numbers = demanded.numbers_drafted if prepared else range(1, most + 1)
+    most = preparation.decoding.most_draft_tokens
+    numbers = preparation.numbers_drafted if prepared else range(1, most + 1)
     return PairRunners(
+        pair=pair,
         target=target,
         draft=draft,
         draft_model=draft_model,
@@ -119,53 +128,58 @@ def open_runners(pair: Pair, demanded: Demanded, say: Callable[[str], None]) -> 
     )
 
 
-def _target_runner(
-    pair: Pair, demanded: Demanded, say: Callable[[str], None]
-) -> tuple[Runner, RunnerName]:
+def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, RunnerName]:
     """The target's runner and its name, prepared to step, and to verify chains or trees."""
-    decoding = demanded.decoding
+    decoding = preparation.decoding
     draft_settings = pair.draft_settings
     method = None if draft_settings is None else method_of(draft_settings)
     widths = [1]
     trees = TreeDemand()
-    if demanded.most_nodes:
-        trees = _verified_trees(pair, demanded)
+    if preparation.most_nodes:
+        trees = _verified_trees(pair, preparation)
     elif method is not None:
         # A proposal is verified together with the token before it.
-        widths += [number + 1 for number in demanded.numbers_drafted]
+        widths += [number + 1 for number in preparation.numbers_drafted]
     deterministic = False if method is None else method.deterministic
-    decisions = decisions_of(decoding, demanded.fault, widths, deterministic=deterministic)
+    decisions = decisions_of(decoding, preparation.fault, widths, deterministic=deterministic)
     shapes = RunnerShapes(
-        batch_size=demanded.batch_size,
-        num_slots=demanded.num_slots,
+        batch_size=preparation.batch_size,
+        num_slots=preparation.num_slots,
         widths=widths,
         warp=warp_of(decoding),
         decisions=decisions,
-        longest_prompt=demanded.longest_prompt,
+        longest_prompt=preparation.longest_prompt,
         trees=trees,
     )
     hidden_layers = () if method is None else tuple(method.model_part.layers(pair))
     return build_runner(
-        pair.target, demanded.runner, pair.vocabulary_size, say, shapes, hidden_layers
+        pair.target,
+        preparation.runner,
+        pair.vocabulary_size,
+        preparation.say,
+        shapes,
+        hidden_layers,
     )
 
 
-def _verified_trees(pair: Pair, demanded: Demanded) -> TreeDemand:
+def _verified_trees(pair: Pair, preparation: Preparation) -> TreeDemand:
     """The passes over trees that verify them, together with the token before each."""
     settings: Any = pair.draft_settings
-    decoding = demanded.decoding
+    decoding = preparation.decoding
     # Only the draft's sampling decides whether its trees are drawn. `Method.warp`, for which the
     # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
     # differ.
     is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
-    judge = TreeJudge(warp_of(decoding), tree_rule_of(decoding, demanded.fault), is_deterministic)
-    num_tokens = demanded.most_nodes + 1
+    judge = TreeJudge(
+        warp_of(decoding), tree_rule_of(decoding, preparation.fault), is_deterministic
+    )
+    num_tokens = preparation.most_nodes + 1
     return TreeDemand((num_tokens,), num_tokens, [judge])
 
 
-def _drafted_trees(settings: Any, demanded: Demanded) -> TreeDemand:
+def _drafted_trees(settings: Any, preparation: Preparation) -> TreeDemand:
     """The passes of a model that drafts trees: each reads one level of the tree."""
-    num_levels = demanded.decoding.most_draft_tokens
+    num_levels = preparation.decoding.most_draft_tokens
     num_expanded = plan_of(settings).most_expanded(num_levels)
     # Before the tree the draft reads the last decided token, and often one more that it has not
     # read.
@@ -174,7 +188,7 @@ def _drafted_trees(settings: Any, demanded: Demanded) -> TreeDemand:
 
 
 def _draft_runner(
-    pair: Pair, model: LoadedModel, demanded: Demanded, say: Callable[[str], None]
+    pair: Pair, model: LoadedModel, preparation: Preparation
 ) -> tuple[Runner, RunnerName]:
     """The runner of the model that drafts, and its name."""
     size = pair.vocabulary_size
@@ -184,11 +198,11 @@ def _draft_runner(
     draft_settings = pair.draft_settings
     assert draft_settings is not None
     method = method_of(draft_settings).model_part
-    passes = method.passes(pair, demanded.numbers_drafted)
+    passes = method.passes(pair, preparation.numbers_drafted)
     num_drawn = passes.num_drawn
     trees = TreeDemand()
-    if demanded.most_nodes:
-        trees = _drafted_trees(draft_settings, demanded)
+    if preparation.most_nodes:
+        trees = _drafted_trees(draft_settings, preparation)
         num_drawn = ()  # nodes are drawn from the logits of a level, not by `Runner.draw`
     # A tree begins at an unread token of the text, so no later than the widest pass over a chain
     # may, and takes `most_tokens` slots; padding of its last pass takes less than the widest pass.
@@ -197,24 +211,15 @@ def _draft_runner(
     # target's slots, and reaches `widest - 1` slots beyond it.
     widest = max(*passes.widths, tree_slots)
     shapes = RunnerShapes(
-        batch_size=demanded.batch_size,
-        num_slots=demanded.num_slots + widest - 2,
+        batch_size=preparation.batch_size,
+        num_slots=preparation.num_slots + widest - 2,
         widths=passes.widths,
         num_drawn=num_drawn,
-        warp=method.warp(draft_settings, pair, warp_of(demanded.decoding)),
-        longest_prompt=demanded.longest_prompt,
+        warp=method.warp(draft_settings, pair, warp_of(preparation.decoding)),
+        longest_prompt=preparation.longest_prompt,
         trees=trees,
     )
-    return build_runner(model, demanded.runner, size, say, shapes, role="draft")
-
-
-def new_drafters(pair: Pair, runners: PairRunners) -> MakeDrafter | None:
-    """Return another `make_drafter`, whose drafters share nothing with those of the runners' own."""
-    settings = pair.draft_settings
-    if settings is None:
-        return None
-    make = method_of(settings).drafter(settings, pair, runners.draft)
-    return make if runners.head is None else functools.partial(_with_prepared, make, runners.head)
+    return build_runner(model, preparation.runner, size, preparation.say, shapes, role="draft")
 
 
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:

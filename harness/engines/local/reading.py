@@ -16,8 +16,8 @@ from harness.config.settings import DecodingSettings
 from harness.drafting.teacher_forcing import chosen, probabilities_along, read_along
 from harness.engines.local.pair_runners import open_runners
 from harness.engines.local.rules import warp_of
-from harness.engines.local.runner_choice import Demanded
 from harness.engines.pair import Pair
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import Cut, acceptance_chances, cut
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
@@ -52,13 +52,13 @@ class TextReader:
     """
 
     def __init__(self, pair: Pair, decoding: DecodingSettings, most: int) -> None:
-        demanded = Demanded(decoding=decoding, runner="eager", longest_prompt=0)
+        preparation = Preparation(decoding=decoding, runner="eager")
         self._pair = pair
         self._most = most
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
         # The eager runner is what every model can have.
-        self._runners = open_runners(pair, demanded, lambda line: None)
+        self._runners = open_runners(pair, preparation)
         assert self._runners.make_drafter is not None
         self._drafter = self._runners.make_drafter(self._warp)
 

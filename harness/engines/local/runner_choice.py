@@ -7,7 +7,6 @@ From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,6 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Runner
 from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import part_with_head
@@ -24,6 +22,7 @@ from harness.drafting.method import MakeDrafter
 from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.engines.local.rules import warp_of
 from harness.engines.pair import Pair
+from harness.engines.record import Preparation
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
@@ -43,47 +42,6 @@ _PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 # The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
 # with the same model, and checks it once.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
-
-# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
-_AUTO_PREPARED = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demanded:
-    """The questions of a run, for which the runners of its pair are prepared.
-
-    Attributes:
-        decoding: of the questions.
-        runner: to try first; a model that cannot have it gets a plainer one.
-        batch_size: the most rows of a batch.
-        longest_prompt: the most tokens of a prompt.
-        share_prefix: read the common beginning of a batch's prompts only once.
-        fault: a mistake in the decisions.
-        most_nodes: of the trees that are verified; 0 for chains. `open_runners` sets it.
-    """
-
-    decoding: DecodingSettings
-    runner: RunnerName
-    batch_size: int = 1
-    longest_prompt: int
-    share_prefix: bool = False
-    fault: str = "none"
-    most_nodes: int = 0
-
-    @property
-    def num_slots(self) -> int:
-        """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
-        decoding = self.decoding
-        drafted = max(decoding.most_draft_tokens, self.most_nodes)
-        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
-
-    @property
-    def numbers_drafted(self) -> list[int]:
-        """The numbers of draft tokens that are prepared."""
-        most = self.decoding.most_draft_tokens
-        if self.decoding.num_draft_tokens == "auto":
-            return [number for number in _AUTO_PREPARED if number <= most]
-        return [most]
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
@@ -146,31 +104,30 @@ def build_runner(
 
 
 def prepare_head(
-    pair: Pair, make_drafter: MakeDrafter, demanded: Demanded, say: Callable[[str], None]
+    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation
 ) -> tuple[PreparedHead | None, RunnerName]:
     """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
     eagerly.
 
     Args:
         make_drafter: makes a drafter over the head.
-        say: gets a line when the head cannot have the runner.
     """
     assert pair.draft_settings is not None
-    chosen = resolve(demanded.runner, [pair.target.input_device])
+    chosen = resolve(preparation.runner, [pair.target.input_device])
 
     def build(chosen: RunnerName) -> PreparedHead | None:
         if chosen not in _PREPARED:
             return None
-        drafter = part_with_head(make_drafter(warp_of(demanded.decoding)))
+        drafter = part_with_head(make_drafter(warp_of(preparation.decoding)))
         if drafter is None:
             raise UnsupportedModelError("drafts by code of its own")
         kind = PreparedHead if drafter.plan is None else PreparedTrees
         options = _preparation(chosen)
         prepared = kind(drafter, pair.target.model, pair.vocabulary_size, **options)
-        prepared.prepare(demanded.batch_size, demanded.num_slots, demanded.numbers_drafted)
+        prepared.prepare(preparation.batch_size, preparation.num_slots, preparation.numbers_drafted)
         return prepared
 
-    return first_possible(pair.draft_settings.name, chosen, build, say)
+    return first_possible(pair.draft_settings.name, chosen, build, preparation.say)
 
 
 def first_possible(

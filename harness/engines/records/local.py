@@ -22,16 +22,7 @@ class Local(EngineRecord):
     def open(self, opening: Opening) -> Engine:
         from harness.engines.local.engine import LocalEngine
 
-        return LocalEngine(
-            opening.load(),
-            opening.decoding,
-            runner=opening.settings.runner,
-            batch_size=opening.batch_size,
-            longest_prompt=opening.longest_prompt,
-            share_prefix=opening.share_prefix,
-            fault=opening.fault,
-            say=opening.say,
-        )
+        return LocalEngine(opening.load(), opening)
 
 
 RECORD = Local()

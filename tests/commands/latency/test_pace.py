@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.measuring import interleaving, pace
+from harness.measuring import interleaving
 from harness.measuring import progress as progress_module
-from harness.measuring.pace import Pace, in_words
-from harness.measuring.progress import progress
+from harness.measuring.progress import Pace, in_words, progress
 from in_process import Harness
 from wording import mentions
 
@@ -31,7 +30,7 @@ class Told(list[str]):
 
 
 def test_a_first_question_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SILENT_S", 0.01)
+    monkeypatch.setattr(progress_module, "SILENT_S", 0.01)
     told = Told()
     following = Pace(15, told.say)
     assert told.came.wait(GENEROUS_S)
@@ -42,10 +41,10 @@ def test_a_first_question_without_an_answer_says_so(monkeypatch: pytest.MonkeyPa
 def test_a_later_one_is_compared_with_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     # Both questions took no time, or what is left would be estimated first.
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     following = Pace(4, told.say)
     following.answered()
-    monkeypatch.setattr(pace, "SILENT_S", 0.01)
+    monkeypatch.setattr(progress_module, "SILENT_S", 0.01)
     following.answered()
     assert told.came.wait(GENEROUS_S)
     following.close()
@@ -81,6 +80,6 @@ def test_latency_follows_its_questions(harness: Harness, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(interleaving, "say", say)
     monkeypatch.setattr(interleaving, "generate", generate_late)
-    monkeypatch.setattr(pace, "SILENT_S", 0.01)
+    monkeypatch.setattr(progress_module, "SILENT_S", 0.01)
     outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100")
     assert "question 1 of 2 is not answered after" in outcome.stderr

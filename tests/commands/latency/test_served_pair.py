@@ -10,6 +10,7 @@ import pytest
 
 from harness.config.settings import DecodingSettings
 from harness.engines.local.engine import LocalEngine
+from harness.engines.record import Preparation
 from in_process import Harness, results
 from pair_server import PairServer, addresses, pair_servers, shipped_pair
 from wording import mentions
@@ -32,7 +33,7 @@ def test_a_server_of_the_draft_alone_gives_no_verdict(
     harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
 ) -> None:
     """Its texts are those of another model, of which greedy decoding shows it."""
-    engine = LocalEngine(shipped_pair("tiny_draft"), DecodingSettings())
+    engine = LocalEngine(shipped_pair("tiny_draft"), Preparation(decoding=DecodingSettings()))
     urls = addresses(stack, servers[0], PairServer(arm=engine.arms[0]))
     settings = ["engine=server", "decoding=greedy", "num_prompts=8", "decoding.max_new_tokens=12"]
     outcome = harness("latency", *settings, *urls, code=3)

@@ -31,9 +31,7 @@ ENGINE = """
             draft = dataclasses.replace(settings.draft, repository={draft!r})
             planned = plan_pair(settings.model, draft, settings.placement, settings.dtype)
             pair = planned.place(Demand(1, 128, 64, 4, "eager")).load()
-            return LocalEngine(
-                pair, opening.decoding, runner="static", batch_size=8, longest_prompt=128
-            )
+            return LocalEngine(pair, dataclasses.replace(opening, runner="static"))
 """
 QUICK = ["num_prompts=24", "batch_size=8", "num_warmup=0", "decoding.max_new_tokens=64"]
 

@@ -33,6 +33,7 @@ from harness.engines.local.engine import LocalEngine
 from harness.engines.local.fault import FAULTS as PLANTED
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.models.loading import LoadedModel
@@ -62,7 +63,9 @@ def pair(dtype: torch.dtype) -> Pair:
 
 @functools.cache
 def engine(fault: str = "none", dtype: torch.dtype = torch.float32) -> LocalEngine:
-    return LocalEngine(pair(dtype), DecodingSettings(), runner="eager", fault=fault)
+    return LocalEngine(
+        pair(dtype), Preparation(decoding=DecodingSettings(), runner="eager", fault=fault)
+    )
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from harness.engines.local.engine import LocalArm, LocalEngine
 from harness.engines.local.fault import FAULTS
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_garbage_collections
 from in_process import Harness, results
@@ -69,7 +70,9 @@ def pair(directory: Path) -> Pair:
 
 
 def open_arm(pair: Pair, fault: str = "none") -> tuple[LocalEngine, LocalArm]:
-    engine = LocalEngine(pair, DECODING, runner="eager", batch_size=6, fault=fault)
+    engine = LocalEngine(
+        pair, Preparation(decoding=DECODING, runner="eager", batch_size=6, fault=fault)
+    )
     arm = engine.arms[-1]
     assert isinstance(arm, LocalArm)
     return engine, arm
