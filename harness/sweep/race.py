@@ -12,20 +12,22 @@ A job that has left writes a row with that reason in place of each further share
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from harness.commands.latency.figures.paired import PairedTimes
 from harness.commands.latency.pooling import unit_times
 from harness.commands.latency.rows import LatencyRow
+from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.schema import LEFT_OUT, RunRow
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.multiplicity import ranking
-from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import SHARES, eliminated
 from harness.sweep.manifest import Manifest, SweepFile, append_summaries
 from harness.sweep.worker import Job
@@ -75,13 +77,14 @@ class Racer:
 
     @property
     def speedup(self) -> Interval:
-        """Its speed-up over all prompts that it was asked, with an interval over these."""
-        if not self.times:
+        """Its speed-up over all prompts that it was asked, with an interval over their units."""
+        if not self.times or self.last is None:
             return Interval()
-        regular, speculative = zip(*(self.times[unit] for unit in sorted(self.times)), strict=True)
-        ratio = ratio_of_totals(regular, speculative, _NUM_RESAMPLES, 0)
-        covers = f"{counted(self.num_prompts, 'prompt')}, after a selection"
-        return Interval(ratio.estimate, ratio.low, ratio.high, covers)
+        coverage = Coverage.of(self.last.speedup)
+        unit = "prompt" if coverage is None else coverage.unit
+        regular, speculative = np.array([self.times[place] for place in sorted(self.times)]).T
+        ratio = PairedTimes(regular, speculative, unit).speedup(_NUM_RESAMPLES, 0)
+        return dataclasses.replace(ratio, covers=f"{ratio.covers}, after a selection")
 
 
 def _common_times(racers: Sequence[Racer]) -> tuple[Floats, Floats]:
@@ -170,7 +173,7 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
         Column("", of=outcome, text=True),
     ]
     racers.sort(key=lambda racer: -(racer.speedup.estimate if racer.times else 0))
-    note = "Each interval is over the prompts that its job was asked, after a selection."
+    note = "Each interval is over all that its job was asked, after a selection."
     table = Table.of("race", "", racers, columns_of_table, notes=(note,))
     return rows, [Line(answer, "strong"), table]
 

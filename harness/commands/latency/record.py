@@ -94,6 +94,10 @@ class LatencySettings(PromptedSettings):
         rule = "is that of the speed-up, which needs a draft"
         has_speedup = self.precision is None or self.draft is not None
         require(has_speedup, "precision", rule, self.precision)
+        blocks = getattr(self.engine, "blocks", 0)
+        rule = "cannot be combined with engine.blocks, which sets how much is asked"
+        in_blocks = blocks not in ("auto", 0) or len(getattr(self.engine, "places", ())) > 0
+        require(self.precision is None or not in_blocks, "precision", rule, self.precision)
         budget_s = self.budget_s
         rule = "must be a time, such as 10min, 90s or 2h"
         is_time = budget_s is not None and budget_s > 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from harness.config.settings import DraftSettings, ModelSettings, require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetServer, PresetSettings
+from harness.engines.records.server import PresetServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,19 +19,11 @@ if TYPE_CHECKING:
 _NAMED = ("name", "repository", "gguf_file", "method")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarnessServerSettings(PresetSettings):
-    """Settings of `engine=harness_server`."""
-
-    name: str = "harness_server"
-
-
 class HarnessServer(PresetServer):
     """Runs what `engine=local` runs, behind HTTP."""
 
     name = "harness_server"
     summary = "starts this project's own server, with and without the draft"
-    settings = HarnessServerSettings
     program = (sys.executable, "-m", "harness", "serve")
 
     def check(self, run: RunSettings) -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetServer, PresetSettings, context_of, path_of
+from harness.engines.records.server import PresetServer, context_of, path_of
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaServerSettings(PresetSettings):
-    """Settings of `engine=llama_server`."""
-
-    name: str = "llama_server"
 
 
 class LlamaServer(PresetServer):
@@ -25,7 +17,6 @@ class LlamaServer(PresetServer):
 
     name = "llama_server"
     summary = "starts llama.cpp's llama-server, with and without the draft"
-    settings = LlamaServerSettings
     program = ("llama-server",)
 
     def check(self, run: RunSettings) -> None:

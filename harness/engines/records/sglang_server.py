@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetServer, PresetSettings, context_of
+from harness.engines.records.server import PresetServer, context_of
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -19,19 +18,11 @@ if TYPE_CHECKING:
 _ALGORITHMS = {"eagle3": "EAGLE3", "model": "STANDALONE", "lookup": "NGRAM", "mtp": "NEXTN"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SglangServerSettings(PresetSettings):
-    """Settings of `engine=sglang_server`."""
-
-    name: str = "sglang_server"
-
-
 class SglangServer(PresetServer):
     """SGLang takes all memory of its GPUs, so that the arms run one after the other."""
 
     name = "sglang_server"
     summary = "starts SGLang's server, with and without the draft"
-    settings = SglangServerSettings
     program = ("python", "-m", "sglang.launch_server")
     can_idle = False
 

@@ -25,7 +25,8 @@ class VllmSettings(EngineSettings):
     """Settings of `engine=vllm`.
 
     Attributes:
-        tensor_parallel_size: GPUs that each layer is split over.
+        tensor_parallel_size: GPUs that each layer is split over; with `vllm_server`
+            `placement.gpus=` sets it too.
         pipeline_parallel_size: groups of such GPUs that the layers are divided among.
         distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines;
             None lets vLLM choose.
@@ -60,13 +61,7 @@ class Vllm(EngineRecord):
     def check(self, run: RunSettings) -> None:
         """Refuse what vLLM has nothing for, as far as the settings tell."""
         super().check(run)
-        plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
-        rule = (
-            "must be auto with engine=vllm: engine.tensor_parallel_size and "
-            "engine.pipeline_parallel_size split a model"
-        )
-        require(run.placement == plain, "placement", rule, run.placement.strategy)
-        check_weights(run)
+        check_form(run)
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: VllmSettings) -> None:
         method.check_vllm(draft)
@@ -82,8 +77,14 @@ class Vllm(EngineRecord):
         return VllmEngine(opening)
 
 
-def check_weights(run: RunSettings) -> None:
-    """Raise a SettingError for weights in a form that vLLM does not load."""
+def check_form(run: RunSettings) -> None:
+    """Raise a SettingError for models in a place or a form in which vLLM does not load them."""
+    plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
+    rule = (
+        f"must be auto with engine={run.engine.name}: engine.tensor_parallel_size and"
+        " engine.pipeline_parallel_size split a model"
+    )
+    require(run.placement == plain, "placement", rule, run.placement.strategy)
     for role, model in (("model", run.model), ("draft", run.draft)):
         if model is None:
             continue

@@ -7,10 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.config.settings import PlacementSettings, require, require_at_least
 from harness.engines.record import Opening
 from harness.engines.records.server import PresetServer, PresetSettings
-from harness.engines.records.vllm import Backend, check_weights
+from harness.engines.records.vllm import VllmSettings, check_form
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -29,24 +28,14 @@ _SIZES = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmServerSettings(PresetSettings):
-    """Settings of `engine=vllm_server`.
-
-    Attributes:
-        tensor_parallel_size: GPUs that each layer is split over; `placement.gpus=` sets it too.
-        pipeline_parallel_size: groups of such GPUs that the layers are divided among.
-        distributed_executor_backend: `mp` for processes of one machine, `ray` for several machines;
-            None lets vLLM choose.
-    """
+class VllmServerSettings(PresetSettings, VllmSettings):
+    """Settings of `engine=vllm_server`."""
 
     name: str = "vllm_server"
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    distributed_executor_backend: Backend | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, tensor_parallel_size=1, pipeline_parallel_size=1)
+        PresetSettings.__post_init__(self)
+        VllmSettings.__post_init__(self)
 
 
 class VllmServer(PresetServer):
@@ -69,10 +58,7 @@ class VllmServer(PresetServer):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
-        rule = "must be auto with engine=vllm_server: placement.gpus= splits a model"
-        require(run.placement == plain, "placement", rule, run.placement.strategy)
-        check_weights(run)
+        check_form(run)
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
         method.check_vllm(draft)

@@ -291,7 +291,11 @@ class ServerArm(Arm):
         form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
             self._engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
-        form_found.result()
+        try:
+            form_found.result()
+        except RunError as error:
+            ended = self._started.ended if self._started else None
+            raise RunError(ended or str(error)) from error
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""

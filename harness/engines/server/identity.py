@@ -243,8 +243,8 @@ def check_same_weights(models: Sequence[ServedModel]) -> None:
     """Raise a SettingError where servers serve different weights and nobody named them."""
     files = {PurePosixPath(each.root or each.name).name.lower() for each in models}
     if len(files) > 1:
-        regular, speculative = models
-        rule = f"the servers serve different weights, {regular} and {speculative}"
+        regular, speculative = models[0], models[-1]
+        rule = f"the servers serve different weights, {' and '.join(map(str, models))}"
         names = f"engine.model={speculative.name} engine.regular_model={regular.name}"
         raise SettingError("engine.model", f"{rule}; to compare these, set {names}")
 

@@ -1,7 +1,8 @@
 """Sends requests to one server, and reads their answers into records.
 
 `Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
-once, or is not sent because the server is gone. `send_all` decides when each of many is sent.
+once, or is not sent because the server is gone. `send_all` decides when each of many is sent, beside
+a `Background` that keeps up the load.
 """
 
 from __future__ import annotations
@@ -206,6 +207,71 @@ def arrival_times(question: Question, rate: float) -> list[float]:
     return list(itertools.accumulate(drawn.expovariate(rate) for _ in question.prompts))
 
 
+class Background:
+    """Requests that do not count, with which a load neither builds up nor drains.
+
+    They take free places in `room`, or are sent at a rate. What is left of them is cancelled.
+
+    Attributes:
+        records: of those that were sent.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        requests: Iterator[Outgoing],
+        room: asyncio.Semaphore,
+        rate: float | None,
+    ) -> None:
+        self.records: list[RequestRecord] = []
+        self._sender = sender
+        self._requests = requests
+        self._room = room
+        self._rate = rate
+        self._has_ended = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def num_arrived(self) -> int:
+        return sum(len(request.arrivals) for request in self.records)
+
+    async def lead(self) -> None:
+        """Send requests until the first of them has ended."""
+        leading = self.begin()
+        await self._has_ended.wait()
+        leading.cancel()
+
+    def begin(self, wait_s: float = 0.0) -> asyncio.Task[None]:
+        """Send requests from then on. Those that wait for room already come first."""
+        task = asyncio.create_task(self._send_on(wait_s))
+        self._tasks.append(task)
+        return task
+
+    async def _send_on(self, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self._room.acquire()
+        # A server that refuses them at once would be flooded.
+        while not any(request.error for request in self.records):
+            outgoing = next(self._requests)
+            self.records.append(outgoing[1])
+            self._tasks.append(asyncio.create_task(self._send(outgoing)))
+            if self._rate:
+                await asyncio.sleep(random.expovariate(self._rate))
+            await self._room.acquire()
+
+    async def _send(self, outgoing: Outgoing) -> None:
+        try:
+            await self._sender.send(*outgoing)
+        finally:
+            self._room.release()
+            self._has_ended.set()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 async def send_all(
     sender: Sender,
     requests: Sequence[Outgoing],
@@ -218,76 +284,45 @@ async def send_all(
 ) -> Load:
     """Send requests, wait until the last has ended, and return what was in flight meanwhile.
 
-    With `extra` the load neither builds up at a rate nor drains. At a rate, extra requests are sent
-    until the first of them has ended, and again after the last of `requests`. Otherwise they take
-    the places of those that have ended, when no others wait. What is left of them is cancelled.
-
     Args:
         end: is called with each request that has ended.
         num_in_flight: the most that have not ended; without effect at a rate.
         rate: requests per second; None to send one wherever there is room.
         times: at a rate, the seconds after which each of `requests` is sent.
-        extra: without end.
+        extra: requests without end, which keep up the load: at a rate before and behind the
+            others, else in the places of those that have ended, when no others wait.
         begin: is called before the first of `requests` is sent.
     """
     room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
-    has_ended = asyncio.Event()
-    extra_requests: list[RequestRecord] = []
-    extra_tasks: list[asyncio.Task[None]] = []
-
-    async def send(outgoing: Outgoing) -> None:
-        try:
-            await sender.send(*outgoing)
-        finally:
-            room.release()
-            has_ended.set()
+    background = Background(sender, extra or iter(()), room, rate)
 
     async def send_in_turn(place: int) -> None:
         if rate:
             await asyncio.sleep(times[place])
-        await room.acquire()
-        await send(requests[place])
-        body, request, _ = requests[place]
+        body, request, add = requests[place]
+        async with room:
+            await sender.send(body, request, add)
         end(body, request)
-
-    async def add_load(wait_s: float, requests: Iterator[Outgoing]) -> None:
-        await asyncio.sleep(wait_s)
-        await room.acquire()
-        # A server that refuses them at once would be flooded.
-        while not any(request.error for request in extra_requests):
-            outgoing = next(requests)
-            extra_requests.append(outgoing[1])
-            extra_tasks.append(asyncio.create_task(send(outgoing)))
-            if rate:
-                await asyncio.sleep(random.expovariate(rate))
-            await room.acquire()
 
     try:
         if rate and extra is not None:
-            leading = asyncio.create_task(add_load(0.0, extra))
-            extra_tasks.append(leading)
-            await has_ended.wait()
-            leading.cancel()
+            await background.lead()
         begin()
         started = time.perf_counter()
         before = sender.request_seconds()
-        num_arrived_before = sum(len(request.arrivals) for request in extra_requests)
+        num_arrived_before = background.num_arrived
         asking = asyncio.gather(*(send_in_turn(place) for place in range(len(requests))))
         if extra is not None:
-            wait_s = times[-1] + random.expovariate(rate) if rate else 0.0
-            # Behind the others, which wait for room already.
-            extra_tasks.append(asyncio.create_task(add_load(wait_s, extra)))
+            background.begin(times[-1] + random.expovariate(rate) if rate else 0.0)
         await asking
-        num_extra = sum(len(request.arrivals) for request in extra_requests) - num_arrived_before
+        num_extra = background.num_arrived - num_arrived_before
         num_own = sum(len(request.arrivals) for _, request, _ in requests)
         return Load(
             request_seconds=sender.request_seconds() - before,
             seconds=time.perf_counter() - started,
             share=num_own / (num_own + num_extra) if num_own else 1.0,
-            extra=extra_requests,
+            extra=background.records,
             offered_s=times[-1] if rate else 0.0,
         )
     finally:
-        for task in extra_tasks:
-            task.cancel()
-        await asyncio.gather(*extra_tasks, return_exceptions=True)
+        await background.stop()

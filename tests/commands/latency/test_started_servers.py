@@ -179,6 +179,22 @@ def test_each_server_is_started_in_each_place(harness: Harness, tmp_path: Path) 
     assert mentions(refused, "engine.places", "must be 2", "engine.blocks of 1 or more")
 
 
+@pytest.mark.slow
+def test_a_race_of_restarted_servers_is_over_blocks(harness: Harness) -> None:
+    race = ["K=1,3", "race=true", "engine.blocks=2", "num_prompts=16"]
+    shown = harness("latency", "-m", *started(), *QUICK, *race).stdout
+    assert mentions(shown, "decoding.num_draft_tokens=3 is the fastest")
+    whole = results().query("share == 'all'")
+    assert list(whole["speedup_covers"]) == ["8 blocks, after a selection"] * 2
+
+
+def test_precision_is_refused_where_blocks_set_how_much_is_asked(harness: Harness) -> None:
+    """Before any server is started."""
+    refused = harness.refused("latency", *started(), *QUICK, "engine.blocks=2", "precision=5%")
+    assert mentions(refused, "precision=5%", "engine.blocks")
+    assert not list(Path().glob("**/regular_server.log"))
+
+
 def test_one_block_has_no_interval(harness: Harness) -> None:
     outcome = harness("latency", *started(), *QUICK, "engine.blocks=1")
     assert "engine.blocks=4" in outcome.stdout
