@@ -54,6 +54,21 @@ class SampledDraftSettings(DraftSettings):
         return Warp(0) if self.sampling == "greedy" else of_target
 
 
+class HeadMethod(Method):
+    """A way to draft with a head, in chains."""
+
+    settings = SampledDraftSettings
+
+    def drafter(
+        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
+    ) -> MakeDrafter:
+        """Return a function that makes drafters with the pair's head."""
+        head = pair.head
+        target = pair.target.model
+        assert head is not None
+        return lambda warp: head.drafter(target, settings.warp(warp))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftSettings(SampledDraftSettings):
     """Settings of a draft model or a head.
@@ -188,15 +203,18 @@ class ModelDraft(Method):
         from harness.drafting.translated import TranslatedDrafter
         from harness.drafting.trees.model_trees import ModelTreeDrafter
 
-        if pair.head is not None:
-            return drafters_of_head(settings, pair)
+        plan = None if settings.tree == "chain" else plan_of(settings)
+        head = pair.head
+        if head is not None:
+            target = pair.target.model
+            threshold = settings.threshold or 0.0  # 0 holds nothing back
+            return lambda warp: head.drafter(target, settings.warp(warp), plan, threshold)
         assert pair.draft is not None
         assert runner is not None
         device = pair.target.input_device
-        if settings.tree != "chain":
+        if plan is not None:
             rule = f"must be chain: draft={settings.name} has another tokenizer"
             require(pair.translation is None, "draft.tree", rule, settings.tree)
-            plan = plan_of(settings)
             tree_runner = cast("TreeRunner", runner)
             return lambda warp: ModelTreeDrafter(tree_runner, settings.warp(warp), plan, device)
         mask = mask_token(pair.draft.model.config)
@@ -251,19 +269,6 @@ class ModelDraft(Method):
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
-
-
-def drafters_of_head(settings: SampledDraftSettings, pair: LoadedPair) -> MakeDrafter:
-    """Return a function that makes drafters with the pair's head, of chains or of trees."""
-    head = pair.head
-    target = pair.target.model
-    assert head is not None
-    plan = None
-    threshold = 0.0  # holds nothing back
-    if isinstance(settings, ModelDraftSettings):
-        plan = None if settings.tree == "chain" else plan_of(settings)
-        threshold = settings.threshold or 0.0
-    return lambda warp: head.drafter(target, settings.warp(warp), plan, threshold)
 
 
 def vllm_sampling(settings: SampledDraftSettings) -> str:

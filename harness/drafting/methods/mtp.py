@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.drafting.method import LoadedPair, MakeDrafter, Method
-from harness.drafting.methods.model import SampledDraftSettings, drafters_of_head, vllm_sampling
+from harness.drafting.methods.model import HeadMethod, SampledDraftSettings, vllm_sampling
 
 if TYPE_CHECKING:
-    from harness.decoding.protocols import Runner
     from harness.drafting.heads.find import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
-class Mtp(Method):
+class Mtp(HeadMethod):
     """Layers that predict several tokens, as far as transformers reads them."""
 
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
-    settings = SampledDraftSettings
     can_join_hybrid = True
 
     def plan(
@@ -33,11 +30,6 @@ class Mtp(Method):
         from harness.drafting.heads.mtp_checkpoint import read_mtp
 
         return DraftPlan(settings, head=read_mtp(settings, target, weights=needs_weights))
-
-    def drafter(
-        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
-    ) -> MakeDrafter:
-        return drafters_of_head(settings, pair)
 
     def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}

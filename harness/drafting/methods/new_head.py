@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.run import RunSettings
 from harness.config.settings import require
-from harness.drafting.method import LoadedPair, MakeDrafter, Method
-from harness.drafting.methods.model import SampledDraftSettings, drafters_of_head
+from harness.drafting.methods.model import HeadMethod, SampledDraftSettings
 
 if TYPE_CHECKING:
-    from harness.decoding.protocols import Runner
     from harness.drafting.heads.find import DraftPlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
-class NewHead(Method):
-    """A head without weights yet."""
+class NewHead(HeadMethod):
+    """A head without weights yet, which is measured before and after its training."""
 
     name = "new_head"
     summary = "for distill: a head to be trained from scratch"
-    settings = SampledDraftSettings
     trains = True
     named = False
 
@@ -49,12 +46,6 @@ class NewHead(Method):
 
         head = new_head(settings, target, HEADS[settings.name])
         return DraftPlan(settings, head=head)
-
-    def drafter(
-        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
-    ) -> MakeDrafter:
-        """Return drafters with the head, which is measured before and after its training."""
-        return drafters_of_head(settings, pair)
 
 
 RECORD = NewHead()

@@ -250,6 +250,7 @@ class StaticGrowth(Growth):
     def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
         num_rows = len(uniforms)
         logits = predictor.root()
+        # Tensors [B] or [B, V] by the node's number.
         tokens: dict[int, Tensor] = {}
         chosen_by: dict[int, Tensor] = {}
         for level, places in zip(self._levels, self._places, strict=True):
