@@ -108,9 +108,12 @@ def translation(
     def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
         text = target.decode(list(tokens), skip_special_tokens=True)
         translated = list(draft(text)["input_ids"])
-        # An empty prompt becomes a token that begins or ends texts, where there is one.
-        marks = (draft.bos_token_id, draft.eos_token_id, 0)
-        return translated or [next(int(token) for token in marks if token is not None)]
+        if not translated:
+            # A token that begins or ends texts, where there is one.
+            marks = [draft.bos_token_id, draft.eos_token_id]
+            known = [int(token) for token in marks if token is not None]
+            translated = [known[0] if known else 0]
+        return translated
 
     def into_target(tokens: Sequence[int]) -> list[int]:
         return _reread(target, draft, tokens)
