@@ -247,3 +247,17 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase)
     is_chat = asks_chats(settings) or uses_template(tokenizer, settings.chat_template)
     decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
     return dataclasses.replace(settings, decoding=decoding)
+
+
+def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """The tokens of a prompt's answer; none without one."""
+    completion = prompt.completion
+    if completion is None or isinstance(completion, tuple):
+        return list(completion or ())
+    if prompt.messages is None:
+        # A tokenizer may begin a text with a space, which an answer in the middle of it does not have.
+        before = tokenizer(prompt.text)["input_ids"]
+        whole = tokenizer(prompt.text + completion)["input_ids"]
+        if whole[: len(before)] == before:
+            return list(map(int, whole[len(before) :]))
+    return list(map(int, tokenizer(completion, add_special_tokens=False)["input_ids"]))

@@ -34,7 +34,7 @@ from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
-from harness.measuring.encoding import Encoded
+from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
 from harness.models.case import Demand
@@ -274,20 +274,6 @@ class AcceptanceOfTexts(Experiment):
 
     def details(self, rows: Sequence[AcceptanceRow]) -> Document:
         return acceptance_details(rows)
-
-
-def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt's answer; none without one."""
-    completion = prompt.completion
-    if completion is None or isinstance(completion, tuple):
-        return list(completion or ())
-    if prompt.messages is None:
-        # A tokenizer may begin a text with a space, which an answer in the middle of it does not have.
-        before = tokenizer(prompt.text)["input_ids"]
-        whole = tokenizer(prompt.text + completion)["input_ids"]
-        if whole[: len(before)] == before:
-            return list(map(int, whole[len(before) :]))
-    return list(map(int, tokenizer(completion, add_special_tokens=False)["input_ids"]))
 
 
 EXPERIMENT = AcceptanceOfTexts

@@ -205,14 +205,6 @@ def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     return found
 
 
-def texts_of(run: Run) -> list[AcceptanceTextRow]:
-    """The texts of a run, from its directory; [] where that is gone."""
-    directory = run.directory or Path(str(run.last.directory))
-    return [
-        text for text in rows_in(directory / TEXTS_FILE, AcceptanceTextRow) if text.run == run.id
-    ]
-
-
 def comparison(runs: Sequence[Run]) -> Document:
     """Drafts of each target, ranked on the texts that they share."""
     document: list[Table | Line] = []
@@ -257,30 +249,29 @@ def comparison(runs: Sequence[Run]) -> Document:
 
 def _ranked(runs: dict[str, Run]) -> dict[str, Ranked]:
     """Each draft against the best by expected speed-up, on texts that all have; {} where there are none."""
-    texts = {
-        name: {(text.prompt_index, tuple(text.token_ids or ())): text for text in texts_of(run)}
-        for name, run in runs.items()
-    }
-    shared = [
-        key
-        for key in next(iter(texts.values()), {})
-        if all(key in others for others in texts.values())
-    ]
-    if len(runs) < 2 or not shared:
-        return {}
-    tokens = []
-    iterations = []
+    import pandas as pd
+
+    num_tokens: dict[str, int] = {}
+    # Steps of the target that each draft takes for each text.
+    steps: dict[str, dict[str, float]] = {}
     for name, run in runs.items():
         best = best_row(run.rows)
-        place = int(best.num_draft_tokens or 1) - 1
-        cost = best.iteration_cost or 1.0
-        found = [texts[name][key] for key in shared]
-        tokens.append([float(text.num_tokens or 0) for text in found])
-        iterations.append(
-            [(text.iterations_by_num_draft_tokens or [])[place] * cost for text in found]
-        )
-    names = list(runs)
-    return {names[one.index]: one for one in ranking(tokens, iterations)}
+        directory = run.directory or Path(str(run.last.directory))
+        steps[name] = {}
+        for text in rows_in(directory / TEXTS_FILE, AcceptanceTextRow):
+            if text.run == run.id and text.iterations_by_num_draft_tokens:
+                key = f"{text.prompt_index} {text.token_ids}"
+                iterations = text.iterations_by_num_draft_tokens[
+                    int(best.num_draft_tokens or 1) - 1
+                ]
+                steps[name][key] = iterations * (best.iteration_cost or 1.0)
+                num_tokens[key] = text.num_tokens or 0
+    shared = pd.DataFrame(steps).dropna()
+    if len(runs) < 2 or shared.empty:
+        return {}
+    tokens = [float(num_tokens[key]) for key in shared.index]
+    found = ranking([tokens] * len(runs), [list(shared[name]) for name in shared])
+    return {str(shared.columns[one.index]): one for one in found}
 
 
 def _relative(ranked: Ranked | None) -> str:
