@@ -46,7 +46,7 @@ def require_success(done: subprocess.CompletedProcess[str], directory: Path, sho
 def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
     """In processes whose files are ASCII too unless our code says otherwise."""
     done = forked.run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
-    require_success(done, tmp_path, "How much faster?")
+    require_success(done, tmp_path, "speed-up")
     logs = list(tmp_path.glob("multirun/*/*/*/*/log.txt"))
     assert len(logs) == 2
     for log in logs:

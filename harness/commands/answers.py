@@ -39,7 +39,7 @@ def heading(row: RunRow, settings: str) -> str:
 def answer(
     title: str,
     finding: Line | None,
-    figures: Sequence[Table | Bars],
+    figures: Sequence[Table | Line | Bars],
     *,
     doubts: Sequence[str] = (),
     why: Iterable[tuple[str, str]] = (),

@@ -16,15 +16,12 @@ from harness.measuring.progress import say, show
 from harness.measuring.session import Session
 from harness.records.experiment import Experiment
 from harness.records.registry import COMMANDS
-from harness.results.files import check_appendable
+from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
 from harness.results.schema import REFUSED, RunRow
 from harness.tables.table import Line
 from harness.tables.terminal import as_text, print_document
-
-# The whole result as text, in the run's directory.
-SUMMARY_FILE = "summary.txt"
 
 
 def run_command(

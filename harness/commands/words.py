@@ -36,13 +36,14 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     return " · ".join(filter(None, [*texts.values(), *labels(row)]))
 
 
-def typed_again(changes: str) -> str:
+def typed_again(changes: str, *, of_sweep: bool = False) -> str:
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
     Of a long command, and of a job of a sweep, only what changes.
 
     Args:
         changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
+        of_sweep: whether it is the sweep that is typed again, not one of its jobs.
     """
     typed = shlex.split(command_line())[1:]
     changed = {"details"}
@@ -51,8 +52,8 @@ def typed_again(changes: str) -> str:
         changed |= {name, "num_draft_tokens" if name == "K" else name}
     kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in changed]
     command = f"{shlex.join(['harness', *kept])} {changes}"
-    is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
-    return f"the same with {changes}" if is_sweep or len(command) > _LONGEST_COMMAND else command
+    is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
+    return f"the same with {changes}" if is_job or len(command) > _LONGEST_COMMAND else command
 
 
 def device_of(row: RunRow) -> str:

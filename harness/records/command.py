@@ -99,6 +99,10 @@ class Command(Record):
 
         return [figures_table(self.name, [row for run in runs for row in run.rows])]
 
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        """What a sweep prints; its tables are then in its `summary.txt`. By default those."""
+        return self.tables(runs)
+
     def pooled(self, rows: Sequence[Any]) -> Answer:
         """The document of a job that was repeated, from its rows over all repetitions."""
         return []

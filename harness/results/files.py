@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 from harness.results.locked_files import LockedFile, locked, read_whole, replace_file
 from harness.results.row import Row, kind_of
 
+# The whole result as text, in the directory of a run or a sweep.
+SUMMARY_FILE = "summary.txt"
+
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 

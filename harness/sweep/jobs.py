@@ -26,7 +26,7 @@ from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
 from harness.records.registry import COMMANDS
-from harness.results.files import read_rows, write_rows
+from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
 from harness.sweep import repeats
 from harness.sweep.gpus import lease
@@ -197,7 +197,17 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
 
         rows_of_race, raced = race.finish(directory)
         pooled = [[row] for row in rows_of_race]
-    print_sweep(command, rows, file.path, manifest.num_jobs, pooled, raced, is_refused=is_refused)
+    print_sweep(
+        command,
+        rows,
+        file.path,
+        manifest.num_jobs,
+        pooled,
+        raced,
+        is_refused=is_refused,
+        summary=directory / SUMMARY_FILE,
+        details=manifest.details,
+    )
     # A job without a row had a wrong setting.
     missing = len({row.job for row in rows}) < manifest.num_jobs
     pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]

@@ -40,6 +40,7 @@ class Manifest:
         engines: the engines of all jobs, if jobs differ in the engine; else none.
         num_rounds: how often each job is measured (`repeats`).
         results_file: the file that collects the rows of all runs; None for no such file.
+        details: whether the tables behind the answer are printed too (`details=true`).
         racers: the settings in which each job of a race differs, as typed; empty for other sweeps.
     """
 
@@ -50,6 +51,7 @@ class Manifest:
     engines: list[str]
     num_rounds: int
     results_file: str | None
+    details: bool = False
     racers: list[str] = dataclasses.field(default_factory=list)
 
     @classmethod
@@ -182,6 +184,7 @@ class SweepCallback(Callback):
             num_rounds=len(_choices(sweeps, "repeat")) or 1,
             racers=_racers(sweeps),
             results_file=results_file,
+            details=bool(OmegaConf.select(config, "results.details")),
         )
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())

@@ -15,10 +15,12 @@ from harness.commands.read_runs import group, merge
 from harness.commands.words import labels
 from harness.engines.registry import is_elsewhere
 from harness.records.registry import COMMANDS
+from harness.results.locked_files import replace_file
 from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
+from harness.results.statistics.interval import counted
 from harness.results.verdict import CANNOT_TELL
-from harness.tables.table import Document, Line, grouped, without_empty
-from harness.tables.terminal import WIDE, LastingConsole, plain_console, print_document
+from harness.tables.table import Answer, Document, Line, grouped, without_empty
+from harness.tables.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
 
 # Rows of any command, as its sweep's file holds them.
 Rows = Sequence[Any]
@@ -45,27 +47,34 @@ def print_sweep(
     raced: Document = (),
     *,
     is_refused: bool = False,
+    summary: Path | None = None,
+    details: bool = False,
 ) -> None:
-    """Print the final tables on stdout, and on stderr where the rows are.
+    """Print the answer on stdout, and on stderr where the rows are.
 
     Args:
         is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
         raced: what came of a race, in place of the tables.
+        summary: the file that gets the answer with all tables, which are printed too with `details`.
     """
     record = COMMANDS[command]
-    if raced:
-        print_document(raced, plain_console(WIDE))
-    elif len(pooled) == 1:
+    answer: Answer = raced
+    tables: Document = []
+    if len(pooled) == 1 and not raced:
         # One job, repeated: printed like a single run.
-        print_document(record.pooled(pooled[0]), plain_console(WIDE))
-    elif rows:
-        all_rows = [*rows, *itertools.chain.from_iterable(pooled)]
-        print_document(sweep_document(command, all_rows), plain_console(WIDE))
+        answer = record.pooled(pooled[0])
+    elif rows and not raced:
+        answer, tables = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
+    if answer:
+        in_full = [*answer, Line(""), *tables] if tables else answer
+        if summary is not None:
+            replace_file(summary, as_text(in_full, WIDE).encode())
+        print_document(in_full if details else answer, plain_console(WIDE))
 
     done = {row.job for row in rows}
-    line = f"{len(done)} of {num_jobs} jobs in {file}"
+    line = f"  Saved  {len(done)} of {counted(num_jobs, 'job')} in {file}"
     # A command that measures nothing, such as `plan`, would fail again.
     is_unfinished = len(done) < num_jobs and not is_refused
     if is_unfinished or (_any_failed(rows) and record.measures):
@@ -83,17 +92,18 @@ def _how_to_go_on(rows: Rows) -> str:
     return "the same command with resume=always (the server does not tell when it was started)"
 
 
-def sweep_document(command: str, rows: Rows) -> Document:
-    """Each measurement once, then failures with their reasons."""
+def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:
+    """The answer, with failures and their reasons; and the tables that it leaves out, each measurement once."""
     record = COMMANDS[command]
     runs = group(rows)
     if not record.measures:
-        return record.tables(runs)
+        return record.tables(runs), []
     runs, failures = merge(runs)
     for run in runs:
         run.prompts = run.read_prompts()
-    tables = [*record.tables(runs), failures_table(failures)]
-    return without_empty(tables) or [Line("Nothing was measured.")]
+    failed = without_empty([failures_table(failures)])
+    answer = [*record.brief(runs), *failed] or [Line("Nothing was measured.")]
+    return answer, without_empty(record.tables(runs)) if runs else []
 
 
 def exit_code(command: str, rows: Rows) -> int:

@@ -130,6 +130,10 @@ class Table:
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
         return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
 
+    def in_short(self) -> Table:
+        """The table as part of an answer: without title and notes, and with as many columns as have room."""
+        return replace(self, title="", about="", notes=(), look="bare")
+
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
         columns = []

@@ -76,9 +76,10 @@ def discard(stream: IO[str]) -> None:
 
 
 def plain_console(width: int = PLAIN_WIDTH) -> Console:
-    """Stdout, as wide as the terminal; this wide where it is none."""
+    """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return LastingConsole(
-        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width
+        highlight=False, markup=False, emoji=False, width=None if is_known else width
     )
 
 

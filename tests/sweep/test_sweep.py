@@ -15,6 +15,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
+from harness.config.machine import note_command_line
 from harness.sweep.tables import exit_code, job_line, print_sweep
 from report_files import eval_run, latency_run
 from wording import mentions
@@ -85,7 +86,7 @@ def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str
     ]
     assert job_line("plan", rows[:1]) == "30B does not fit: it needs 65 GB"
     print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
-    assert capsys.readouterr().err == "2 of 2 jobs in plan.csv\n"
+    assert capsys.readouterr().err == "  Saved  2 of 2 jobs in plan.csv\n"
 
 
 def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +116,7 @@ def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
     out, error = capsys.readouterr()
     assert "greedy" in out
-    assert error == "2 of 2 jobs in eval.csv\n"
+    assert error == "  Saved  2 of 2 jobs in eval.csv\n"
 
 
 def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +149,7 @@ def test_methods_are_ranked_for_each_target(
     }
     runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **lookup, speedup=1.3)]
     rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
-    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2, details=True)
     printed = capsys.readouterr().out
     table = (
         printed[printed.index("What drafts best for 13B") :]
@@ -163,6 +164,57 @@ def test_methods_are_ranked_for_each_target(
     assert (places[0] < places[1]) == (fast["lookup"] > fast["7B"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "said", "command"),
+    [
+        ({}, "13B with 7B, K=4: 2.00× faster", "harness latency -m model=13B K=8"),
+        (
+            {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3},
+            "K=2: 1.50× faster",
+            "repeats=5",
+        ),
+        (
+            {"processor_share": 0.4, "num_threads": 4},
+            "not quiet in 1 of 2 runs (40% of the processor time asked for): OMP_NUM_THREADS=1",
+            "",
+        ),
+        (
+            {"drifted": True, "num_threads": 1},
+            "not quiet in 1 of 2 runs (times drifted)",
+            "repeats=5",
+        ),
+        ({"regular_ms": 900.0}, "nothing is ranked: regular decoding took 100 to 900", "repeats=5"),
+    ],
+)
+def test_a_sweep_has_one_answer_and_one_step(
+    changes: dict[str, Any],
+    said: str,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    note_command_line(["latency", "-m", "model=13B", "K=2,4"])
+    changes = dict(changes)
+    regular_ms = changes.pop("regular_ms", 100.0)
+    first = latency_run(2, 1.5)
+    regular, speculative = latency_run(4, **{"speedup": 2.0, **changes})
+    second = [dataclasses.replace(regular, ms_per_token=regular_ms), speculative]
+    rows = [*of_job(0, first), *of_job(1, second)]
+    summary = tmp_path / "summary.txt"
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2, summary=summary)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("Next") == 1
+    prose = " ".join(out.split())
+    assert said in prose
+    assert command in prose
+    # The tables that it leaves out.
+    assert "How much faster?" not in out
+    assert "How much faster?" in summary.read_text()
+
+
 def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     gave_up = {
         "num_draft_tokens": "auto",
@@ -172,7 +224,7 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     }
     runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **gave_up)]
     rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
-    print_sweep("latency", rows, tmp_path / "latency.csv", 2)
+    print_sweep("latency", rows, tmp_path / "latency.csv", 2, details=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "drafting does not pay" in said
     assert "is too slow (" not in said.partition("early_exit")[2]

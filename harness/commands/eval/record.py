@@ -14,7 +14,7 @@ from harness.config.settings import require, require_at_least
 from harness.records.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]
@@ -118,6 +118,11 @@ class Eval(Command):
         from harness.commands.eval.tables import accuracy_table
 
         return [accuracy_table(runs)]
+
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        from harness.commands.eval.tables import accuracy_table
+
+        return [*self.headlines(runs), accuracy_table(runs).in_short()]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """Whether the arms' accuracies differ."""

@@ -197,6 +197,11 @@ class Latency(Command):
         reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
         return [*latency_answers(pairs), pairs_table(pairs), *reasons, *trees_tables(pairs)]
 
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        from harness.commands.latency.ranking.sweep import sweep_answer
+
+        return sweep_answer(runs)
+
     def pooled(self, rows: Sequence[Any]) -> Answer:
         from harness.commands.latency.tables.answer import latency_answer
 

@@ -15,7 +15,7 @@ from harness.engines.local.fault import FAULTS, fault_names, fault_of
 from harness.records.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 # Sampling settings of requests under load. `workload.py` has their values.
 SamplingName = Literal[
@@ -179,6 +179,11 @@ class Recovery(Command):
         from harness.commands.recovery.tables import recovery_table
 
         return [recovery_table(runs)]
+
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        from harness.commands.recovery.tables import recovery_table
+
+        return [*self.headlines(runs), recovery_table(runs).in_short()]
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """The pairs by verdict."""

@@ -58,9 +58,9 @@ def test_a_dynamic_tree_keeps_more_tokens_than_its_chain(harness: Harness, batch
         assert tree > 1.05 * chain
         profiles = [json.loads(file.read_text()) for file in Path().rglob(PROFILE_FILE)]
         assert [profile["num_speculative_tokens"] for profile in profiles] == [4, 4]
-        assert mentions(said.stdout, "Trees against chains", "tiny with tiny_eagle3")
+        assert mentions(said.summary, "Trees against chains", "tiny with tiny_eagle3")
         # K, tokens per iteration, and these over the chain's.
-        assert re.search(r"dynamic +│ +4 +│ +[\d.]+ +│ +1\.\d+×", said.stdout)
+        assert re.search(r"dynamic +│ +4 +│ +[\d.]+ +│ +1\.\d+×", said.summary)
 
 
 def test_a_static_tree_reads_the_rates_that_a_run_measured(harness: Harness) -> None:

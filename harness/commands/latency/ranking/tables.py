@@ -56,6 +56,17 @@ def _stated(pair: Any) -> Interval | None:
 SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), _stated, reference=1)
 
 
+def remark(pair: Any) -> str | None:
+    """What distinguishes a pair in a table: `best K`, or why its figures say little."""
+    if pair.partial:
+        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+    if pair.row.status == NO_VERDICT:
+        return "no verdict"
+    if not pair.quiet:
+        return "not quiet"
+    return "best K" if pair.best_k else None
+
+
 def pairs_table(pairs: pd.DataFrame) -> Table:
     """Speed-up of each pair and K, with a column for each setting in which they differ."""
     rows = [*pairs.row]
@@ -71,15 +82,6 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
     def further(pair: Any) -> str:
         words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
         return " · ".join(filter(None, [*words, *pair.name.circumstances]))
-
-    def remark(pair: Any) -> str | None:
-        if pair.partial:
-            return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
-        if pair.row.status == NO_VERDICT:
-            return "no verdict"
-        if not pair.quiet:
-            return "not quiet"
-        return "best K" if pair.best_k else None
 
     settings = [
         Column(column.replace("_", " "), of=functools.partial(setting_of, column), text=True)

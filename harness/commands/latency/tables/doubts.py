@@ -307,16 +307,39 @@ def _two_places(row: LatencyRow) -> str | None:
 
 def _busy(rows: Sequence[LatencyRow]) -> str | None:
     """A sentence if other programs took the processor from this one."""
-    shares = [row.processor_share for row in rows if row.processor_share is not None]
+    share = _processor_share(rows)
     row = rows[-1]
-    # A server computes elsewhere.
-    if row.url is not None or not shares or min(shares) >= QUIET:
+    if share is None:
         return None
     advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     return (
-        f"The machine was not quiet: {min(shares):.0%} of the processor time asked for"
+        f"The machine was not quiet: {share:.0%} of the processor time asked for"
         f" (load {row.load or 0:.1f} on {row.num_cores} cores){advice}."
     )
+
+
+def _processor_share(rows: Sequence[LatencyRow]) -> float | None:
+    """The share of the processor time that a run got, where that is too little; None of a server, elsewhere."""
+    shares = [row.processor_share for row in rows if row.processor_share is not None]
+    is_busy = rows[-1].url is None and bool(shares) and min(shares) < QUIET
+    return min(shares) if is_busy else None
+
+
+def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
+    """A sentence about the runs of a sweep whose times other programs or drift have changed, and what helps."""
+    disturbed = [rows for rows in runs if not rows[-1].was_quiet]
+    if not disturbed:
+        return None
+    known = [share for share in map(_processor_share, disturbed) if share is not None]
+    cause = "times drifted"
+    if known:
+        cause = f"{min(known):.0%} of the processor time asked for"
+    several_threads = known and any((rows[-1].num_threads or 1) > 1 for rows in disturbed)
+    help_ = (
+        "OMP_NUM_THREADS=1 may help" if several_threads else "repeats=5 measures what that changes"
+    )
+    number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
+    return f"The machine was not quiet in {number} ({cause}): {help_}."
 
 
 def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:

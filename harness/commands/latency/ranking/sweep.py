@@ -1,0 +1,101 @@
+"""The answer of a sweep of `latency`: the fastest pair, a row for each, and what to type next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from harness.commands.answers import Step, answer
+from harness.commands.latency.ranking.answers import latency_answers
+from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.ranking.tables import SPEEDUP, K, remark
+from harness.commands.latency.tables.doubts import not_quiet
+from harness.commands.latency.tables.run import ACCEPTED, BOUNDS
+from harness.commands.read_runs import Run
+from harness.commands.words import FIRST_SETTINGS, cell_of, common_settings, typed_again
+from harness.results.statistics.interval import counted
+from harness.tables.table import Answer, Column, Line, Table, number
+
+# Settings that get a column, and pairs that are shown.
+_MOST_SETTINGS = 3
+_MOST_ROWS = 20
+
+
+def sweep_answer(runs: Sequence[Run]) -> Answer:
+    """The answers of `report`, above a short table; empty where nothing was measured."""
+    pairs = latency_pairs(runs)
+    if pairs.empty:
+        return []
+    rows = [*pairs.row]
+    names = [name.pair for name in pairs["name"]]
+    what = names[0] if len(set(names)) == 1 else counted(len(pairs), "run")
+    first, *others = latency_answers(pairs) or [Line("nothing was compared")]
+    slow = not_quiet([run.rows for run in pairs.run])
+    return answer(
+        " · ".join(filter(None, [what, common_settings(rows)])),
+        first,
+        [*(Line(f"  {line.text}", line.style) for line in others), _table(pairs)],
+        doubts=[slow] if slow else [],
+        steps=_next_steps(pairs),
+    )
+
+
+def _table(pairs: pd.DataFrame) -> Table:
+    differing = set().union(*(name.settings for name in pairs["name"]))
+    ordered = [column for column in FIRST_SETTINGS if column in differing]
+    ordered += sorted(differing - {*ordered})
+
+    def setting_of(column: str, pair: Any) -> str:
+        return cell_of(pair.row, column) if column in pair.name.settings else ""
+
+    columns = [
+        Column(column.replace("_", " "), of=functools.partial(setting_of, column), text=True)
+        for column in ordered[:_MOST_SETTINGS]
+    ]
+    if pairs["name"].map(lambda name: name.pair).nunique() > 1:
+        columns.insert(0, Column("pair", text=True, of="name.pair", once=True))
+    # Of a run without a draft `row` is that of the regular arm.
+    speculative_ms = Column(
+        "spec.\nms/token",
+        number(),
+        lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
+    )
+    columns += [
+        K,
+        SPEEDUP,
+        BOUNDS.at("row"),
+        Column("", of=remark, optional=True, text=True),
+        speculative_ms,
+        Column("regular\nms/token", number(), "regular.ms_per_token"),
+        ACCEPTED.at("row"),
+    ]
+    shown = pairs.head(_MOST_ROWS).itertuples()
+    num_more = len(pairs) - _MOST_ROWS
+    notes = (f"    {num_more} more are in summary.txt",) if num_more > 0 else ()
+    return Table.of(
+        "pairs", "", shown, columns, strong="best_k", faint="partial", look="bare", notes=notes
+    )
+
+
+def _next_steps(pairs: pd.DataFrame) -> Iterator[Step]:
+    """The most useful step."""
+    again = functools.partial(typed_again, of_sweep=True)
+    is_repeated = any(
+        "repeat" in (run.rows[-1].settings or {}) or run.times > 1 for run in pairs.run
+    )
+    telling = pairs[pairs.best & pairs.can_tell & (pairs.why_not == "")]
+    if (pairs.why_not != "").any():
+        yield Step("each job several times, in turns", again("repeats=5"))
+    elif not telling.empty:
+        best = telling.loc[telling.speedup.idxmax()]
+        of_series = pairs[pairs.series == best.series]
+        is_largest = best.k_order == of_series.k_order.max() and isinstance(best.k, int)
+        if not best.verdict.pays and "lookup" not in {*pairs.draft}:
+            yield Step("none pays; a draft that costs nothing", again("draft=lookup"))
+        elif best.verdict.pays and is_largest and of_series.k.nunique() > 1:
+            yield Step(f"K={best.k} is the largest measured", again(f"K={2 * best.k}"))
+        elif not is_repeated:
+            yield Step("how far off other runs may be", again("repeats=5"))
