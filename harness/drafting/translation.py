@@ -63,15 +63,12 @@ def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
 
     Only if both tokenizers are in directories, so that nothing is downloaded.
     """
-    if not (_has_tokenizer(target) and _has_tokenizer(draft)):
-        return
+    for checkpoint in (target, draft):
+        if not any(Path(checkpoint.settings.repository).glob("tokenizer*")):
+            return
     target_tokenizer = load_tokenizer(target.settings)
     draft_tokenizer = load_tokenizer(draft.settings, "draft")
     how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
-
-
-def _has_tokenizer(checkpoint: Checkpoint) -> bool:
-    return any(Path(checkpoint.settings.repository).glob("tokenizer*"))
 
 
 def translation(
