@@ -17,7 +17,7 @@ from harness.decoding.warp import Warp
 from harness.drafting.methods.lookup import LookupText
 from harness.drafting.model import ModelDrafter
 from harness.drafting.parallel import ParallelDrafter
-from harness.drafting.teacher_forcing import probabilities_along
+from harness.drafting.teacher_forcing import as_offered, probabilities_along
 from harness.drafting.text import TextDrafter
 from harness.runners.eager import EagerRunner
 from mtp_models import mtp_target
@@ -129,6 +129,16 @@ def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         in_parts = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
         monkeypatch.undo()
         torch.testing.assert_close(whole, in_parts, equal_nan=True, atol=1e-5, rtol=1e-4)
+
+
+def test_nothing_is_known_of_tokens_that_were_not_offered() -> None:
+    """Of three places the first offered one token, the second none; behind the third the text ends."""
+    found = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    expected = torch.tensor([[7, 8, 9], [8, 9, 7], [9, -1, -1]])
+    nan = torch.nan
+    offered = torch.tensor([[0.1, nan, nan], [nan, nan, nan], [0.5, nan, nan]])
+    entries = as_offered(found, expected, [1, 0, 2])
+    torch.testing.assert_close(entries, offered, equal_nan=True)
 
 
 def test_any_drafter_is_asked_where_its_proposals_are_certain() -> None:

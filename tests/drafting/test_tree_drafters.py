@@ -292,6 +292,19 @@ def test_a_static_tree_of_width_1_drafts_what_a_chain_drafts(name: str) -> None:
     assert [record.proposed for record in found] == expected
 
 
+def test_a_head_learns_the_temperature_of_its_scores_from_verdicts() -> None:
+    target, head = target_model(), HEADS["EAGLE-3"]()
+    drafter = head.drafter(target, GREEDY, TreePlan("dynamic", BUDGET, score_temperature="auto"))
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    what = tree_request(GREEDY)
+    list(speculative_trees(runner, drafter, what, DEPTH, BUDGET, verify_traversal))
+    at_first = ScoreTemperatures("auto")
+    at_first.add(1)
+    (first,) = at_first.of_rows(GREEDY, drafter.device).tolist()
+    # Weights at random are not as sure as they say.
+    assert min(drafter._scores.of_rows(GREEDY, drafter.device).tolist()) > first
+
+
 class Sure(StaticRunner):
     """Its likeliest tokens have nearly all of the probability."""
 
