@@ -85,16 +85,16 @@ def encode(
     Raises:
         SettingError: a prompt that no chat template reads, or with a token that a model lacks.
     """
+    if any(prompt.num_tokens is not None for prompt in prompts):
+        if template == "always":
+            rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
+            raise SettingError("chat_template", rule, template)
+        template = "never"
     chats = [prompt.chat() for prompt in prompts]
-    if all(prompt.num_tokens is None for prompt in prompts):
-        token_ids = encode_prompts(planned.tokenizer, chats, template, arguments)
-        planned.check_vocabulary(token_ids)
-        return token_ids
-    if template == "always":
-        rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
-        raise SettingError("chat_template", rule, template)
     token_ids = []
-    for prompt, ids in zip(prompts, encode_prompts(planned.tokenizer, chats, "never"), strict=True):
+    for prompt, ids in zip(
+        prompts, encode_prompts(planned.tokenizer, chats, template, arguments), strict=True
+    ):
         if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
             rule = f"a text of this set has only {len(ids)} tokens"
             raise SettingError("prompts.lengths", rule, prompt.num_tokens)
