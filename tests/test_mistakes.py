@@ -44,6 +44,8 @@ MISTAKES = {
     "reprot": "reprot: no such command (did you mean report?)",
     "tiny": "tiny: is a value without its setting: harness latency model=tiny",
     "lookup": "lookup: is a value without its setting: harness latency draft=lookup",
+    "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
+    " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
     "latency modle=7B": "modle: no such setting (did you mean model?); harness help latency all lists them",
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
     "latency model=8B": "model=8B: no such preset (did you mean qwen3-8b or llama3.1_8B?)",

@@ -62,9 +62,12 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
             rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
             return SettingError(key, rule)
         known = list(conversion.setting_hints(settings))
-        hint = did_you_mean(meant(key, known)[:3]) or nearest(key, known)
-        rule = f"no such setting{hint}; harness help {command} all lists them"
-        return SettingError(key, rule)
+        rule = f"no such setting{_meant_setting(key, known)}; "
+        # Hydra stops at the first one.
+        for other in _unknown_settings(known):
+            if other != key:
+                rule += f"{other}: no such setting{_meant_setting(other, known)}; "
+        return SettingError(key, f"{rule}harness help {command} all lists them")
     # "Error merging override draft.rates={a:1}"
     if text.startswith("Error merging override "):
         key, _, value = text.removeprefix("Error merging override ").partition("=")
@@ -84,6 +87,25 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None
+
+
+def _meant_setting(name: str, known: Sequence[str]) -> str:
+    return did_you_mean(meant(name, known)[:3]) or nearest(name, known)
+
+
+def _unknown_settings(known: Sequence[str]) -> list[str]:
+    """The names on the command line that are no settings, as far as that is known before Hydra composes them.
+
+    Groups may be followed by any setting of what they choose.
+    """
+    unknown = []
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        is_plain = re.fullmatch(r"\w+", name) is not None
+        is_group = name in GROUPS or any(setting.startswith(f"{name}.") for setting in known)
+        if equals and is_plain and not is_group and name not in known:
+            unknown.append(name)
+    return unknown
 
 
 def _no_such_preset(
