@@ -29,6 +29,7 @@ from harness.engines.local.engine import LocalEngine
 from harness.engines.local.reading import TextReader
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
 from harness.results.statistics.ratios import ratio_of_totals
@@ -48,7 +49,10 @@ def answered(
     """Each answer, a round of all prompts after the other."""
     found: list[RequestRecord] = []
     how = dataclasses.replace(decoding, num_draft_tokens=number)  # type: ignore[type-var]
-    engine = LocalEngine(pair, how, runner="static", batch_size=len(prompts), longest_prompt=128)
+    preparation = Preparation(
+        decoding=how, runner="static", batch_size=len(prompts), longest_prompt=128
+    )
+    engine = LocalEngine(pair, preparation)
     for repeat in range(rounds):
         indices = range(1000 * repeat, 1000 * repeat + len(prompts))
         question = Question(prompts, how, 1 + arm, indices)
@@ -87,7 +91,7 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
     print(
         f"K={number}: {truth:.3f} tokens per iteration in {decoded.size} answers; expected of {other.size} other texts"
         f" {long_run / on_other - 1:+.2%} (standard error {other_error / long_run:.2%}), of the same texts"
-        f" {-on_same / same.mean():+.2%} ({same_error / long_run:.2%}; by its variance"
+        f" {on_same / same.mean():+.2%} ({same_error / long_run:.2%}; by its variance"
         f" {np.sqrt(coins.sum()) / decoded.sum():.2%})",
         flush=True,
     )
