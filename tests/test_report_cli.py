@@ -59,8 +59,8 @@ def test_real_runs_become_tables_and_files(measured: Path) -> None:
     assert [heading for heading in headings if f"\n{heading}\n" not in result.stdout] == []
     for expected in ("undecided", "Prompts raced in compare"):
         assert expected in result.stdout
-    # Where the machine was busy, "tiny: nothing is ranked".
-    assert result.stdout.startswith("tiny")
+    # Whether a K pays, and which, depends on how busy the machine was.
+    assert "tiny" in result.stdout.splitlines()[0]
     assert (
         result.stderr
         == f"written to {Path('results', 'report.md')} and {Path('results', 'report.html')}\n"

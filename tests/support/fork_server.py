@@ -50,6 +50,8 @@ def serve(listening: int, address: str) -> None:
 
     Its number is sent there, and its exit code when it has ended.
     """
+    # As in tests/conftest.py.
+    os.fsync = lambda descriptor: None
     garbage.leave_imports()
     modules = {name: importlib.import_module(name) for name in _IMPORTED}
     modules["kept_pairs"].keep()
