@@ -1,13 +1,14 @@
-"""Controls of served pairs with llama.cpp's server: restarts, places, and the price of being able to speculate.
+"""Controls of served pairs: restarts, places, and the price of being able to speculate.
 
-    python benchmarks/served_pairs.py restarts --program llama-server --model tiny.gguf --draft tiny_draft.gguf
-    python benchmarks/served_pairs.py slower   ...    # the same, and one server is slower
-    python benchmarks/served_pairs.py places   ...    # that slowness belongs to a place, and servers change places
-    python benchmarks/served_pairs.py tax      ...    # with and without slowness of both servers that have a draft
-    python benchmarks/served_pairs.py product  ...    # tax × gain against the speed-up of a run of its own
+    python benchmarks/served_pairs.py restarts    # two identical servers
+    python benchmarks/served_pairs.py slower      # the same, and one server is slower
+    python benchmarks/served_pairs.py places      # that slowness belongs to a place, and servers change places
+    python benchmarks/served_pairs.py tax         # with and without slowness of both servers that have a draft
+    python benchmarks/served_pairs.py product     # tax × gain against the speed-up of a run without a third server
 
 The first three compare two identical servers without a draft: the second one is under `engine.start.idle`, so that
-`tax` is their ratio. Slowness is planted by `slowed.py`.
+`tax` is their ratio. Servers are those of the tests, whose times are sleeps; `restarts` and `product` also run with
+llama.cpp's: `--program llama-server --model tiny.gguf --draft tiny_draft.gguf`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 
 import harness
 
-SLOWED = f"{sys.executable} {Path(__file__).with_name('slowed.py')}"
+ECHO = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
+DELAY_S = 0.01
 
 
 def main() -> None:
@@ -32,15 +34,17 @@ def main() -> None:
     )
     experiments = ("restarts", "slower", "places", "tax", "product")
     parser.add_argument("experiment", choices=experiments)
-    parser.add_argument("--program", required=True, help="llama-server")
-    parser.add_argument("--model", required=True, help="a GGUF file")
-    parser.add_argument("--draft", required=True, help="a GGUF file")
+    parser.add_argument("--program", help="llama-server, in place of the server of the tests")
+    parser.add_argument("--model", default="tiny", help="with --program a GGUF file")
+    parser.add_argument("--draft", default="tiny_draft", help="with --program a GGUF file")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--slow", type=float, default=0.05, help="the planted share")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    options.model, options.draft = (str(Path(p).resolve()) for p in (options.model, options.draft))
+    if options.program:
+        files = options.model, options.draft
+        options.model, options.draft = (str(Path(file).resolve()) for file in files)
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         if options.experiment in ("restarts", "slower", "places"):
@@ -56,7 +60,9 @@ def identical(options: argparse.Namespace) -> None:
     settings = ["engine.blocks=4"]
     slow = options.slow if options.experiment == "slower" else 0.0
     if options.experiment == "places":
-        settings.append(f"engine.places=[{{SLOW: 0}},{{SLOW: {options.slow}}},{{SLOW: 0}}]")
+        delays = [DELAY_S, DELAY_S * (1 + options.slow), DELAY_S]
+        places = ",".join(f"{{DELAY: {delay}}}" for delay in delays)
+        settings.append(f"engine.places=[{places}]")
     ratios = []
     num_excluding = 0
     for number in range(options.runs):
@@ -73,8 +79,8 @@ def planted_tax(options: argparse.Namespace) -> None:
     by_slowness: dict[float, list[Any]] = {0.0: [], options.slow: []}
     for number in range(options.runs):
         for slow, rows in by_slowness.items():
-            idle = speculative(options, slow) + " --spec-draft-p-min 1.1"
-            rows.append(run(options, number, idle=idle, drafting=speculative(options, slow)))
+            drafting = speculative(options, slow)
+            rows.append(run(options, number, idle=undrafted(options, slow), drafting=drafting))
             show(number, f"slow {slow:g}", rows[-1], "tax", "gain", "speedup")
     for name in ("tax", "gain", "speedup"):
         plain, slowed = ([row[name] for row in rows] for rows in by_slowness.values())
@@ -89,8 +95,7 @@ def product(options: argparse.Namespace) -> None:
     num_equal = num_inside = 0
     ratios = []
     for number in range(options.runs):
-        idle = speculative(options) + " --spec-draft-p-min 1.1"
-        taxed = run(options, number, idle=idle)
+        taxed = run(options, number, idle=undrafted(options))
         plain = run(options, number)
         difference = math.log(taxed["tax"] * taxed["gain"] / plain["speedup"])
         widths = [math.log(row["speedup_high"] / row["speedup_low"]) / 2 for row in (taxed, plain)]
@@ -106,13 +111,24 @@ def product(options: argparse.Namespace) -> None:
 
 
 def regular(options: argparse.Namespace, slow: float = 0.0) -> str:
-    server = f"{options.program} --model {options.model} --host 127.0.0.1 --port {{port}}"
-    planted = f"env SLOW={slow} " if slow else ""
-    return f"{planted}{SLOWED} {server} --parallel 1 --ctx-size 512 --metrics"
+    if options.program:
+        server = f"{options.program} --model {options.model} --host 127.0.0.1 --port {{port}}"
+        return f"{server} --parallel 1 --ctx-size 512 --metrics"
+    delay = DELAY_S * (1 + slow) if slow else "$DELAY"
+    return f'sh -c "exec {sys.executable} {ECHO} --port {{port}} --delay {delay} $DRAFTING"'
 
 
 def speculative(options: argparse.Namespace, slow: float = 0.0) -> str:
-    return f"{regular(options, slow)} --model-draft {options.draft} --spec-draft-n-max 4"
+    if options.program:
+        return f"{regular(options)} --model-draft {options.draft} --spec-draft-n-max 4"
+    return f"env DRAFTING=-k4 {regular(options, slow)}"
+
+
+def undrafted(options: argparse.Namespace, slow: float = 0.0) -> str:
+    """A server that could draft and does not; that of the tests then is a regular one."""
+    if options.program:
+        return f"{speculative(options)} --spec-draft-p-min 1.1"
+    return regular(options, slow)
 
 
 def run(
@@ -133,6 +149,7 @@ def run(
         f"draft={options.draft}",
         *starts,
         *settings,
+        f"engine.environment={{DELAY: {DELAY_S}}}",
         f"seed={number}",
         "decoding=greedy",
         f"decoding.max_new_tokens={options.tokens}",

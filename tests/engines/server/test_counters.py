@@ -47,6 +47,17 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     assert read_counters(VLLM) == Counted(120, 40, 80, 50, {0: 30, 1: 20})
 
 
+def test_the_size_of_a_cache_is_no_growth() -> None:
+    labels = (
+        'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
+    )
+    page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
+    before, after = read_counters(page), read_counters(page)
+    assert counter_columns(after.since(before).plus(after.since(before)))["cache_size"] == 87296
+    sglang = read_counters("sglang:max_total_num_tokens 4096\n")
+    assert counter_columns(sglang)["cache_size"] == 4096
+
+
 @pytest.mark.parametrize("page", sorted(OTHERS))
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)

@@ -247,16 +247,12 @@ def tax_in_words(row: LatencyRow) -> str | None:
 
 def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
     """What the draft's memory costs in requests, where servers report the size of their caches."""
-    sizes = [each.cache_size for each in (regular, row)]
-    num_requests = (row.num_prompts or 0) - (row.num_failed or 0)
-    if None in sizes or not num_requests or sizes[0] == sizes[1]:
+    without, beside = regular.cache_size, row.cache_size
+    if not without or not beside or without == beside:
         return None
-    length = ((row.num_prompt_tokens or 0) + (row.num_tokens or 0)) / num_requests
-    rooms = [f"{(size or 0) / length:.0f}" for size in sizes]
-    tokens = " and ".join(f"{size:,}" for size in sizes)
+    fewer = 1 - beside / without
     return (
-        f"{tokens} tokens: room for {' and '.join(rooms)} requests of {length:.0f} tokens, without"
-        " and with the draft"
+        f"{without:,} tokens, and {beside:,} beside the draft: room for {fewer:.1%} fewer requests"
     )
 
 
