@@ -25,7 +25,8 @@ from typing import Any
 import harness
 
 ECHO = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
-DELAY_S = 0.01
+# Whole milliseconds, in which asyncio waits.
+DELAY_S = 0.033
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def identical(options: argparse.Namespace) -> None:
     settings = ["engine.blocks=4"]
     slow = options.slow if options.experiment == "slower" else 0.0
     if options.experiment == "places":
-        delays = [DELAY_S, DELAY_S * (1 + options.slow), DELAY_S]
+        delays = [DELAY_S, round(DELAY_S * (1 + options.slow), 3), DELAY_S]
         places = ",".join(f"{{DELAY: {delay}}}" for delay in delays)
         settings.append(f"engine.places=[{places}]")
     ratios = []
@@ -114,7 +115,7 @@ def regular(options: argparse.Namespace, slow: float = 0.0) -> str:
     if options.program:
         server = f"{options.program} --model {options.model} --host 127.0.0.1 --port {{port}}"
         return f"{server} --parallel 1 --ctx-size 512 --metrics"
-    delay = DELAY_S * (1 + slow) if slow else "$DELAY"
+    delay = round(DELAY_S * (1 + slow), 3) if slow else "$DELAY"
     return f'sh -c "exec {sys.executable} {ECHO} --port {{port}} --delay {delay} $DRAFTING"'
 
 

@@ -5,6 +5,7 @@ with the reason, and ended however this process ends (`guard`).
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from harness.config.errors import RunError, SettingError, from_outside
 from harness.engines.server.identity import is_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
+_PORTS = range(15_000, 32_768)
 # Seconds between two questions whether it is ready, and between two lines about that.
 _LOOK_S = 0.1
 _SAY_S = 20.0
@@ -95,8 +98,7 @@ class StartedServer:
             raise SettingError(
                 "engine", f"cannot start the {name} server: no such program", program
             )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = _free_port()
         command = [part.replace("{port}", str(port)) for part in launch.command]
         self.url = f"http://127.0.0.1:{port}/v1"
         self._started = time.monotonic()
@@ -165,6 +167,16 @@ class StartedServer:
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
         first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
         return [line for line in lines[first + 1 :] if line]
+
+
+def _free_port() -> int:
+    """A port that nothing listens on, below those that the kernel gives to outgoing connections: one of
+    these would soon be taken.
+    """
+    for port in random.sample(_PORTS, 1000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
 def filled(template: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
