@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.commands.answers import Step, answer, heading
 from harness.commands.names import Name, told_apart
 from harness.commands.read_runs import Run, every_run
 from harness.commands.regress.comparisons import (
@@ -21,14 +23,14 @@ from harness.config.errors import SettingError, VerdictError, nearest
 from harness.records.registry import commands
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
-from harness.tables.table import Column, Document, Line, Table, sentences
+from harness.tables.table import Answer, Column, Document, Line, Table, grouped, sentences
 from harness.tables.terminal import WIDE, plain_console, print_document
 
 WORSE = 1
 CANNOT_TELL = 3
 
 _HELP = """\
-usage: harness regress before=PATH after=PATH [margin=0.02] [noise=PATH]
+usage: harness regress before=PATH after=PATH [margin=0.02] [noise=PATH] [details=true]
 
 Did a change make anything worse? Compares measurements of latency and eval before and after it, prompt by prompt,
 between runs with the same settings: ms per token, speed-up, tokens per iteration, accuracy.
@@ -38,6 +40,7 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
   margin=0.02   a change for the worse up to this share is tolerated (of accuracy: two percentage points)
   noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
                 harness latency SETTINGS repeats=10 results.file=results/aa.csv
+  details=true  also everything behind the answer
 
 Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
 differ between identical runs too: measure both sides with repeats=5, or give noise=. With one run on each side and
@@ -48,7 +51,7 @@ neither, nothing is said about times. With several pairs, significance is adjust
   harness regress before=results/before.csv after=results/after.csv margin=0.02
 
 Exit code 0: nothing is worse. 1: something is worse. 2: a wrong argument. 3: it cannot be told."""
-_DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": ""}
+_DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": "", "details": "false"}
 # Columns that may explain a difference.
 _CIRCUMSTANCES = (
     "devices",
@@ -90,12 +93,63 @@ def main(arguments: Sequence[str]) -> None:
     compared = compared_runs(before, after, margin, noise)
     if not compared:
         raise SettingError("after", _why_none(before, after), settings["after"])
-    lines = [*document(compared, margin, before, after, noise)]
+    details = [*document(compared, margin, before, after, noise)]
+    doubts = [line.text for line in details if isinstance(line, Line) and line.style == "warning"]
     if on_both_sides:
         number = counted(len(on_both_sides), "run")
-        lines.append(Line(f"On both sides, and left out of after: {number}.", "warning"))
-    print_document(lines, plain_console(WIDE))
+        doubts.append(f"On both sides, and left out of after: {number}.")
+        details.append(Line(doubts[-1], "warning"))
+    in_short = _answer(compared, margin, doubts, f"{settings['before']} {settings['after']}")
+    shown = [*in_short, Line(""), *details] if settings["details"] == "true" else in_short
+    print_document(shown, plain_console(WIDE))
     _judge(compared)
+
+
+def _answer(
+    compared: Sequence[Compared], margin: float, doubts: Sequence[str], sides: str
+) -> Answer:
+    """Whether anything is worse, in a dozen lines for one measurement.
+
+    Args:
+        doubts: in sentences, the most serious first.
+        sides: both paths, as they are typed.
+    """
+    named = _named(compared)
+    names = [one.name.label(", ") for one in named]
+    row = compared[0].after
+    subject = counted(len(set(names)), "measurement")
+    if len(set(names)) == 1:
+        subject = heading(row, "")
+    by_verdict = grouped(compared, attrgetter("verdict"))
+    again = f"harness latency model={row.model} draft={row.draft or 'none'} repeats=5"
+    finding = Line(
+        "no worse", "good", f"by {margin:.1%} or more, in any of {len(compared)} figures"
+    )
+    steps = [Step("what differs", f"harness report {sides}")]
+    if worst := by_verdict.get("worse"):
+        figures = [f"{one.figure.name} {one.change}" for one in worst]
+        finding = Line(
+            f"worse: {', '.join(figures[:2])}", "bad", f"95 % interval {worst[0].interval}"
+        )
+    elif unsure := by_verdict.get("cannot tell"):
+        finding = Line("cannot tell whether it is worse", "strong", unsure[0].reason)
+        steps = [Step("more runs, on both sides", again)] if row.kind == "latency" else []
+    elif better := by_verdict.get("better"):
+        figures = [f"{one.figure.name} {one.change}" for one in better]
+        finding = Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
+    # The reason of a figure that cannot be compared is beside the finding.
+    others = [
+        doubt
+        for doubt in doubts
+        if not any(doubt.endswith(f"{one.reason}.") for one in compared if one.reason)
+    ]
+    return answer(
+        f"{subject} · margin {margin:.1%}",
+        finding,
+        [_table(compared).in_short()],
+        doubts=others,
+        steps=steps,
+    )
 
 
 def document(
@@ -152,14 +206,22 @@ def _table(compared: Sequence[Compared]) -> Table:
     """One row per measurement and figure."""
     columns = (
         Column("figure", of="figure.name", text=True),
-        Column("before", "{:.4g}".format, "means.before"),
-        Column("after", "{:.4g}".format, "means.after"),
         Column("change,\nby prompt", of="change"),
         Column("95 % interval", of="interval"),
-        Column("would show", "{:.1%}".format, "visible"),
         Column("verdict", of="in_words", text=True),
+        Column("before", "{:.4g}".format, "means.before"),
+        Column("after", "{:.4g}".format, "means.after"),
+        Column("would show", "{:.1%}".format, "visible"),
     )
-    measurement = Column("measurement", of="name.cell", text=True, once=True)
+    several = len({one.after.run for one in compared}) > 1
+    measurement = Column(
+        "measurement",
+        lambda name: name if several else "",
+        "name.cell",
+        text=True,
+        once=True,
+        optional=True,
+    )
     k = Column("K", of="name.num_draft_tokens", optional=True)
     return Table.of(
         "regress",
@@ -172,7 +234,12 @@ def _table(compared: Sequence[Compared]) -> Table:
 
 def _settings(arguments: Sequence[str]) -> dict[str, str]:
     settings = dict(_DEFAULTS)
+    # `harness regress a.csv b.csv`
+    sides = iter(("before", "after"))
     for argument in arguments:
+        if "=" not in argument and Path(argument).exists() and (side := next(sides, None)):
+            settings[side] = argument
+            continue
         name, equals, value = argument.partition("=")
         if not equals or name not in settings:
             names = list(settings)

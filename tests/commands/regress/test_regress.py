@@ -20,6 +20,7 @@ from harness.results.files import append_rows
 from harness.results.statistics.power import chance_to_see
 from in_process import Harness
 from report_files import eval_run, latency_run, run_id
+from wording import mentions
 
 NUM_PROMPTS = 10
 # Standard deviations, of logarithms: between runs, and of a prompt within a run.
@@ -118,13 +119,13 @@ def sides(tmp_path: Path) -> list[str]:
 
 
 def test_a_slow_down_has_exit_code_1(harness: Harness, sides: list[str], tmp_path: Path) -> None:
-    outcome = harness("regress", *reversed(sides), "margin=0.02", code=1)
+    outcome = harness("regress", "details=true", *reversed(sides), "margin=0.02", code=1)
     assert "slower" in outcome.stdout
     assert "15 prompts and 5 + 5 runs" in outcome.stdout
     assert "commit differs: aaaaaaaaa before, bbbbbbbbb after" in outcome.stdout
     assert "worse: ms per token +" in outcome.complaint
     swapped = [sides[1].replace("after=", "before="), sides[0].replace("before=", "after=")]
-    assert "faster" in harness("regress", *swapped).stdout
+    assert "faster" in harness("regress", "details=true", *swapped).stdout
 
 
 def test_the_directory_of_each_run_has_its_prompts(
@@ -143,13 +144,14 @@ def test_the_directory_of_each_run_has_its_prompts(
                 append_rows(
                     directory / "latency_prompts.csv", prompt_rows(str(rows[0].run), arm, times)
                 )
-    outcome = harness("regress", "before=a.csv", "after=b.csv", "margin=0.05")
-    assert outcome.stdout.count("no worse") == 3
+    outcome = harness("regress", "details=true", "before=a.csv", "after=b.csv", "margin=0.05")
+    # Of each figure in both tables, and the finding.
+    assert outcome.stdout.count("no worse") == 7
     assert "8 prompts and 2 + 2 runs" in outcome.stdout
 
 
 def test_one_run_on_each_side_says_nothing_about_times_without_noise(
-    harness: Harness, tmp_path: Path
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(3)
     hardness = rng.lognormal(0, 0.4, 15)
@@ -157,10 +159,17 @@ def test_one_run_on_each_side_says_nothing_about_times_without_noise(
     after = write_runs(tmp_path / "after", rng, hardness, 0.2, num_runs=1)
     noise = write_runs(tmp_path / "aa", rng, hardness, num_runs=10)
     asked = [f"before={before}", f"after={after}"]
-    outcome = harness("regress", *asked, code=3)
+    outcome = harness("regress", "details=true", *asked, code=3)
     assert "slower" not in outcome.stdout
     assert "repeats=5, or noise=" in outcome.stdout
-    outcome = harness("regress", *asked, f"noise={noise}", code=1)
+    monkeypatch.setenv("COLUMNS", "80")
+    short = harness("regress", str(before), str(after), code=3).stdout
+    assert len(short.splitlines()) <= 12
+    assert max(map(len, short.splitlines())) <= 80
+    assert mentions(short, "cannot tell whether it is worse", "one run on each side")
+    assert "Next  more runs" in short
+    assert "would show" not in short.lower().partition("next")[2]
+    outcome = harness("regress", "details=true", *asked, f"noise={noise}", code=1)
     assert "slower" in outcome.stdout
     assert "identical runs stay within" in outcome.stdout
 
@@ -201,7 +210,7 @@ def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
             prompts = prompt_rows(str(rows[0].run), arm, np.ones(10), **acceptance)
             append_rows(tmp_path / name / "latency_prompts.csv", prompts)
     sides = [f"{name}={tmp_path / name}" for name in told]
-    assert "tokens per iteration -" in harness("regress", *sides, code=1).complaint
+    assert "tokens per iteration -" in harness("regress", "details=true", *sides, code=1).complaint
 
 
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
@@ -212,9 +221,9 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
         answers = [answer(str(rows[0].run), index, index < limit) for index in range(100)]
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
     asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
-    outcome = harness("regress", *asked, code=1)
+    outcome = harness("regress", "details=true", *asked, code=1)
     assert "accuracy -20.0 points" in outcome.complaint
-    harness("regress", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
+    harness("regress", "details=true", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
 
 
 def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path) -> None:
@@ -226,7 +235,9 @@ def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path
         run = str(rows[0].run)
         answers = [answer(run, index, index % 20 < limit, index % 20) for index in range(100)]
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
-    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    outcome = harness(
+        "regress", "details=true", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3
+    )
     assert "cannot tell" in outcome.stdout
 
 
@@ -260,7 +271,7 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
         for settings in ({"temperature": 0.5}, {"temperature": 1.0, "placement": "cpu"}):
             write_runs(tmp_path / name, rng, np.ones(15), slowdown, num_runs=2, **settings)
         sides.append(f"{name}={tmp_path / name}")
-    outcome = harness("regress", *sides, code=1)
+    outcome = harness("regress", "details=true", *sides, code=1)
     for text in (outcome.stdout, outcome.complaint):
         for name in ("temperature 0.5", "temperature 1", "placement cpu"):
             assert name in text
@@ -272,7 +283,7 @@ def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: 
     for name, num_tokens in (("before", 960), ("after", 320)):
         write_runs(tmp_path / name, rng, np.ones(15), num_tokens=num_tokens)
         sides.append(f"{name}={tmp_path / name}")
-    outcome = harness("regress", *sides, code=3)
+    outcome = harness("regress", "details=true", *sides, code=3)
     assert "before generated 960 tokens, after 320" in outcome.stdout
     assert "slower" not in outcome.stdout
 
@@ -290,7 +301,7 @@ def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Pa
         ms_per_token=50.0,
     )
     sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
-    outcome = harness("regress", *sides, code=3)
+    outcome = harness("regress", "details=true", *sides, code=3)
     assert "after: no verdict: one drafts" in outcome.stdout
     assert "worse" not in outcome.complaint.replace("whether this is worse", "")
 
@@ -303,7 +314,7 @@ def test_noise_of_other_settings_or_devices_is_not_used(harness: Harness, tmp_pa
     sides = [f"before={before}", f"after={after}"]
     for name, settings in (("k", {"batch_size": 64}), ("device", {"devices": "NVIDIA H200"})):
         noise = write_runs(tmp_path / name, rng, hardness, num_runs=10, **settings)
-        outcome = harness("regress", *sides, f"noise={noise}", code=3)
+        outcome = harness("regress", "details=true", *sides, f"noise={noise}", code=3)
         assert "slower" not in outcome.stdout
         assert "was not used" in outcome.stdout
 
@@ -320,7 +331,7 @@ def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path)
     for run in every_run(both).runs[:5]:
         append_rows(before / "latency.csv", run.rows)
         append_rows(before / "latency_prompts.csv", run.prompts)
-    outcome = harness("regress", f"before={before}", f"after={both}", code=1)
+    outcome = harness("regress", "details=true", f"before={before}", f"after={both}", code=1)
     assert "5 + 5 runs" in outcome.stdout
     assert "left out of after: 5 runs" in outcome.stdout
 
@@ -330,7 +341,11 @@ def test_disturbed_runs_are_named(harness: Harness, tmp_path: Path) -> None:
     write_runs(tmp_path / "before", rng, np.ones(15))
     write_runs(tmp_path / "after", rng, np.ones(15), processor_share=0.2)
     outcome = harness(
-        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+        "regress",
+        "details=true",
+        f"before={tmp_path}/before",
+        f"after={tmp_path}/after",
+        "margin=0.5",
     )
     assert "after: 3 of 3 runs drifted, or shared the processor" in outcome.stdout
     assert "before: 3" not in outcome.stdout
@@ -342,7 +357,11 @@ def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: P
     for name in ("before", "after"):
         write_runs(tmp_path / name, rng, np.ones(15), speedup=1.777, tokens_per_iteration=3.97)
     outcome = harness(
-        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5"
+        "regress",
+        "details=true",
+        f"before={tmp_path}/before",
+        f"after={tmp_path}/after",
+        "margin=0.5",
     )
     assert outcome.stdout.count("1.777") == 2
     assert outcome.stdout.count("3.97") == 2
@@ -353,7 +372,12 @@ def test_another_k_of_a_server_is_no_worse_draft(harness: Harness, tmp_path: Pat
     for name, k in (("before", 4.0), ("after", 2.0)):
         write_runs(tmp_path / name, rng, np.ones(15), url="http://a/v1", mean_proposed=k)
     outcome = harness(
-        "regress", f"before={tmp_path}/before", f"after={tmp_path}/after", "margin=0.5", code=3
+        "regress",
+        "details=true",
+        f"before={tmp_path}/before",
+        f"after={tmp_path}/after",
+        "margin=0.5",
+        code=3,
     )
     assert "4 draft tokens per iteration before, 2 after" in outcome.stdout
 
@@ -368,7 +392,9 @@ def test_impossible_times_name_their_file(harness: Harness, tmp_path: Path, time
             if name == "after":
                 prompts = [dataclasses.replace(row, time_ms=time_ms) for row in prompts]
             append_rows(tmp_path / name / "latency_prompts.csv", prompts)
-    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    outcome = harness(
+        "regress", "details=true", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3
+    )
     said = " ".join(outcome.stdout.split())
     assert "the times in the prompts' files cannot be read" in said
     assert "after" in said
