@@ -103,6 +103,9 @@ class Arm:
             too.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
             requests. Acceptance is there, if it is told, because records do not have it.
+        scores_texts: whether it has log-probabilities of given texts.
+        documented_logprobs: whether it documents log-probabilities of new tokens as `raw`, the
+            model's own, or as `processed`, after temperature and truncation; None if not known.
         last_load: what it had in flight meanwhile; None where it sends no requests.
     """
 
@@ -111,6 +114,8 @@ class Arm:
     never_drawn: frozenset[int] = frozenset()
     drafts: bool = False
     penalises_prompts: bool = False
+    scores_texts: bool = False
+    documented_logprobs: str | None = None
     last_requests: Sequence[RequestRecord] = ()
     last_load: Load | None = None
 
@@ -164,16 +169,36 @@ class Margin(NamedTuple):
     tolerance: float
 
 
-class Reference(Protocol):
+class TextReference(Protocol):
+    """The target's own probabilities along given texts: from its weights, or as a server reports them."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the tokens that it knows."""
+
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The target's logits [B, n, V] before each token of the longest text.
+
+        A shorter text has undefined logits behind its last token.
+        """
+
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        """The logits [n, V] before each token of one text by another route, which differ by what the
+        reference cannot know: rounding. None where there is no such route.
+        """
+
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        """The logit of `wanted` after a text, minus that of `other`."""
+
+
+class Reference(TextReference, Protocol):
     """The models' own probabilities, to check texts against."""
 
     @property
     def num_experts(self) -> int | None:
         """The experts of a layer of the target; None where it is no mixture."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the tokens that it knows."""
 
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
@@ -184,17 +209,6 @@ class Reference(Protocol):
             continuations: of equal lengths; read behind the cached prompts, and the logits are
                 those after them.
         """
-
-    def logits_along(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """The target's logits [B, n, V] (float32) before each token of the longest text.
-
-        A shorter text has undefined logits behind its last token.
-        """
-
-    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """The logit of `wanted` after a text, minus that of `other`."""
 
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
         """The experts that the last tokens of a text take, by layer and then by token."""

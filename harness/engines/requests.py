@@ -56,6 +56,7 @@ class RequestRecord:
         token_ids: of the answer, as the server gave them, else read from its text.
         shown_ids: those of llama.cpp's events, which may leave some out.
         never_drawn: tokens that the server did not allow.
+        logprobs: of the tokens of each event, as a server returned them; None for those without.
         num_tokens: of the answer: as many as arrived as ids; without ids as many as the server
             counts, else those of its text.
         text: of the answer, from servers.
@@ -85,6 +86,7 @@ class RequestRecord:
     token_ids: list[int] = field(default_factory=list)
     shown_ids: list[int] = field(default_factory=list)
     never_drawn: frozenset[int] = frozenset()
+    logprobs: list[float | None] = field(default_factory=list)
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
@@ -156,6 +158,9 @@ class RequestRecord:
         self.text += chunk.text
         self.token_ids += chunk.token_ids
         self.shown_ids += chunk.verbose.token_ids
+        num_tokens = max(len(chunk.token_ids), len(chunk.verbose.token_ids), len(chunk.logprobs))
+        self.logprobs += chunk.logprobs
+        self.logprobs += [None] * (num_tokens - len(chunk.logprobs))
         self.never_drawn |= frozenset(chunk.verbose.never_drawn)
         if chunk.num_read is not None:
             self.num_read = chunk.num_read

@@ -6,12 +6,14 @@ distributed as the target has it, for every sampling setting that the engine tak
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.commands.recovery.logprobs import TOLERANCE, ServedReference
 from harness.commands.recovery.lossless import (
     REQUIRED_POWER,
     GreedyTexts,
@@ -30,9 +32,10 @@ from harness.commands.recovery.workload import (
     samplings,
 )
 from harness.config.errors import RunError, SettingError
-from harness.engines.protocol import Arm, Reference
+from harness.engines.protocol import Arm, TextReference
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord, acceptance_columns
+from harness.engines.server.engine import ServerArm
 from harness.engines.timing import Generation, quick_garbage_collections
 from harness.measuring.progress import progress, say
 from harness.measuring.references import References
@@ -48,6 +51,8 @@ _NUM_BIASED = 4
 # Without exact probabilities: tokens compared of each text, and texts of each sampling setting.
 _NUM_COMPARED = 3
 _NUM_ALONE = 500
+# Returned log-probabilities may differ by this at least from those of a regular server.
+_LEAST_TOLERANCE = 0.01
 # Drawn tokens of `num_draws=auto` at least, and at most.
 _FEWEST_TOKENS = 2000
 _MOST_TOKENS = 4_000_000
@@ -107,8 +112,9 @@ def checks_under_load(
     """Open the engine, ask greedy and drawn requests beside each other, and yield the columns of
     each check.
 
-    Where the model's exact probabilities are known, they score all answers; elsewhere the same
-    requests are asked again, one at a time, and both answers are compared.
+    Where the model's exact probabilities are known, from its weights or as the regular server
+    reports them, they score all answers; elsewhere the same requests are asked again, one at a
+    time, and both answers are compared.
 
     Args:
         prompts: token ids of each.
@@ -126,11 +132,21 @@ def checks_under_load(
     arm = engine.arms[-1]
     is_vllm = settings.engine.name == "vllm" or "vLLM" in (engine.server or "")
     taken, refused = taken_samplings(arm, settings, prompts[0], is_vllm)
+    reference: TextReference | None = None
+    if settings.reference != "server":
+        reference = references.for_tokens()
+    if reference is None and settings.reference != "weights":
+        reference = _served_reference(session, settings, prompts)
+    if isinstance(reference, ServedReference):
+        unknown = [sampling for sampling in taken if not reference.knows(sampling)]
+        if unknown:
+            names = ", ".join(sampling.name for sampling in unknown)
+            say(f"not tested, because top_logprobs={settings.top_logprobs} is not enough: {names}")
+        taken = [sampling for sampling in taken if sampling not in unknown]
     end_tokens = session.end_tokens()
     test = LoadTest(
         settings, arm, prompts, taken, ", ".join(refused) or None, references, end_tokens
     )
-    reference = references.for_tokens()
     if reference is not None:
         yield from _against_exact(test, reference)
         return
@@ -139,6 +155,42 @@ def checks_under_load(
     else:
         say("without the exact distribution: answers are compared with each other")
     yield from _against_alone(test)
+
+
+def _served_reference(
+    session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
+) -> ServedReference | None:
+    """The regular server as the reference; None with `reference=auto` where it cannot be.
+
+    Raises:
+        SettingError: the run asks for it, and there is none.
+        RunError: it does not give the log-probabilities of a text.
+    """
+    engine = session.engine
+    assert engine is not None
+    regular = engine.arms[0]
+    usable = (
+        isinstance(regular, ServerArm)
+        and len(engine.arms) > 1
+        and engine.reports_token_ids
+        and not getattr(settings.engine, "chat", False)
+        and regular.scores_texts
+    )
+    if not usable:
+        rule = "needs engine.regular_url, of a server that sends token ids and log-probabilities of texts"
+        if settings.reference == "server":
+            raise SettingError("reference", rule, "server")
+        return None
+    assert isinstance(regular, ServerArm)
+    try:
+        return ServedReference(
+            regular, prompts[0], len(session.tokenizer), settings.top_logprobs, settings.load or 1
+        )
+    except RunError as error:
+        if settings.reference == "server":
+            raise
+        say(f"the regular server is no reference: {error}")
+        return None
 
 
 def taken_samplings(
@@ -197,8 +249,12 @@ def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
     return record.error is None
 
 
-def _against_exact(test: LoadTest, reference: Reference) -> Checks:
-    """Ask two rounds of requests, the second after answers of the first, and score the answers."""
+def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
+    """Test an arm's answers by exact probabilities; before that a server that is the reference.
+
+    Raises:
+        RunError: log-probabilities that came with tokens are wrong.
+    """
     settings = test.settings
     num_samplings = len(test.samplings)
     # First tokens and later ones of each setting, pairs, and all settings together.
@@ -217,10 +273,66 @@ def _against_exact(test: LoadTest, reference: Reference) -> Checks:
             num_tokens = settings.num_draws
         tested += f" and {num_tokens:,} drawn tokens over {num_samplings} sampling settings"
     num_drawn_each = math.ceil(num_tokens / mean_length / 2)
+
+    returned = []
+    tolerance = TOLERANCE
+    if isinstance(reference, ServedReference):
+        own = dataclasses.replace(test, arm=reference.arm)
+        scores, _ = _scored(own, reference, num_drawn_each, tested)
+        checks, overall = _sampled_checks(own, scores, quantile_test)
+        greedy = scores.greedy.columns()
+        is_lossy = "lossy" in {greedy["verdict"], *(check["verdict"] for check in checks)}
+        p_values = [check["p_value"] for check in checks if check["p_value"] is not None]
+        yield {
+            **greedy,
+            **overall,
+            "check": "reference",
+            "arm": own.arm.name,
+            "verdict": "undecided" if is_lossy else "lossless",
+            "p_value": min(p_values, default=None),
+            "refused": test.refused,
+        }
+        returned.append(_returned_check(own, scores, tolerance))
+        tolerance = max(_LEAST_TOLERANCE, reference.rounding)
+        if is_lossy:
+            return
+
+    scores, answers = _scored(test, reference, num_drawn_each, tested)
+    yield scores.greedy.columns()
+    checks, overall = _sampled_checks(test, scores, quantile_test)
+    yield from checks
+    if overall:
+        needed = None
+        if overall["verdict"] == "undecided":
+            needed = tokens_needed(quantile_test, num_samplings, mean_length, overall["num_draws"])
+        yield {
+            **overall,
+            "refused": test.refused,
+            "num_draws_needed": needed,
+            "acceptance": Acceptance.of(pair for answer in answers for pair in answer.outcomes),
+            # Some servers tell it without iterations.
+            "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
+        }
+    returned.append(_returned_check(test, scores, tolerance))
+    found = [check for check in returned if check]
+    yield from found
+    wrong = [f"{one['arm']}: {one['finding']}" for one in found if one["verdict"] == "wrong"]
+    is_lossy = "lossy" in {scores.greedy.columns()["verdict"], *(one["verdict"] for one in checks)}
+    if wrong:
+        about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
+        if is_lossy:
+            say(about)
+        else:
+            raise RunError(about)
+
+
+def _scored(
+    test: LoadTest, reference: TextReference, num_drawn_each: int, tested: str
+) -> tuple[Scores, list[RequestRecord]]:
+    """Ask two rounds of requests, the second after answers of the first, and score the answers."""
     first = test.workload.first_turns(num_drawn_each)
     rounds = f"two rounds of about {len(first):,} requests, {test.num_in_flight} in flight"
     say(f"testing the {test.arm.name} arm with {tested}: {rounds}")
-
     answers = test.ask(first, test.num_in_flight)
     first_texts = [answer.token_ids for answer in answers]
     second = test.workload.second_turns(first, first_texts, num_drawn_each)
@@ -232,33 +344,45 @@ def _against_exact(test: LoadTest, reference: Reference) -> Checks:
         if planned.is_compared
     ]
     require_token_ids([answer for _, answer in compared if answer.token_ids])
-    scores = Scores(reference, test.end_tokens, test.num_in_flight, settings.seed)
+    scores = Scores(reference, test.end_tokens, test.num_in_flight, test.settings.seed)
     with progress("comparing", len(compared)) as advance:
-        for _ in scores.add(compared):
+        for _ in scores.add([pair for pair in compared if not pair[0].is_greedy]):
             advance(None)
-    yield scores.greedy.columns()
-    if not test.samplings:
-        return
+        if isinstance(reference, ServedReference) and test.arm is reference.arm:
+            texts = [(planned.prompt, answer.token_ids) for planned, answer in compared]
+            reference.learn_rounding([text for text in texts if text[1]], scores.returned)
+        for _ in scores.add([pair for pair in compared if pair[0].is_greedy]):
+            advance(None)
+    return scores, answers
 
+
+def _sampled_checks(
+    test: LoadTest, scores: Scores, quantile_test: QuantileTest
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The columns of each check of drawn tokens, and those of all together; empty without any."""
+    if not test.samplings:
+        return [], {}
     parts = []
+    checks = []
     for sampling in test.samplings:
         for group in scores.groups(sampling):
             check = quantile_test.check(group.quantiles, group.rounded_masses)
             parts.append(check)
-            yield check.columns() | {"sampling": f"{sampling.name}, {group.name}"}
-    yield quantile_test.check_pairs(scores.quantiles_by_text).columns() | {"sampling": PAIRS}
-    overall = together(parts)
-    needed = None
-    if overall.verdict == "undecided":
-        needed = tokens_needed(quantile_test, num_samplings, mean_length, overall.num_draws)
-    yield {
-        **overall.columns(),
-        "refused": test.refused,
-        "num_draws_needed": needed,
-        "acceptance": Acceptance.of(pair for answer in answers for pair in answer.outcomes),
-        # Some servers tell it without iterations.
-        "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
-    }
+            checks.append(check.columns() | {"sampling": f"{sampling.name}, {group.name}"})
+    of_pairs = quantile_test.check_pairs(scores.quantiles_by_text)
+    checks.append(of_pairs.columns() | {"sampling": PAIRS})
+    return checks, together(parts).columns()
+
+
+def _returned_check(test: LoadTest, scores: Scores, tolerance: float) -> dict[str, Any]:
+    """The check of the log-probabilities that came with an arm's tokens; empty without any."""
+    if not scores.returned.returned:
+        return {}
+    columns = scores.returned.columns(test.arm.documented_logprobs, tolerance)
+    if not columns:
+        say(f"{test.arm.name}: log-probabilities were asked for, and none came")
+        return {}
+    return columns | {"arm": test.arm.name, "refused": test.refused}
 
 
 def tokens_needed(

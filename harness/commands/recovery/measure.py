@@ -99,7 +99,7 @@ class Recovery(Experiment):
         }
         if self.settings.load is not None:
             common["batch_size"] = self.settings.load
-        return [session.row(RecoveryRow, **common, **check) for check in self.checks or [{}]]
+        return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
         """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""

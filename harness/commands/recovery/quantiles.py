@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from harness.commands.recovery.logprobs import ReturnedLogprobs
 from harness.commands.recovery.lossless import (
     MIN_EXPECTED,
     ROUNDING_ALLOWANCE,
@@ -31,7 +32,7 @@ from harness.commands.recovery.lossless import (
 )
 from harness.commands.recovery.workload import PlannedRequest, Sampling
 from harness.engines.checks.divergence import check_known, first_divergence
-from harness.engines.protocol import Reference, in_batches
+from harness.engines.protocol import TextReference, in_batches
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import chi_square_test
@@ -62,15 +63,16 @@ def quantiles(
 def cell_masses(exact: Floats, other: Floats, num_cells: int) -> Floats:
     """Return the shares of quantiles in equal cells, if tokens are drawn from `other`.
 
-    Both distributions are [n, V]; quantiles are those in the exact one. With exact [[0.5, 0.5]],
-    other [[0.6, 0.4]] and 2 cells the shares are [0.6, 0.4].
+    Both distributions are [n, V]; quantiles are those in the exact one. With exact [[0.5, 0.3, 0.2]],
+    other [[0.6, 0.2, 0.2]] and 2 cells the shares are [0.6, 0.4].
     """
     edges = np.linspace(0, 1, num_cells + 1)
     masses = np.zeros(num_cells)
     for exact_row, other_row in zip(exact, other, strict=True):
-        order = np.argsort(-exact_row, kind="stable")
-        exact_sums = np.concatenate([[0], exact_row[order].cumsum()])
-        other_sums = np.concatenate([[0], other_row[order].cumsum()])
+        # Equally likely tokens have their quantiles at random in all of their mass.
+        _, groups = np.unique(-exact_row, return_inverse=True)
+        exact_sums = np.concatenate([[0], np.bincount(groups, exact_row).cumsum()])
+        other_sums = np.concatenate([[0], np.bincount(groups, other_row).cumsum()])
         masses += np.diff(np.interp(edges, exact_sums, other_sums))
     return masses / masses.sum()
 
@@ -183,16 +185,18 @@ class Scores:
 
     Attributes:
         greedy: each greedy text against the likeliest tokens.
+        returned: the log-probabilities of requests that asked for them.
     """
 
     def __init__(
         self,
-        reference: Reference,
+        reference: TextReference,
         end_tokens: frozenset[int],
         num_in_flight: int,
         seed: int,
     ) -> None:
         self.greedy = GreedyTexts(end_tokens)
+        self.returned = ReturnedLogprobs()
         self._reference = reference
         self._batch_size = min(num_in_flight, _MOST_TOGETHER)
         self._generator = np.random.default_rng([seed, 1])
@@ -220,7 +224,7 @@ class Scores:
                 if planned.is_greedy:
                     self._add_greedy(planned, answer, own_logits)
                 else:
-                    self._add_drawn(planned, answer.token_ids, own_logits)
+                    self._add_drawn(planned, answer, own_logits)
                 yield
 
     def groups(self, sampling: Sampling) -> list[TokenGroup]:
@@ -250,17 +254,28 @@ class Scores:
         divergence = first_divergence(self._reference, planned.prompt, likeliest, answer.token_ids)
         self.greedy.add(divergence, planned.num_tokens, answer)
 
-    def _add_drawn(self, planned: PlannedRequest, text: Sequence[int], logits: Tensor) -> None:
+    def _add_drawn(self, planned: PlannedRequest, answer: RequestRecord, logits: Tensor) -> None:
         sampling = planned.sampling
+        text = answer.token_ids
         exact = sampling.probabilities_along(logits, planned.prompt, text)
         self._quantiles[sampling.name].append(quantiles(exact, text, self._generator))
         routes = self._two_routes[sampling.name]
-        if len(routes) < _NUM_ROUNDED and len(planned.prompt) > 1:
-            # The same logits by another route: in a batch of one, with a prompt one token shorter.
-            *prompt, last = planned.prompt
-            other_logits = self._reference.logits_along([prompt], [[last, *text]])[0, 1:]
-            others = sampling.probabilities_along(other_logits, planned.prompt, text)
-            routes.append((exact, others))
+        if len(routes) < _NUM_ROUNDED:
+            other_logits = self._reference.logits_again(planned.prompt, text)
+            if other_logits is not None:
+                others = sampling.probabilities_along(other_logits, planned.prompt, text)
+                routes.append((exact, others))
+        if sampling.asks_logprobs:
+            values = logits.double().cpu().numpy()
+            own = values[range(len(text)), text]
+            # One of many equally likely tokens is one that the reference does not know.
+            is_known = (values == own[:, np.newaxis]).sum(-1) == 1
+            with np.errstate(divide="ignore"):
+                raw = np.where(is_known, own - np.logaddexp.reduce(values, axis=-1), np.nan)
+                processed = np.where(is_known, np.log(exact[range(len(text)), text]), np.nan)
+            # An answer without any has no entries.
+            returned = answer.logprobs or [None] * len(text)
+            self.returned.add(returned[: len(text)], raw, processed)
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:

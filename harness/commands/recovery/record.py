@@ -28,6 +28,8 @@ SamplingName = Literal[
     "frequency_penalty",
     "repetition_penalty",
     "logit_bias",
+    "logprobs",
+    "logprobs_whole",
 ]
 _SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
 # The others are parameters of servers' APIs.
@@ -51,8 +53,14 @@ class RecoverySettings(PromptedSettings):
         load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
             prompts that begin alike, second turns, other sampling settings beside each other, and
             some that are left midway. None asks one question after the other.
-        samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own. Leave
-            out one that ends the engine.
+        samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own.
+            `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
+            stream. Leave out one that ends the engine.
+        reference: what answers under load are checked against: the model's `weights`, loaded here, or
+            the regular `server`'s log-probabilities of them; `auto` takes the weights where they can
+            be loaded, and elsewhere the server's if it has any.
+        top_logprobs: with a server as the reference, the likeliest tokens that it is asked for at each
+            place; -1 asks for all.
         batch_size: rows generated at once.
     """
 
@@ -63,6 +71,8 @@ class RecoverySettings(PromptedSettings):
     fault: str = field(default="none", metadata={"choices": fault_names})
     load: int | None = None
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
+    reference: Literal["auto", "weights", "server"] = "auto"
+    top_logprobs: int = 20
 
     @property
     def compares_texts(self) -> bool:
@@ -89,6 +99,12 @@ class RecoverySettings(PromptedSettings):
         under_load = self.load is not None or samplings == _SAMPLINGS
         require(under_load, "samplings", "needs load", samplings)
         require(bool(samplings), "samplings", "must name at least one", samplings)
+        served = self.reference == "server"
+        require(
+            not served or self.load is not None, "reference", "needs load with server", "server"
+        )
+        fits = self.top_logprobs == -1 or self.top_logprobs >= 5
+        require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
         self._check_fault()

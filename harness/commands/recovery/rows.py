@@ -19,11 +19,18 @@ class RecoveryRow(PromptedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
     load: MaybeInt = setting("requests in flight; empty for one question after the other", "load")
-    check: MaybeText = figure("`greedy` or `sampled`")
+    check: MaybeText = figure(
+        "`greedy` or `sampled`; `reference`: both for a regular server as the reference; `logprobs`: of"
+        " log-probabilities that came with tokens"
+    )
     sampling: MaybeText = figure(
         "under load: the sampling setting, and which tokens; empty for all together"
     )
-    verdict: MaybeText = figure("`lossless`, `lossy` or `undecided`")
+    verdict: MaybeText = figure(
+        "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`"
+    )
+    finding: MaybeText = figure("of `logprobs`: what came")
+    num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
     prompt_index: MaybeInt = figure(
         "prompt that the draws continue; empty for all contexts together"
     )

@@ -180,6 +180,15 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
         return f"{asked}: the context may be too short, or the server ignores ignore_eos"
     if any(row.check == "greedy" for row in undecided):
         return "greedy texts differ, and no logits say whether rounding explains it"
+    for row in undecided:
+        if row.check == "reference":
+            found = f"greedy texts: {_identical(row)} identical"
+            if row.p_value is not None:
+                found += f"; of drawn tokens the smallest p-value is {_p_value(row.p_value)}"
+            return (
+                "the regular server is no reference: its own texts do not follow the log-probabilities"
+                f" that it reports of them ({found})"
+            )
     weakest = min(undecided, key=lambda row: row.power or 0)
     draws = f"{weakest.num_draws:,} draws"
     if weakest.num_draft_tokens:
@@ -389,8 +398,10 @@ def _checks(rows: Sequence[RecoveryRow]) -> Table:
 
 
 def _check(row: RecoveryRow) -> str:
-    if row.check == "greedy":
-        return "greedy"
+    if row.check in ("greedy", "reference"):
+        return row.check
+    if row.check == "logprobs":
+        return f"log-probabilities, {row.arm}"
     if row.sampling is not None:
         return row.sampling
     if row.load is not None:
@@ -401,12 +412,14 @@ def _check(row: RecoveryRow) -> str:
 
 
 def _tokens(row: RecoveryRow) -> str | None:
-    if row.check == "sampled" and row.load is not None:
+    if row.check != "greedy" and row.load is not None:
         return None
     return f"{row.num_tokens:,}" if row.check == "greedy" else f"first {row.num_tokens:,}"
 
 
 def _outcome(row: RecoveryRow) -> str:
+    if row.check == "logprobs":
+        return str(row.finding)
     if row.check == "greedy":
         return f"{_identical(row)} identical"
     return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"

@@ -47,6 +47,11 @@ class Sampling:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalises_prompts: bool = False
 
+    @property
+    def asks_logprobs(self) -> bool:
+        """Whether log-probabilities come with the tokens."""
+        return "logprobs" in self.parameters
+
     def probabilities_along(
         self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]
     ) -> Floats:
@@ -60,6 +65,12 @@ class Sampling:
             values[:, int(token)] += bias
         values = self._penalised(values, prompt, text)
         probabilities = exact_probabilities(values, self.decoding)
+        # A reference gives tokens that it does not know the same logit, the lowest one. What
+        # truncation leaves of their mass is theirs together, as their quantiles are.
+        lowest = torch.where(values.isinf(), torch.inf, values).amin(-1, keepdim=True)
+        alike = (values == lowest).numpy()
+        mass = (probabilities * alike).sum(-1, keepdims=True)
+        probabilities = np.where(alike, mass / alike.sum(-1, keepdims=True), probabilities)
         least = self.parameters.get("min_p", 0.0) * probabilities.max(-1, keepdims=True)
         probabilities = probabilities * (probabilities >= least)
         return probabilities / probabilities.sum(-1, keepdims=True)
@@ -119,6 +130,10 @@ def samplings(
         "repetition_penalty": 1.3,
         "logit_bias": {str(token): 1.0 for token in biased},
     }
+    known["logprobs"] = Sampling("log-probabilities", decoding, {"logprobs": 1})
+    known["logprobs_whole"] = Sampling(
+        "log-probabilities, no stream", plain, {"logprobs": 1, "stream": False}
+    )
     for name, value in extras.items():
         shown = name if name == "logit_bias" else f"{name}={value:g}"
         known[name] = Sampling(shown, plain, {name: value}, penalises_prompts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
-from harness.engines.protocol import Reference
+from harness.engines.protocol import Reference, TextReference
 from harness.models.detokenizer import BROKEN
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Divergence:
 
 
 def first_divergence(
-    reference: Reference | None,
+    reference: TextReference | None,
     prompt: Sequence[int],
     expected: Sequence[int],
     actual: Sequence[int],
@@ -75,7 +75,7 @@ def first_divergence(
 
 
 def _with_margin(
-    reference: Reference, before: Sequence[int], position: int, expected: int, actual: int
+    reference: TextReference, before: Sequence[int], position: int, expected: int, actual: int
 ) -> Divergence:
     """The divergence, with the difference of the two tokens' logits after those `before` them."""
     margin = reference.margin(before, expected, actual)

@@ -89,6 +89,11 @@ class ModelReference:
         following = self._runners.target.extend(tokens[:, :-1]).logits
         return torch.cat([first, self._allowed(following)], dim=1)
 
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        # In a batch of one, with a prompt one token shorter.
+        *shorter, last = prompt
+        return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None
+
     def draft_probabilities(
         self,
         prompts: Sequence[Sequence[int]],

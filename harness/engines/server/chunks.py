@@ -67,6 +67,7 @@ class Chunk(NamedTuple):
         num_read: tokens of the prompt by the server's count; None where it does not report it.
         num_cached: tokens of the prompt that it took from a cache; None where it does not report it.
         verbose: empty for other servers than llama.cpp.
+        logprobs: of its tokens, with None for one without; empty where there are none at all.
     """
 
     text: str
@@ -77,6 +78,7 @@ class Chunk(NamedTuple):
     num_cached: int | None = None
     verbose: Verbose = Verbose([], [])
     num_read: int | None = None
+    logprobs: Sequence[float | None] = ()
 
 
 def read_chunk(event: Any) -> Chunk:
@@ -93,10 +95,12 @@ def read_chunk(event: Any) -> Chunk:
         raise RunError(str(message or error))
     text, finished = "", False
     token_ids: list[int] = []
+    logprobs: list[float | None] = []
     for choice in _list(event.get("choices"), "choices"):
         choice = _mapping(choice, "a choice")
         text += _text(choice.get("text")) + _text_of_chat(choice)
         token_ids += _counts(choice, "token_ids")
+        logprobs += _logprobs(choice)
         finished = finished or choice.get("finish_reason") is not None
     return Chunk(
         text,
@@ -107,7 +111,20 @@ def read_chunk(event: Any) -> Chunk:
         _cached(event),
         _verbose(event),
         _usage(event, "prompt_tokens"),
+        logprobs,
     )
+
+
+def _logprobs(choice: Mapping[str, Any]) -> list[float | None]:
+    """The log-probabilities of a choice's tokens, in the shape of completions or of chats."""
+    shown = _mapping(choice.get("logprobs"), "logprobs")
+    values = list(_list(shown.get("token_logprobs"), "token_logprobs"))
+    for entry in _list(shown.get("content"), "logprobs.content"):
+        values.append(_mapping(entry, "an entry of logprobs").get("logprob"))
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise AnswerError(f"a log-probability is {_abbreviated(value)}")
+    return values
 
 
 def read_drafts(event: Mapping[str, Any]) -> Drafts | None:

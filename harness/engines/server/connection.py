@@ -76,7 +76,8 @@ def closed_by_server(error: Exception) -> bool:
 
 
 async def events(response: Any) -> AsyncIterator[Any]:
-    """The JSON of each server-sent event, a line such as `data: {"choices": ...}`.
+    """The JSON of each server-sent event, a line such as `data: {"choices": ...}`; of an answer
+    without a stream the whole.
 
     The client's own reader takes ten times as long, and drops the fields that it does not know.
     """
@@ -86,3 +87,5 @@ async def events(response: Any) -> AsyncIterator[Any]:
         for line in lines:
             if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
                 yield json.loads(line[5:])
+    if rest.startswith(b"{"):
+        yield json.loads(rest)

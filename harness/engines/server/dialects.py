@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from harness.config.registry import Record, Registry
 
@@ -36,6 +36,11 @@ class Dialect(Record):
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
             count those of the prompt, too. None where they count all new tokens.
         seeded: whether requests have the random numbers of `engine=local`.
+        scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
+            `echo` with token ids as names, or `next_token`, one request per token; None where it is
+            not known to have any.
+        logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
+            `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `Counted` by the names of its counters, without `_total`.
     """
 
@@ -49,6 +54,8 @@ class Dialect(Record):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
     seeded: bool = False
+    scoring: Literal["prompt_logprobs", "echo", "next_token"] | None = None
+    logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, about: Mapping[str, Any]) -> str:
@@ -97,6 +104,8 @@ _BUILT_IN = {
             version="/version version",
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
+            scoring="prompt_logprobs",
+            logprobs="raw",
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",
@@ -122,11 +131,15 @@ _BUILT_IN = {
             parameters={
                 # Each event then has the id of its token.
                 "verbose": True,
+                # Without a stream the answer has them by this.
+                "return_tokens": True,
                 # By default the temperature comes last, so that top-p cuts another distribution.
                 "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             },
             # By default penalties count the last 64 tokens alone.
             penalised_tokens="repeat_last_n",
+            scoring="next_token",
+            logprobs="raw",
             counters={  # ggml-org/llama.cpp, pull request 26389
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",
@@ -177,6 +190,8 @@ _BUILT_IN = {
             salt={},  # it caches nothing between requests
             stops_at_tokens=True,
             seeded=True,
+            scoring="prompt_logprobs",
+            logprobs="raw",
             counters={
                 "harness_tokens": "generated",
                 "harness_draft_tokens": "proposed",

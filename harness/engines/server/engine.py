@@ -20,7 +20,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
@@ -36,6 +36,7 @@ from harness.engines.server.identity import (
     server_report,
 )
 from harness.engines.server.launch import Served, StartedServer
+from harness.engines.server.logprobs import Likeliest, text_logprobs
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 
@@ -269,6 +270,8 @@ class ServerArm(Arm):
             rule = f"leaves too little room: {context}, and a prompt has {longest}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self._dialect = dialect_of(model.owner, self._settings.dialect)
+        self.scores_texts = self._dialect.scoring is not None
+        self.documented_logprobs = self._dialect.logprobs
         self.penalises_prompts = self._dialect.penalised_tokens is not None
         self.server = (report and self._dialect.named(report.about)) or None
         self.model = model
@@ -418,6 +421,40 @@ class ServerArm(Arm):
             )
 
         yield from self._received(ask, ended)
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """The log-probabilities before each token of texts, as `logprobs.text_logprobs` has them.
+
+        Args:
+            texts: prompts and texts behind them.
+
+        Raises:
+            RunError: the server does not give them.
+        """
+        self._engine.make_ready(self)
+        model = self.model
+        scoring = self._dialect.scoring
+        assert model is not None
+        assert scoring is not None
+        room = asyncio.Semaphore(num_in_flight)
+
+        async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+            async with room:
+                return await text_logprobs(self.client, model.name, scoring, prompt, text, num_top)
+
+        async def ask_all() -> list[list[Likeliest]]:
+            return await asyncio.gather(*(ask(prompt, text) for prompt, text in texts))
+
+        asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
+        try:
+            return asking.result()
+        except client_library().OpenAIError as error:
+            about = f"log-probabilities of a text from {self.client.base_url}"
+            raise RunError(f"{about}: {from_outside(str(error))}") from error
+        finally:
+            asking.cancel()
 
     def _received(
         self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]

@@ -70,6 +70,8 @@ class RequestForm:
         elif decoding.top_k:
             rule = "must be 0: the server has no such parameter"
             raise SettingError("decoding.top_k", rule, decoding.top_k)
+        if extra.get("stream") is False:
+            del body["stream_options"]
         return body | {"extra_body": extra} if extra else body
 
     def _extensions(self, question: Question, row: int) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_our_service_is_tested_over_http(
     pytest.importorskip("openai", reason="specharness[server] is not installed")
     with faulty_service(directory, fault) as url:
         lossless = fault == "none"
-        asked = [named[0], named[2], *QUICK, "engine=server", f"engine.url={url}"]
+        asked = [named[0], named[2], *QUICK, "num_draws=1600", "engine=server", f"engine.url={url}"]
         outcome = harness("recovery", *asked, code=0 if lossless else 1)
     rows = results("recovery")
     assert rows["refused"].dropna().unique().tolist() == [

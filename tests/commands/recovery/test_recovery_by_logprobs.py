@@ -1,0 +1,194 @@
+"""`recovery load=4 reference=server`: a server's log-probabilities in place of weights, and those that it returns."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from echo_server import EchoServer
+from harness.commands.recovery.logprobs import ReturnedLogprobs, ServedReference
+from harness.commands.recovery.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
+from harness.commands.recovery.workload import Sampling
+from harness.config.settings import DecodingSettings
+from in_process import Harness, results
+from pair_server import addresses
+from served import served
+from wording import mentions
+
+SERVED = ["batch_size=4", "runner=eager"]
+QUICK = ["model=tiny", "engine=server", "load=4", "num_prompts=2", "decoding.max_new_tokens=8"]
+QUICK += ["decoding.temperature=1.5", "num_draws=1000", "shift=0.3", "false_alarm_rate=1e-6"]
+QUICK += ["reference=server", "samplings=[logprobs,logprobs_whole]"]
+# With what a run says of each.
+FAULTS_OF_LOGPROBS = {
+    "logprobs_of_draft": "are wrong, by",
+    "logprobs_of_previous_position": "those of the tokens before",
+    "logprobs_after_temperature": "those after temperature",
+    "logprobs_missing_in_bursts": "are missing",
+    "logprobs_zero": "are 0",
+}
+
+
+def arms(url: str) -> list[str]:
+    return [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_top", [20, -1])
+def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path, num_top: int) -> None:
+    with served(tmp_path, *SERVED, "max_logprobs=-1") as url:
+        outcome = harness("recovery", *QUICK, f"top_logprobs={num_top}", *arms(url))
+    assert mentions(outcome.stdout, "lossless", "all are the model's own")
+    rows = results("recovery")
+    assert set(rows["check"]) == {"reference", "greedy", "sampled", "logprobs"}
+    assert set(rows["arm"]) == {"regular", "speculative"}
+    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
+    assert rows["verdict"][0] == "lossless"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "asked"),
+    [
+        ("logprobs_of_draft", "logprobs"),
+        ("logprobs_of_previous_position", "logprobs_whole"),
+        ("logprobs_after_temperature", "logprobs"),
+        ("logprobs_missing_in_bursts", "logprobs"),
+        ("logprobs_missing_in_bursts", "logprobs_whole"),
+        ("logprobs_zero", "logprobs_whole"),
+    ],
+)
+def test_wrong_log_probabilities_are_found_in_streams_and_not(
+    harness: Harness, tmp_path: Path, fault: str, asked: str
+) -> None:
+    with served(tmp_path, *SERVED, f"fault={fault}") as url:
+        settings = [f"samplings=[{asked}]", "num_prompts=1"]
+        outcome = harness("recovery", *QUICK, *settings, *arms(url), code=1)
+    about = ["log-probabilities that came with tokens are wrong: speculative"]
+    assert mentions(outcome.complaint, *about, FAULTS_OF_LOGPROBS[fault])
+    rows = results("recovery")
+    assert set(rows["status"]) == {"failed"}
+    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "wrong"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["bonus_from_wrong_position", "residual_warped_twice"])
+def test_wrong_texts_are_found(harness: Harness, tmp_path: Path, fault: str) -> None:
+    with served(tmp_path, *SERVED, f"fault={fault}") as url:
+        settings = [
+            "samplings=[as_asked,temperature]",
+            "num_draws=3000",
+            "decoding.temperature=0.5",
+        ]
+        outcome = harness("recovery", *QUICK, *settings, *arms(url), code=1)
+    assert outcome.complaint.startswith("lossy: ")
+
+
+@pytest.mark.slow
+def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """The arms are exchanged, so that the regular one draws from the wrong places."""
+    with served(tmp_path, *SERVED, "fault=bonus_from_wrong_position") as url:
+        exchanged = [f"engine.url={url}/regular/v1", f"engine.regular_url={url}/v1"]
+        outcome = harness("recovery", *QUICK, *exchanged, code=3)
+    assert mentions(
+        outcome.complaint, "undecided", "the regular server is no reference", "identical"
+    )
+    rows = results("recovery")
+    assert list(rows["check"]) == ["reference"]
+
+
+def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(dialect="sglang"), EchoServer(dialect="sglang"))
+        complaint = harness.refused("recovery", *QUICK, *servers)
+    assert mentions(complaint, "reference", "needs engine.regular_url")
+
+
+@pytest.mark.parametrize(
+    ("typed", "rule"),
+    [
+        (["reference=server"], "needs load"),
+        (["load=2", "top_logprobs=3"], "at least 5"),
+    ],
+)
+def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:
+    assert rule in harness.refused("recovery", *typed)
+
+
+class Showing:
+    """A regular server that shows the likeliest of 60 tokens, and the text's own."""
+
+    never_drawn: frozenset[int] = frozenset()
+
+    def __init__(self, probabilities: np.ndarray, num_top: int) -> None:
+        self._logprobs = np.log(probabilities)
+        self._num_top = num_top
+
+    def text_logprobs(self, texts: list, num_top: int, num_in_flight: int) -> list:
+        found = []
+        for _, text in texts:
+            of_text = []
+            for place, token in enumerate(text):
+                row = self._logprobs[place % len(self._logprobs)]
+                shown = {*np.argsort(-row)[: self._num_top].tolist(), token}
+                of_text.append({each: float(row[each]) for each in shown})
+            found.append(of_text)
+        return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
+    temperature: float, top_p: float
+) -> None:
+    """With 6 of 60 tokens shown, at any temperature and truncation; a shift is found all the same."""
+    generator = np.random.default_rng(3)
+    rows = generator.dirichlet(np.full(60, 0.15), size=16)
+    arm = Showing(rows, 6)
+    reference = ServedReference(arm, [1], 60, 6, 1)  # type: ignore[arg-type]
+    sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
+    exact = sampling.probabilities_along(torch.tensor(np.log(rows)), [1], [0] * 16)
+    found: dict[str, list[Any]] = {"honest": [], "shifted": []}
+    routes = []
+    for number in range(300):
+        for name, of_text in found.items():
+            drawn_from = exact if name == "honest" else 0.6 * exact + 0.4 / 60
+            text = [int(generator.choice(60, p=row / row.sum())) for row in drawn_from]
+            known = sampling.probabilities_along(
+                reference.logits_along([[1]], [text])[0], [1], text
+            )
+            of_text.append(quantiles(known, text, generator))
+            if name == "honest" and number < 8:
+                again = reference.logits_again([1], text)
+                routes.append((known, sampling.probabilities_along(again, [1], text)))
+    test = QuantileTest(0.01, 0.1)
+    sample = {name: np.concatenate(of_text) for name, of_text in found.items()}
+    masses = cell_masses(
+        np.concatenate([known for known, _ in routes]),
+        np.concatenate([other for _, other in routes]),
+        num_cells_for(len(sample["honest"])),
+    )
+    assert test.check(sample["honest"], masses).verdict != "lossy"
+    if temperature == 1.0:
+        # Nothing is unknown there.
+        assert test.check(sample["honest"]).verdict == "lossless"
+        assert test.check(sample["shifted"], masses).verdict == "lossy"
+
+
+def test_a_few_rounded_log_probabilities_are_right_and_one_missing_is_not() -> None:
+    raw = np.log(np.linspace(0.05, 0.9, 500))
+    returned = ReturnedLogprobs()
+    returned.add((raw + 0.004 * (-1) ** np.arange(500)).tolist(), raw, 1.5 * raw)
+    assert returned.columns("raw", 0.01)["verdict"] == "right"
+    assert returned.columns("processed", 0.01)["verdict"] == "wrong"
+    returned.add([None], raw[:1], raw[:1])
+    columns = returned.columns("raw", 0.01)
+    assert (columns["verdict"], columns["num_wrong"]) == ("wrong", 1)
+    assert columns["finding"] == "1 are missing"
