@@ -103,7 +103,8 @@ def run_job(job: Job) -> Sequence[RunRow]:
     """
     assert job.sweep is not None
     rows: Sequence[RunRow]
-    share = getattr(job.settings, "share", None)
+    # `map` has a share too, of the cells that it measures.
+    share = getattr(job.settings, "share", None) if hasattr(job.settings, "race") else None
     if share is not None:
         # Statistics take a second to load, which only a race waits for.
         from harness.sweep import race

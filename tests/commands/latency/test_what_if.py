@@ -117,7 +117,7 @@ def test_recovery_finds_the_coin(harness: Harness) -> None:
         "recovery", *PAIR, *QUICK, "decoding=greedy", "decoding.synthetic_acceptance=0.5", code=1
     )
     assert "30B + 7B_8bit, random weights, synthetic 0.5 ·" in " ".join(outcome.stdout.split())
-    assert "this says nothing about the pair itself" in outcome.stdout
+    assert "this says nothing about the pair itself" in " ".join(outcome.stdout.split())
     row = results("recovery").iloc[0]
     assert (row["verdict"], row["weights"]) == ("lossy", "random")
     honest = harness("recovery", *PAIR, *QUICK, "decoding=greedy", "draft.quantization=none")

@@ -423,3 +423,10 @@ def test_schedules_of_cells_that_can_tell() -> None:
         for context, k, speedup in ((10, 1, 1.3), (10, 5, 2.0), (900, 1, 1.3), (900, 5, 0.5))
     ]
     assert schedule_of(contexts) == [(1, 1, 1)]
+
+
+def test_a_sweep_of_maps_is_no_race(harness: Harness) -> None:
+    """Its `share` was taken for that of a race."""
+    asked = ["batch_sizes=[1]", "draft_tokens=[2]", "decoding.max_new_tokens=4"]
+    harness("map", "-m", *QUICK[1:], *asked, "temperature=0,1")
+    assert list(results("map")["temperature"]) == [0, 1]

@@ -214,13 +214,13 @@ def test_a_map_is_drawn_with_its_line(tmp_path: Path) -> None:
     (_, first), (title, _) = drawn["map"]
     assert_visible(first)
     expected = {"2.50×", "(1.25×)", "0.50×", "pays", "cannot tell", "does not pay"}
-    assert expected | {"1×"} <= words_of(first)
+    assert expected | {"1×, interpolated"} <= words_of(first)
     assert title == "Speed-up at a context of 400 tokens"
     page = Page(html_page(report, drawn))
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
     answer, covers, changes = (line.text for line in report.headlines)
-    assert "pays at batch size 1 to 11 at a context of 100 tokens" in answer
+    assert "pays at batch size 1 at a context of 100 tokens" in answer
     assert "2.50× (95 % interval 2.40 to 2.60) with K=5 at batch size 1" in answer
     assert "8 of 12 cells" in covers
     assert "share=1, which measures the 4 interpolated cells" in changes
