@@ -268,6 +268,6 @@ def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(
     plan = ["plan", "-m", "hydra.sweep.dir=s"]
     harness(*plan, "batch_size=1,2,3")
     again = harness(*plan, "batch_size=4")
-    assert "1 of 1 jobs" in again.stderr
+    assert "1 of 1 job" in again.stderr
     assert list(pd.read_csv(tmp_path / "s" / "plan.csv").batch_size) == [4]
     assert len(pd.read_csv(tmp_path / "s" / "2" / "plan.csv")) == 1
