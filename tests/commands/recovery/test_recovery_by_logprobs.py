@@ -27,8 +27,8 @@ QUICK += ["reference=server", "samplings=[logprobs,logprobs_whole]"]
 # With what a run says of each.
 FAULTS_OF_LOGPROBS = {
     "logprobs_of_draft": "are wrong, by",
-    "logprobs_of_previous_position": "those of the tokens before",
-    "logprobs_after_temperature": "those after temperature",
+    "logprobs_of_previous_position": "are wrong, by",
+    "logprobs_after_temperature": "are wrong, by",
     "logprobs_missing_in_bursts": "are missing",
     "logprobs_zero": "are 0",
 }
@@ -97,9 +97,7 @@ def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
     with served(tmp_path, *SERVED, "fault=bonus_from_wrong_position") as url:
         exchanged = [f"engine.url={url}/regular/v1", f"engine.regular_url={url}/v1"]
         outcome = harness("recovery", *QUICK, *exchanged, code=3)
-    assert mentions(
-        outcome.complaint, "undecided", "the regular server is no reference", "identical"
-    )
+    assert outcome.complaint.startswith("undecided: the regular server is no reference")
     rows = results("recovery")
     assert list(rows["check"]) == ["reference"]
 
