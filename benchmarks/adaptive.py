@@ -30,6 +30,7 @@ from harness.decoding.adaptive import Adaptive
 from harness.engines.local import engine as local
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import without_garbage_collection
 from harness.results.acceptance import Acceptance
 
@@ -76,9 +77,8 @@ def measure(
         )
 
     local.Adaptive = partial(Adaptive, clock=clock)
-    regular, speculative = local.LocalEngine(
-        pair, decoding, longest_prompt=max(map(len, token_ids))
-    ).arms
+    preparation = Preparation(decoding=decoding, longest_prompt=max(map(len, token_ids)))
+    regular, speculative = local.LocalEngine(pair, preparation).arms
     contenders = {
         str(number): partial(answer, speculative, number) for number in ("auto", *NUMBERS)
     }

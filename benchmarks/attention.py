@@ -194,7 +194,8 @@ def shapes(
 ) -> list[Shape]:
     """All combinations."""
     return [
-        Shape(*sizes, *of_heads) for of_heads, *sizes in product(heads, slots, batches, queries)
+        Shape(num_slots, batch, num_queries, *of_heads)
+        for of_heads, num_slots, batch, num_queries in product(heads, slots, batches, queries)
     ]
 
 

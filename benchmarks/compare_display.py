@@ -34,6 +34,7 @@ from harness.config.settings import (
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.engines.timing import Generation, run_lap
 from harness.menu.names import PACKAGE
 from harness.models.case import Demand
@@ -89,7 +90,8 @@ def measure(
         num_draft_tokens=decoding.num_draft_tokens,
         runner="auto",
     )
-    engine = LocalEngine(planned.place(demand).load(), decoding, longest_prompt=64)
+    preparation = Preparation(decoding=decoding, longest_prompt=64)
+    engine = LocalEngine(planned.place(demand).load(), preparation)
     prompt_set = load_prompts(
         PromptSettings(name="tiny", file=str(PACKAGE / "prompts/prompt_sets/tiny.jsonl"))
     )

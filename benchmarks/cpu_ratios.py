@@ -16,6 +16,7 @@ compiled arm, such as a head, which Hugging Face's arms cannot have.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import generate, without_garbage_collection
 
 # Model, tokens in its cache, new tokens: one forward pass.
@@ -189,36 +191,26 @@ def main() -> None:
             generate(engine, arm, question)
         return Seconds(bare_forwards(calls))
 
-    engine = LocalEngine(pair, decoding, runner="eager")
+    preparation = Preparation(
+        decoding=decoding, runner=options.runner, longest_prompt=max(map(len, token_ids)), say=print
+    )
+    engine = LocalEngine(pair, dataclasses.replace(preparation, runner="eager"))
     for arm in engine.arms:
         contenders[f"eager {arm.name}"] = partial(ours, engine, arm)
         if options.runner == "static":
             contenders[f"bare {arm.name}"] = partial(bare, engine, arm)
     if options.runner == "static":
-        static = LocalEngine(
-            pair, decoding, runner="static", longest_prompt=max(map(len, token_ids)), say=print
-        )
+        static = LocalEngine(pair, preparation)
         contenders |= {f"static {arm.name}": partial(ours, static, arm) for arm in static.arms}
     if options.runner == "compiled":
-        compiled = LocalEngine(
-            common.load(settings),
-            decoding,
-            runner="compiled",
-            longest_prompt=max(map(len, token_ids)),
-            say=print,
-        )
+        compiled = LocalEngine(common.load(settings), preparation)
         print(f"compiled in {compiled.setup_seconds:.0f} s")
         contenders |= {
             f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms
         }
     if options.runner == "compiled" and options.best:
-        best = LocalEngine(
-            common.load(common.cpu_settings(options, *overrides, f"draft={options.best}")),
-            decoding,
-            runner="compiled",
-            longest_prompt=max(map(len, token_ids)),
-            say=print,
-        )
+        of_best = common.cpu_settings(options, *overrides, f"draft={options.best}")
+        best = LocalEngine(common.load(of_best), preparation)
         contenders["best speculative"] = partial(ours, best, best.arms[1])
     peers = common.hugging_face(pair, decoding)
     contenders |= {

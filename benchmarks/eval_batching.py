@@ -20,6 +20,7 @@ from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
 from harness.commands.eval.tasks import tokens_with
 from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import generate
 
 # Seconds, and each prompt's tokens.
@@ -59,10 +60,14 @@ def main() -> None:
         batches.append(
             Question([prompts[index] for index in indices], settings.decoding, 0, indices, stop)
         )
-    engine = LocalEngine(
-        pair, settings.decoding, runner="eager", batch_size=options.batch_size,
-        longest_prompt=max(map(len, prompts)), share_prefix=True,
-    )  # fmt: skip
+    preparation = Preparation(
+        decoding=settings.decoding,
+        runner="eager",
+        batch_size=options.batch_size,
+        longest_prompt=max(map(len, prompts)),
+        share_prefix=True,
+    )
+    engine = LocalEngine(pair, preparation)
 
     def one_by_one(batch: Question) -> Answers:
         answers: list[list[int]] = []

@@ -32,6 +32,7 @@ from harness.engines.local.engine import LocalEngine
 from harness.engines.local.stopwatches import Phases
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.roofline import roofs
 from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance, predicted_speedup
@@ -200,14 +201,14 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         return generation.seconds
 
     for runner in case.runners(on_gpu):
-        engine = LocalEngine(
-            pair,
-            decoding,
+        preparation = Preparation(
+            decoding=decoding,
             runner=runner,
             batch_size=case.batch_size,
             longest_prompt=PROMPT_TOKENS,
             say=print,
         )
+        engine = LocalEngine(pair, preparation)
         if f"{engine.runner} regular" in arms.contenders:
             continue
         for arm, (watched_arm, phases) in zip(engine.arms, engine.watched(), strict=True):

@@ -182,7 +182,9 @@ def run_attention(save: Save, done: Lines) -> None:
         sizes["slots"] = [256, 4096]
     device = torch.device("cuda" if on_gpu else "cpu")
     lines = list(done)
-    for shape in attention.shapes(*sizes.values(), attention.HEADS[:2]):
+    for shape in attention.shapes(
+        sizes["slots"], sizes["batch"], sizes["queries"], attention.HEADS[:2]
+    ):
         if not any(asdict(shape).items() <= line.items() for line in lines):
             lines += attention.measure([shape], device)
             save([{}, *lines])

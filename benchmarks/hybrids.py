@@ -20,6 +20,7 @@ import common
 from harness.decoding.adaptive import Adaptive
 from harness.engines.local import engine as local
 from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
 from harness.engines.timing import without_garbage_collection
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -67,9 +68,12 @@ def measure(
         questions = [
             Question([ids], settings.decoding, 0, [index]) for index, ids in enumerate(token_ids)
         ]
-        engine = local.LocalEngine(
-            pair, settings.decoding, runner=options.runner, longest_prompt=max(map(len, token_ids))
+        preparation = Preparation(
+            decoding=settings.decoding,
+            runner=options.runner,
+            longest_prompt=max(map(len, token_ids)),
         )
+        engine = local.LocalEngine(pair, preparation)
         regular, speculative = engine.arms
         contenders.setdefault("regular", partial(answer, clock, regular))
         contenders[draft] = partial(answer, clock, speculative)

@@ -21,6 +21,7 @@ from harness.commands.recovery.prefix_distribution import exact_distribution
 from harness.engines.local.engine import LocalEngine
 from harness.engines.local.fault import fault_names, fault_of
 from harness.engines.protocol import Question
+from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 
 # As the command's: one false alarm in a thousand million runs.
@@ -43,7 +44,7 @@ def main() -> None:
     )
     decoding = settings.decoding
     pair = common.load(settings)
-    engine = LocalEngine(pair, decoding, runner="eager")
+    engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager"))
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
     contexts = [
         list(context.token_ids) for context in choose_contexts(engine.reference, prompts, decoding)
@@ -66,7 +67,7 @@ def main() -> None:
 
     def run(fault: str, seed: int) -> list[SampledCheck]:
         """The test of each context, and last that of all contexts together."""
-        faulty = LocalEngine(pair, decoding, runner="eager", fault=fault)
+        faulty = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", fault=fault))
         num_draws = (options.draws if fault == "none" else options.fault_draws) // len(contexts)
         checks = []
         for position, (context, exact) in enumerate(zip(contexts, outcomes, strict=True)):

@@ -48,7 +48,9 @@ def main() -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         settings = ServerSettings(name="server", url=url)
-        run: Any = SimpleNamespace(engine=settings, model=ModelSettings("tiny", "tiny"), draft=None)
+        run: Any = SimpleNamespace(
+            engine=settings, model=ModelSettings(name="tiny", repository="tiny"), draft=None
+        )
         opening = Opening(
             settings=run,
             decoding=decoding,
