@@ -112,7 +112,10 @@ class Registry(Generic[AnyRecord]):
         return self[name] if self.is_built_in(name) else self._loaded.get(name)
 
     def all(self) -> dict[str, AnyRecord]:
-        """Every record that needs no file, by name. One that cannot be loaded is left out."""
+        """Every record that needs no file, by name.
+
+        One that cannot be loaded is left out, so that a broken package stops only those who name its record.
+        """
         records = {}
         for name in self.names():
             try:
@@ -174,6 +177,7 @@ class Registry(Generic[AnyRecord]):
         if not isinstance(record, self._base):
             rule = f"must inherit from {self._base.__module__}.{self._base.__name__}"
             raise SettingError(self._setting, f"{rule}{self._advice}", name)
+        # Modules of ours name their records themselves. Others go by the name that they are asked for with.
         if not self.is_built_in(name) or isinstance(self._source, Mapping):
             record.name = name
         return record
@@ -234,7 +238,7 @@ class SettingsRegistry(Registry[Chosen]):
     A group of a run's configuration, `draft` or `engine`, names one record and has its settings.
 
     Attributes:
-        key: the setting of the group that names the record, `draft.method` or `engine.name`.
+        key: the setting within the group that names the record: `method` of `draft`, `name` of `engine`.
         default: the record of a group without that setting.
     """
 

@@ -34,7 +34,8 @@ _ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
 def explained(error: Exception, command: str, settings: type) -> SettingError | None:
     """The mistake in one line; None for an error that is no mistake in the overrides.
 
-    Some errors are told by their class alone, others by their message; an example is beside each.
+    Some errors are recognised by their class, others by their message; an example is beside each. What was typed is
+    read from `sys.argv`, which `cli` sets for `harness.run` too.
 
     Args:
         settings: the class of the command's settings, whose names are suggested.
@@ -120,7 +121,7 @@ def _no_such_preset(
     # The second part of a hybrid is one too.
     drafts += [draft.partition("+")[2] for draft in drafts]
     if group == "model" and choice in map(without_suffixes, drafts):
-        # Every model is a draft, so Hydra looked there.
+        # A draft's name may be that of any model, so Hydra looked among the models.
         group = "draft"
         known = [*known, *names.drafts()]
     if group in ("model", "draft"):

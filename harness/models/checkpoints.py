@@ -37,7 +37,7 @@ _NOT_RECURRENT = {
 }
 # The page of a repository on the hub, or of a revision or file in it.
 _PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
-# The last resort, for models that bring their own code and declare nothing.
+# Parts of the names of recurrent models. The last resort, for models that bring their own code and declare nothing.
 _RECURRENT_NAMES = (
     "mamba",
     "rwkv",
@@ -57,7 +57,7 @@ class Checkpoint:
 
     Attributes:
         role: `model` or `draft`.
-        random: whether its weights are drawn, not read (`random_weights`).
+        random: whether its weights are drawn, not read; `random_weights` sets it.
     """
 
     role: str

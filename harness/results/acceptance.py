@@ -101,7 +101,8 @@ class Acceptance:
         """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed.
 
         Args:
-            num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
+            num_levels: of the trees that were proposed; None for chains. A tree proposes more nodes than it has
+                levels, but accepts at most one node of each, so that the positions end there.
         """
         num_counts = None if num_levels is None else num_levels + 1
         return {
@@ -132,7 +133,7 @@ class Acceptance:
         )
 
     def num_tokens_with(self, num_draft_tokens: int) -> int:
-        """Count the tokens of all iterations if only the first `num_draft_tokens` had been proposed in each."""
+        """Count the tokens of all iterations that proposed any, if each had proposed at most `num_draft_tokens`."""
         accepted_places = range(num_draft_tokens)
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
 
@@ -162,7 +163,7 @@ def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
 class Rejection(NamedTuple):
     """A draft token that the target rejected, at a position in the new text, from 0.
 
-    The probabilities are those of the rejected token; None from an engine that does not tell them.
+    The probabilities are those of the rejected token; None from an engine that does not report them.
     """
 
     position: int

@@ -32,7 +32,10 @@ _reads_only = False
 
 
 def write_nothing() -> None:
-    """From now on this process only reads files: another one does the same work and writes."""
+    """From now on this process changes no content of files: it is one of several ranks, and rank 0 writes.
+
+    Locks and `check_writable` still touch the disk.
+    """
     global _reads_only
     _reads_only = True
 

@@ -95,6 +95,7 @@ def compare_with_plain(
             its masks.
     """
     prompts = [[*filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
+    # A model on several devices takes tokens on one of them, which `options` name.
     device = options.get("device") or model.device
     with refusing(UnsupportedModelError, "fails with explicit masks"):
         runner.start(prompts)
@@ -142,7 +143,7 @@ def plain_outputs(
 @contextmanager
 def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
     """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works
-    without them. Of several ranks, all refuse then.
+    without them. Of several ranks, all refuse then (`is_agreed`: they have exchanged the refusal already).
     """
     with agreeing():
         try:
@@ -167,7 +168,10 @@ def require_close(
     model: PreTrainedModel,
     difference: str,
 ) -> None:
-    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
+    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding.
+
+    Drawn tokens and other integers are not compared: rounding may change any of them.
+    """
     tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
     with agreeing():
         for output, reference in zip(actual, expected, strict=True):

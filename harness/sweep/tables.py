@@ -66,6 +66,7 @@ def print_sweep(
         # One job, repeated: printed like a single run.
         answer = record.pooled(pooled[0])
     elif rows and not raced:
+        # `merge` leaves out the runs that a pooled row names.
         answer, tables = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
     if answer:
         in_full = [*answer, Line(""), *tables] if tables else answer
@@ -75,8 +76,8 @@ def print_sweep(
 
     done = {row.job for row in rows}
     line = f"  Saved  {len(done)} of {counted(num_jobs, 'job')} in {file}"
-    # A command that measures nothing, such as `plan`, would fail again.
     is_unfinished = len(done) < num_jobs and not is_refused
+    # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
@@ -85,7 +86,8 @@ def print_sweep(
 
 def _how_to_go_on(rows: Rows) -> str:
     """The command that measures the rest."""
-    # Figures of a server that may be another one by now are reused only if the user says so.
+    # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
+    # is enough: jobs that reached no server have none.
     of_servers = [row for row in rows if is_elsewhere(row.engine)]
     if not of_servers or any(row.server_started for row in of_servers):
         return "the same command again"

@@ -17,7 +17,7 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 if TYPE_CHECKING:
     from harness.tables.table import Answer, Document, Line
 
-# Requests of a lap that are sent at random times.
+# How many requests a lap has where they are sent at random times (`engine.rate`).
 OPEN_LOOP_LAP = 8
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
@@ -39,7 +39,7 @@ class LatencySettings(PromptedSettings):
         num_warmup: batches that every arm decodes first and that are not counted.
         race: in a sweep, jobs that are slower than the best beyond chance leave, and the others are asked more prompts:
             up to `num_prompts`, by default all prompts of the set.
-        share: the share of these that the job is asked, from 1; `race` sets it.
+        share: the number of the share of the prompts that the job is asked, from 1; `race` sets it.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
@@ -96,6 +96,7 @@ class LatencySettings(PromptedSettings):
         require(has_speedup, "precision", rule, self.precision)
         blocks = getattr(self.engine, "blocks", 0)
         rule = "cannot be combined with engine.blocks, which sets how much is asked"
+        # What `auto` means depends on free memory: `Latency.measure` refuses it where it means blocks.
         in_blocks = blocks not in ("auto", 0) or len(getattr(self.engine, "places", ())) > 0
         require(self.precision is None or not in_blocks, "precision", rule, self.precision)
         budget_s = self.budget_s
@@ -123,11 +124,15 @@ class LatencySettings(PromptedSettings):
 
     @property
     def num_asked(self) -> int:
-        """How many prompts are asked, repetitions included."""
+        """How many prompts are asked, repetitions included.
+
+        That `auto` means the whole set with `precision` and `race` is decided where the set is loaded (`Latency`).
+        """
         if self.num_prompts != "auto":
             return self.num_prompts
         if self.TRAINS or getattr(self.draft, "shared", False):
-            # Of these the set must have as many.
+            # Fewer than an interval may need. A larger number could exceed the set: a draft that shares answers would
+            # find its own to a prompt that is asked again, and `distill` learns from the prompts that are left.
             return _PROMPTS
         together = self.batch_size
         if getattr(self.engine, "rate", None) is not None:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from harness.config.run import RunSettings
 
-# What a name stands for, and not what is set beside it.
-_NAMED = ("name", "repository", "gguf_file", "method")
-
 
 class HarnessServer(PresetServer):
     """Runs what `engine=local` runs, behind HTTP."""
@@ -41,6 +38,7 @@ class HarnessServer(PresetServer):
             f"batch_size={opening.batch_size}",
             f"max_waiting={8 * opening.batch_size}",
             f"max_prompt_tokens={opening.longest_prompt}",
+            # `serve` has a limit, and the length of answers to requests that name none, which must be within it.
             f"max_new_tokens={opening.decoding.max_new_tokens}",
             f"decoding.max_new_tokens={opening.decoding.max_new_tokens}",
         ]
@@ -56,11 +54,14 @@ class HarnessServer(PresetServer):
 
 
 def _of_model(role: str, model: ModelSettings | DraftSettings) -> Iterator[str]:
-    """The settings of a model or a draft as they are typed."""
+    """The settings of a model or a draft as they are typed.
+
+    Where the name is a preset's, what it stands for is among them: any of that may have been set beside it.
+    """
     yield f"{role}={model.name}"
     for field in fields(model):
         value = getattr(model, field.name)
-        is_typed = field.name not in _NAMED and isinstance(value, str | int | float)
+        is_typed = field.name != "name" and isinstance(value, str | int | float)
         if is_typed and value != field.default:
             yield f"{role}.{field.name}={value}"
 

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from processes import wait_for
 from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
+SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
 ECHO = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}}"
 STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
 QUICK = ["num_prompts=9", "decoding.max_new_tokens=8", "decoding=greedy"]
@@ -253,6 +255,14 @@ def test_our_own_server_is_started(harness: Harness) -> None:
     assert "draft=tiny_draft" in command
     assert (regular["drafted"], speculative["drafted"]) == (False, True)
     assert speculative["identical_prompts"] == 9
+
+
+def test_our_own_server_loads_the_repository_that_is_set_beside_a_preset(
+    harness: Harness, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(SHIPPED / "tiny", tmp_path / "copy")
+    harness("latency", "engine=harness_server", f"model.repository={copy}", "draft=none", *QUICK)
+    assert f"model.repository={copy}" in results().server_command[0]
 
 
 def test_a_price_that_cannot_be_had_is_refused(harness: Harness) -> None:

@@ -21,7 +21,6 @@ from harness.commands.latency.tables.costs import (
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
-from harness.results.statistics.interval import Interval
 from harness.results.verdict import judge
 from harness.tables.table import UNKNOWN, Table, in_brackets, interval
 
@@ -65,7 +64,7 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
 
 
 def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The cost of a target step, where there is no more to say."""
+    """The cost of a target step: all that a run has to say whose two arms cannot be compared, or that has one."""
     lines = (("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row)))
     return Table.of_lines("reason", lines)
 
@@ -133,7 +132,8 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
     costs = costs_in_steps(regular, row)
     rest = rest_ms(row)
     share = share_of_predicted(row)
-    if costs is None or rest is None or share is None:
+    speedup = row.decode_speedup or row.speedup
+    if costs is None or rest is None or share is None or speedup is None:
         return []
     if rest:
         phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
@@ -143,7 +143,6 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
             f"(in the separate pass drafting took {row.draft_ms:.2f}"
             f" and verifying {row.verify_ms:.2f})"
         )
-    speedup = row.decode_speedup or row.speedup or Interval()
     measured = f"measured {speedup.estimate:.2f}×"
     if row.decode_speedup:
         measured += " without the time to the first token"
@@ -162,7 +161,7 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
 
 
 def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """Joules per token of both arms, and their ratio; None where no GPU tells."""
+    """Joules per token of both arms, and their ratio; None where no GPU measures them."""
     if regular.joules_per_token is None or row.joules_per_token is None:
         return None
     text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
@@ -172,7 +171,7 @@ def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
 
 
 def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """`80% of the regular requests and 98% of the speculative ones ...`; None without `engine.slo`."""
+    """`80% and 98% of the requests are within ...`, regular and speculative; None without `engine.slo`."""
     if row.goodput_share is None or regular.goodput_share is None:
         return None
     bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
