@@ -11,12 +11,9 @@ from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.latency.figures.health import Health
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError, SettingError
-from harness.engines.local.reading import TextReader, health_columns, most_drafted
-from harness.engines.pair import plan_pair
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
-from harness.models.case import Demand
 
 
 def can_be_read(settings: LatencySettings) -> bool:
@@ -36,6 +33,11 @@ def read_again(
     settings: LatencySettings, answered: Sequence[tuple[Sequence[int], RequestRecord]]
 ) -> Health | None:
     """Load the weights and read answers, each after its prompt; None, with a line, where memory does not hold them."""
+    # torch, which a run that only sends requests needs not wait for.
+    from harness.engines.local.reading import TextReader, health_columns, most_drafted
+    from harness.engines.pair import plan_pair
+    from harness.models.case import Demand
+
     long_enough = [one for one in answered if len(one[1].token_ids) > 1]
     if not long_enough:
         return None
