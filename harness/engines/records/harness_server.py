@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from harness.config.settings import DraftSettings, ModelSettings, require
+from harness.config.settings import DraftSettings, ModelSettings, PlacementSettings, require
 from harness.engines.record import Opening
 from harness.engines.records.server import PresetServer
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from harness.config.run import RunSettings
+
+
+# New tokens that the engine's first request asks for, to find out how the server is asked.
+_OF_FIRST_REQUEST = 8
 
 
 class HarnessServer(PresetServer):
@@ -33,37 +37,36 @@ class HarnessServer(PresetServer):
         run = opening.settings
         shared = [
             "port={port}",
-            *_of_model("model", run.model),
+            # What a preset stands for is typed too: any of that may have been set beside it.
+            f"model={run.model.name}",
+            *_typed("model", run.model),
             f"dtype={run.dtype}",
             f"batch_size={opening.batch_size}",
             f"max_waiting={8 * opening.batch_size}",
             f"max_prompt_tokens={opening.longest_prompt}",
             # `serve` has a limit, and the length of answers to requests that name none, which must be within it.
-            f"max_new_tokens={opening.decoding.max_new_tokens}",
+            f"max_new_tokens={max(_OF_FIRST_REQUEST, opening.decoding.max_new_tokens)}",
             f"decoding.max_new_tokens={opening.decoding.max_new_tokens}",
         ]
-        if run.placement.gpus is not None:
-            shared.append(f"placement.gpus={run.placement.gpus}")
+        shared += _typed("placement", run.placement)
         arms = {"regular": [*shared, "draft=none"]}
         if run.draft is not None:
-            drafting = [*shared, *_of_model("draft", run.draft)]
+            drafting = [*shared, f"draft={run.draft.name}", *_typed("draft", run.draft)]
             arms["idle"] = [*drafting, "decoding.num_draft_tokens=0"]
             number = f"decoding.num_draft_tokens={run.decoding.num_draft_tokens}"
             arms["speculative"] = [*drafting, number]
         return arms
 
 
-def _of_model(role: str, model: ModelSettings | DraftSettings) -> Iterator[str]:
-    """The settings of a model or a draft as they are typed.
-
-    Where the name is a preset's, what it stands for is among them: any of that may have been set beside it.
-    """
-    yield f"{role}={model.name}"
-    for field in fields(model):
-        value = getattr(model, field.name)
+def _typed(
+    group: str, settings: ModelSettings | DraftSettings | PlacementSettings
+) -> Iterator[str]:
+    """The settings of a group that are not as by default, as they are typed, but for its name."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         is_typed = field.name != "name" and isinstance(value, str | int | float)
         if is_typed and value != field.default:
-            yield f"{role}.{field.name}={value}"
+            yield f"{group}.{field.name}={value}"
 
 
 RECORD = HarnessServer()

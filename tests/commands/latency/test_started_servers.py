@@ -257,6 +257,12 @@ def test_our_own_server_is_started(harness: Harness) -> None:
     assert speculative["identical_prompts"] == 9
 
 
+def test_our_own_server_answers_with_fewer_tokens_than_its_first_request_asks_for(
+    harness: Harness,
+) -> None:
+    harness("latency", "engine=harness_server", "num_prompts=2", "tokens=4", "test=true")
+
+
 def test_our_own_server_loads_the_repository_that_is_set_beside_a_preset(
     harness: Harness, tmp_path: Path
 ) -> None:
