@@ -12,6 +12,7 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.local.fault import FAULTS, fault_names, fault_of
+from harness.engines.registry import is_elsewhere
 from harness.records.command import Command
 
 if TYPE_CHECKING:
@@ -99,10 +100,11 @@ class RecoverySettings(PromptedSettings):
         under_load = self.load is not None or samplings == _SAMPLINGS
         require(under_load, "samplings", "needs load", samplings)
         require(bool(samplings), "samplings", "must name at least one", samplings)
-        served = self.reference == "server"
-        require(
-            not served or self.load is not None, "reference", "needs load with server", "server"
-        )
+        if self.reference == "server":
+            rule = "needs engine=server, or another engine that asks servers: a regular one is the reference"
+            require(is_elsewhere(self.engine.name), "reference", rule, self.reference)
+            rule = "needs load=8 or so, as only answers under load are checked against a server"
+            require(self.load is not None, "reference", rule, self.reference)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)

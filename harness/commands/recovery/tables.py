@@ -227,7 +227,11 @@ def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
         settings = f"{in_flight} · {settings_line([dataclasses.replace(asked, batch_size=None)])}"
     checks = Checks(rows)
     failed = [check for check in rows if check.verdict == "lossy" and check not in checks.overall]
-    shown = [*checks.overall, *failed][:_MOST_CHECKS]
+    # The server that is tested before the one that it is tested by.
+    overall = sorted(
+        checks.overall, key=lambda check: check.check == "logprobs" and check.arm == "regular"
+    )
+    shown = [*overall, *failed][:_MOST_CHECKS]
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", identifies_row=True),

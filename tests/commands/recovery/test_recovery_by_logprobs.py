@@ -107,7 +107,8 @@ def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Ha
 @pytest.mark.parametrize(
     ("typed", "rule"),
     [
-        (["reference=server"], "needs load"),
+        (["reference=server"], "needs engine=server"),
+        (["reference=server", "engine=server", "engine.url=http://127.0.0.1:1/v1"], "needs load"),
         (["load=2", "top_logprobs=3"], "at least 5"),
     ],
 )
