@@ -33,7 +33,10 @@ QUICK = [*QUICKEST_PAIR, "decoding.max_new_tokens=4", "num_warmup=0"]
 def test_a_run_says_what_ended_it(
     harness: Harness, asked: list[str], num_prompts: int, stopped_by: str | None
 ) -> None:
-    harness("latency", *QUICK, *asked)
+    shown = harness("latency", *QUICK, *asked).stdout
+    words = {"precision": "as precise as asked: ±", "prompts": "all prompts were asked: ±"}
+    for reason, text in words.items():
+        assert (text in shown) is (reason == stopped_by)
     rows = results("latency")
     assert rows["num_prompts"].tolist() == [num_prompts] * 2
     if stopped_by is None:

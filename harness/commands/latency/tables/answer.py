@@ -48,7 +48,7 @@ def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRo
         headline(last) if has_verdict(rows) else None,
         [Bars(tuple(map(_bar, measured)))],
         doubts=doubts(rows, prompts),
-        why=[("Why", why) for why in _reasons(rows)],
+        why=[*(("Why", why) for why in _reasons(rows)), *(("Ended", end) for end in _end(last))],
         steps=_next_steps(rows),
     )
 
@@ -87,6 +87,19 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield AUTO_GAVE_UP if auto_gave_up(row) else limit.in_short
+
+
+def _end(row: LatencyRow) -> Iterator[str]:
+    """What ended a run with `precision`, and how precise it is."""
+    if row.stopped_by is None or row.speedup is None or not row.speedup.has_bounds:
+        return
+    reasons = {
+        "precision": "as precise as asked",
+        "prompts": "all prompts were asked",
+        "budget": "the budget was spent",
+    }
+    half = (row.speedup.high - row.speedup.low) / 2 / row.speedup.estimate
+    yield f"{reasons[row.stopped_by]}: ±{100 * half:.0f} % after {row.num_prompts} prompts"
 
 
 def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
