@@ -155,7 +155,8 @@ class Registry(Generic[AnyRecord]):
             elif name in installed:
                 found = installed[name].load()
             else:
-                rule = f"no such name{nearest(name, self.names())}"
+                advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
+                rule = f"no such name{advice}"
                 raise SettingError(self._setting, rule, name)
         except SettingError:
             raise

@@ -243,7 +243,8 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
         name, equals, value = argument.partition("=")
         if not equals or name not in settings:
             names = list(settings)
-            rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
+            no_such = "no such argument" if equals else "no such file or argument"
+            rule = f"{no_such}{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
         settings[name] = value
     return settings

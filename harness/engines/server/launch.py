@@ -95,9 +95,8 @@ class StartedServer:
         environment = os.environ | launch.environment
         program = launch.command[0]
         if shutil.which(program, path=environment.get("PATH")) is None:
-            raise SettingError(
-                "engine", f"cannot start the {name} server: no such program", program
-            )
+            rule = f"no such program, to start the {name} server; engine.program (or engine.start) names another"
+            raise SettingError(program, rule)
         port = _free_port()
         command = [part.replace("{port}", str(port)) for part in launch.command]
         self.url = f"http://127.0.0.1:{port}/v1"

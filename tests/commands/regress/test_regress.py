@@ -363,8 +363,9 @@ def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: P
         f"after={tmp_path}/after",
         "margin=0.5",
     )
-    assert outcome.stdout.count("1.777") == 2
-    assert outcome.stdout.count("3.97") == 2
+    # Before and after, in the answer and in the details.
+    assert outcome.stdout.count("1.777") == 4
+    assert outcome.stdout.count("3.97") == 4
 
 
 def test_another_k_of_a_server_is_no_worse_draft(harness: Harness, tmp_path: Path) -> None:
