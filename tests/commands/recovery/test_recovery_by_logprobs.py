@@ -22,7 +22,13 @@ from wording import mentions
 
 # Two layers.
 SERVED = ["model=tiny_draft", "draft=early_exit_1", "batch_size=4", "runner=eager"]
-QUICK = ["model=tiny_draft", "engine=server", "load=4", "num_prompts=2", "decoding.max_new_tokens=24"]
+QUICK = [
+    "model=tiny_draft",
+    "engine=server",
+    "load=4",
+    "num_prompts=2",
+    "decoding.max_new_tokens=24",
+]
 QUICK += ["decoding.temperature=1.5", "num_draws=1000", "shift=0.3", "false_alarm_rate=1e-6"]
 QUICK += ["reference=server", "samplings=[logprobs,logprobs_whole]"]
 # With what a run says of each.
