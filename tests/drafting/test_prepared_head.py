@@ -201,6 +201,24 @@ def test_what_was_not_prepared_is_drafted_eagerly(monkeypatch: pytest.MonkeyPatc
     assert counting.num_prepared
 
 
+def test_a_text_that_outgrows_the_prepared_cache_goes_on_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first proposals fit; a later one would write behind the last slot, before the cache has grown."""
+    counting = Counting(monkeypatch)
+    target, head = target_and_head("eagle3")
+    prepared = prepare(head, target, GREEDY, (2,))
+    num_slots = prepared.cache.num_slots
+    for missing in (10, 11, 12):
+        prompt = [1 + place % 90 for place in range(num_slots - missing)]
+        what = request([prompt], GREEDY, length=LENGTH)
+        expected = decided(head, target, None, what, 2)
+        counting.num_prepared = counting.num_eager = 0
+        assert decided(head, target, prepared, what, 2) == expected
+        assert counting.num_prepared
+        assert counting.num_eager
+
+
 def test_a_closed_one_keeps_no_cache() -> None:
     target, head = target_and_head("eagle3")
     prepared = prepare(head, target, GREEDY, (2,))
