@@ -48,6 +48,9 @@ class Question:
             log-probabilities and the chosen token's; None for no log-probabilities.
         extra: as many further prompts as are to be in flight, with which an arm keeps up the load
             until the last answer has ended; None lets it drain. They have salts.
+        unit: a number, the same for questions whose answers are not independent, such as turns of a
+            conversation; intervals are over units.
+        moment: the number of its batch or lap in time; later turns have that of the first one.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -60,6 +63,8 @@ class Question:
     ends: Sequence[str] = ()
     num_logprobs: int | None = None
     extra: Question | None = None
+    unit: int = 0
+    moment: int = 0
 
     def seed_of(self, index: int) -> int:
         """The seed of one prompt, for libraries with random numbers of their own. Below 2⁶³, which

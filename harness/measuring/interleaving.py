@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
-from harness.measuring.progress import Pace, progress, say
+from harness.measuring.progress import progress
 from harness.measuring.session import Session
 from harness.results.locked_files import append_lines
 
@@ -38,11 +37,15 @@ def ask_all(
     """
     assert session.engine is not None
     arms = arms or session.engine.arms
-    for question, answers in ask_in_turns(
+    unanswered = iter(questions)
+    answers: Answers = {}
+    for generation in ask_in_turns(
         session, questions, warmups, arms=arms, allow_failures=allow_failures, so_far=so_far
     ):
+        answers[generation.arm] = generation
         if len(answers) == len(arms):
-            yield question, answers
+            yield next(unanswered), answers
+            answers = {}
 
 
 def ask_in_turns(
@@ -52,19 +55,19 @@ def ask_in_turns(
     *,
     arms: Sequence[Arm] | None = None,
     allow_failures: bool = False,
-    question_for: Callable[[Question, str], Question] = lambda question, arm: question,
     so_far: Callable[[], str | None] = lambda: None,
-) -> Iterator[tuple[Question, Answers]]:
+    question_for: Callable[[Question, str], Question] = lambda question, arm: question,
+) -> Iterator[Generation]:
     """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
 
-    Whoever iterates gets the question after each answer, with its answers so far, the newest last.
+    Yields each answer as it comes: of one question those of all arms, then those of the next one.
     What is done with them is not timed. Leaving the loop leaves out the questions that follow.
 
     Args:
         warmups: what each arm answers first, unmeasured.
         allow_failures: whether a request may fail; its error is then in its record.
-        question_for: the question as the arm of a name gets it.
         so_far: a text for the bar, after each question.
+        question_for: the question as the arm of a name gets it.
 
     Raises:
         RunError: an arm was given up.
@@ -74,12 +77,11 @@ def ask_in_turns(
     arms = arms or engine.arms
     warm: set[str] = set()
     bar = progress("warming up" if warmups else "measuring", len(questions))
-    with bar as advance, closing(Pace(len(questions), say)) as pace, quick_garbage_collections():
+    with bar as advance, quick_garbage_collections():
         # In their order, then in reverse, and so on: neither arm always runs after the other has
         # warmed the caches.
         orders = itertools.cycle([arms, arms[::-1]])
         for question, in_turn in zip(questions, orders, strict=False):
-            answers: Answers = {}
             for arm in in_turn:
                 engine.begin_turn(arm)
                 # Just before its question, because an engine may hold one arm at a time.
@@ -95,10 +97,8 @@ def ask_in_turns(
                 if session.settings.results.export:
                     lines = [request.aiperf() for request in generation.requests]
                     append_lines(session.directory / f"profile_export_{arm.name}.jsonl", lines)
-                answers[arm.name] = generation
-                yield question, answers
+                yield generation
             advance(so_far() or "measuring")
-            pace.answered()
             for arm in arms:
                 # Answers of the other arm would have nothing to be compared with.
                 if arm.given_up is not None:

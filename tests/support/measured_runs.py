@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.commands.latency.record import LatencySettings
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.prompts.sets import PromptSet
+from harness.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of
 
 
@@ -24,19 +27,48 @@ def figures(
     """The figures of the speculative arm, or of the regular one where it is alone.
 
     Args:
-        units: as `MeasuredRun` has them; each generation is one by default.
+        units: of the questions; each generation answers its own by default.
         settings, evidence: what is changed of the settings, and of what was measured.
     """
-    arms = {"regular": MeasuredArm("regular", list(regular))}
+    run = run_of(regular, speculative, units, settings=settings, **evidence)
+    return group.measured(run, list(run.arms.values())[-1])
+
+
+def run_of(
+    regular: Sequence[Generation],
+    speculative: Sequence[Generation] | None = None,
+    units: Sequence[int] | None = None,
+    *,
+    settings: dict[str, Any] | None = None,
+    **evidence: Any,
+) -> MeasuredRun:
+    """The run that measured these answers; the arguments are those of `figures`."""
+    arms = {"regular": MeasuredArm("regular", asked(regular, units))}
     if speculative is not None:
-        arms["speculative"] = MeasuredArm("speculative", list(speculative))
-    run = MeasuredRun(
+        arms["speculative"] = MeasuredArm("speculative", asked(speculative, units))
+    return MeasuredRun(
         settings_of(LatencySettings, **(settings or {})),
-        PromptSet("none", (), ""),
+        PromptSet("many", (Prompt("Once"),) * 100, ""),
         arms,
         num_resamples=500,
-        units=range(len(regular)) if units is None else units,
-        moments=range(len(regular)),
         **evidence,
     )
-    return group.measured(run, list(arms.values())[-1])
+
+
+def asked(
+    generations: Sequence[Generation], units: Sequence[int] | None = None
+) -> list[Generation]:
+    """The same, each as the answer to a question."""
+    answers = []
+    for moment, generation in enumerate(generations):
+        indices = [request.index for request in generation.requests]
+        question = Question(
+            [[1]] * len(indices),
+            DecodingSettings(),
+            seed=0,
+            indices=indices,
+            unit=moment if units is None else units[moment],
+            moment=moment,
+        )
+        answers.append(dataclasses.replace(generation, question=question))
+    return answers

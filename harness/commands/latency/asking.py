@@ -11,7 +11,7 @@ With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, s
     unit        0       1       1       0
 
 With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then one
-unit, so that an interval does not cover other prompts (`share_prompts`). The same is done where
+unit, so that an interval does not cover other prompts (`figures.paired.share_prompts`). The same is done where
 there would otherwise be too few units for an interval:
 
     places     0, 1, 2, 1    2, 0, 1, 0
@@ -22,6 +22,7 @@ there would otherwise be too few units for an interval:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -92,12 +93,6 @@ def laps_to_ask(
     return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
 
 
-def share_prompts(parts: Sequence[Part]) -> bool:
-    """Whether a prompt is in several units, so that an interval over these covers no prompts."""
-    units = {(place, part.unit) for part in parts for place in part.places}
-    return len(units) > len({place for place, _ in units})
-
-
 def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
     """Each part, and again in another order each time, until `num_asked` prompts have been asked."""
     units = [range(num_prompts)[part] for part in parts]
@@ -164,68 +159,51 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
     return settings.num_asked > len(prompt_set.prompts)
 
 
-class Asking:
-    """The questions that both arms are asked: each a batch, a lap, or a later turn of one.
+def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
+    """In how many laps so many prompts are asked."""
+    if settings.laps != "auto":
+        return settings.laps
+    if engine.num_blocks:
+        return engine.num_blocks * engine.questions_per_block
+    # The last requests of a lap have fewer beside them, which one arm alone can do without.
+    in_flight = settings.batch_size > 1 or engine.has_rate
+    if not engine.alternates or (len(engine.arms) == 1 and in_flight):
+        return 1
+    return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
 
-    Intervals are over units, because answers to the same prompts say nothing about other prompts.
-    Moments show a drift in time: the number of the batch or lap.
+
+def questions_to_ask(
+    session: Session,
+    settings: LatencySettings,
+    prompt_set: PromptSet,
+    encoded: Encoded,
+    conversations: Conversations,
+) -> tuple[Question, list[Question]]:
+    """The question of the warm-up, and those that both arms are asked, in this order: each a batch, a
+    lap, or a later turn of one.
 
     Args:
         encoded: the prompts that are measured.
         conversations: has the later turns.
-
-    Attributes:
-        warmup: prompts that are not measured.
-        questions: in the order in which they are asked.
-        units, moments: of each question; later turns have those of the first turn.
-        share_prompts: whether units share prompts, so that an interval over them covers no prompts.
     """
-
-    def __init__(
-        self,
-        session: Session,
-        engine: Engine,
-        settings: LatencySettings,
-        prompt_set: PromptSet,
-        encoded: Encoded,
-        conversations: Conversations,
-    ) -> None:
-        batch_size = settings.batch_size
-
-        def num_laps(num_prompts: int) -> int:
-            if settings.laps != "auto":
-                return settings.laps
-            if engine.num_blocks:
-                return engine.num_blocks * engine.questions_per_block
-            # The last requests of a lap have fewer beside them, which one arm alone can do without.
-            in_flight = batch_size > 1 or engine.has_rate
-            if not engine.alternates or (len(engine.arms) == 1 and in_flight):
-                return 1
-            return choose_num_laps(num_prompts, batch_size, engine.has_rate)
-
-        num_prompts = len(encoded.prompts)
-        num_asked = num_prompts
-        if asks_again(settings, prompt_set):
-            num_asked = settings.num_asked
-        if engine.queues:
-            parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
-        else:
-            parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
-        unused = prompt_set.first_unused(settings.num_asked)
-        self.warmup = warmup_question(session, prompt_set, encoded, batch_size, unused)
-        firsts = first_turns(
-            session, prompt_set, encoded, parts, self.warmup, seed=settings.seed_of_run
-        )
-        self.conversations = conversations
-        self.share_prompts = share_prompts(parts)
-        self.questions: list[Question] = []
-        self.units: list[int] = []
-        self.moments: list[int] = []
-        for moment, (part, first) in enumerate(zip(parts, firsts, strict=True)):
-            turns = [first, *conversations.follow_ups(first)]
-            self.questions += turns
-            self.units += [part.unit // engine.questions_per_block] * len(turns)
-            self.moments += [moment] * len(turns)
+    engine = session.engine
+    assert engine is not None
+    num_prompts = num_asked = len(encoded.prompts)
+    if asks_again(settings, prompt_set):
+        num_asked = settings.num_asked
+    if engine.queues:
+        num_laps = functools.partial(num_laps_of, settings, engine)
+        parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
+    else:
+        parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
+    unused = prompt_set.first_unused(settings.num_asked)
+    warmup = warmup_question(session, prompt_set, encoded, settings.batch_size, unused)
+    questions = []
+    for first in first_turns(
+        session, prompt_set, encoded, parts, warmup, seed=settings.seed_of_run
+    ):
+        questions += [first, *conversations.follow_ups(first)]
+    return warmup, questions
 
 
 def warmup_question(
@@ -285,7 +263,7 @@ def first_turns(
     if engine.queues and (engine.has_rate or len(warmup.prompts) > 1):
         extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
     questions = []
-    for part in parts:
+    for moment, part in enumerate(parts):
         prompts = encoded.part(part.places)
         pairs = zip(prompts.indices, part.repeats, strict=True)
         question = session.ask(
@@ -296,7 +274,9 @@ def first_turns(
             seed=seed,
             salts=[str(repeat) for repeat in part.repeats],
         )
-        questions.append(dataclasses.replace(question, extra=extra))
+        unit = part.unit // engine.questions_per_block
+        question = dataclasses.replace(question, extra=extra, unit=unit, moment=moment)
+        questions.append(question)
     return questions
 
 

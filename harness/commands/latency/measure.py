@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.commands.latency.asking import Asking, Twin, asks_again
+from harness.commands.latency.asking import Twin, asks_again, questions_to_ask
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.figures.experts import experts_read
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
@@ -62,6 +62,8 @@ class Latency(Experiment):
         run: everything that was measured, from which the figures of the rows follow.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
         profiles: tables of the slowest operations, with `profile=true`.
+        warmup, questions, conversations: what the arms are asked, once `measure` has opened an
+            engine; the conversations have each arm's answers to earlier turns.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -129,22 +131,22 @@ class Latency(Experiment):
             self.run.confidence = CONFIDENCE_OF_LOOKS
         if settings.weights == "stored":
             self.run.end_tokens = session.end_tokens()
-        asking = Asking(session, engine, settings, self.prompt_set, encoded, conversations)
-        self.run.units = asking.units
-        self.run.moments = asking.moments
+        self.conversations = conversations
+        self.warmup, self.questions = questions_to_ask(
+            session, settings, self.prompt_set, encoded, conversations
+        )
         self.run.in_blocks = engine.num_blocks > 0
-        self.run.share_prompts = asking.share_prompts
         self.run.salted = engine.salts
         self.run.smaller_k_follow = smaller_k_follow(session.planned, settings)
-        self._time_arms(session, engine, asking)
+        self._time_arms(session, engine)
         self._check_failures()
         if settings.engine.aa:
             # Afterwards, because a cache that heeds no salts would know the prompts.
-            self._compare_identical(session, engine, asking)
+            self._compare_identical(session, engine)
         if settings.results.export:
             write_acceptance(session, self.run)
 
-        example = asking.questions[0]
+        example = self.questions[0]
         self.run.experts = experts_read(engine, example)
         self.run.pass_ms = engine.pass_ms(example)
         if placed is not None:
@@ -192,7 +194,7 @@ class Latency(Experiment):
     def details(self, rows: Sequence[LatencyRow]) -> Document:
         return [*latency_details(rows, self.prompt_rows), *self.profiles]
 
-    def _time_arms(self, session: Session, engine: Engine, asking: Asking) -> None:
+    def _time_arms(self, session: Session, engine: Engine) -> None:
         """Time both arms, and the phases of their iterations under stopwatches."""
         settings = self.settings
         quietness = self.run.quietness = Quietness(engine.gpus, say)
@@ -205,9 +207,8 @@ class Latency(Experiment):
             timed = watched
             watched = []
 
-        names = [arm.name for arm in timed]
-        seconds = dict.fromkeys(names, 0.0)
-        num_tokens = dict.fromkeys(names, 0)
+        seconds = dict.fromkeys((arm.name for arm in timed), 0.0)
+        num_tokens = dict.fromkeys(seconds, 0)
 
         def so_far() -> str | None:
             """The estimate of the speed-up so far; None before there is one."""
@@ -223,33 +224,35 @@ class Latency(Experiment):
             self.run.stopped_by = "prompts"
         num_answered = 0
         units: set[int] = set()
-        for question, answers in self._answers(session, asking, timed, so_far):
-            *_, newest = answers
-            generation = answers[newest]
-            seconds[newest] += generation.seconds
-            num_tokens[newest] += sum(request.num_tokens for request in generation.requests)
+        answers: Answers = {}
+        for generation in self._answers(session, timed, so_far):
+            name = generation.arm
+            answers[name] = generation
+            seconds[name] += generation.seconds
+            num_tokens[name] += sum(request.num_tokens for request in generation.requests)
             quietness.look()
             if engine.queues:
                 # A lap may take long: it must not be lost with the other arm's.
-                self._keep(session, answers, [newest])
+                self._keep(session, answers, [name])
             if len(answers) < len(timed):
                 continue
+            question = self.questions[num_answered]
             for arm in watched:
                 # Once more, under stopwatches.
-                generate(engine, arm, asking.conversations.for_arm(question, arm.name))
+                generate(engine, arm, self.conversations.for_arm(question, arm.name))
             if not engine.queues:
                 self._keep(session, answers, list(answers))
+            answers = {}
 
-            units.add(asking.units[num_answered])
+            units.add(question.unit)
             num_answered += 1
-            if settings.half_width is None or num_answered == len(asking.questions):
+            if settings.half_width is None or num_answered == len(self.questions):
                 continue
             if time.monotonic() - started > budget_s:
                 self.run.stopped_by = "budget"
                 break
             if len(units) in looks(len(units)):
-                first, second = (arm.generations for arm in self.run.arms.values())
-                times = paired_times(first, second, self.run.units, in_blocks=self.run.in_blocks)
+                times = paired_times(self.run, *self.run.arms.values())
                 speedup = times.speedup(*self.run.resampling, self.run.confidence)
                 if is_precise(speedup, settings.half_width):
                     self.run.stopped_by = "precision"
@@ -258,33 +261,30 @@ class Latency(Experiment):
     def _answers(
         self,
         session: Session,
-        asking: Asking,
         arms: Sequence[Arm],
         so_far: Callable[[], str | None] = lambda: None,
-    ) -> Iterator[tuple[Question, Answers]]:
+    ) -> Iterator[Generation]:
         """The answers of these arms to every question, as `ask_in_turns` gives them."""
-        for question, answers in ask_in_turns(
+        for generation in ask_in_turns(
             session,
-            asking.questions,
-            [asking.warmup] * self.settings.num_warmup,
+            self.questions,
+            [self.warmup] * self.settings.num_warmup,
             arms=arms,
             allow_failures=True,
-            question_for=asking.conversations.for_arm,
             so_far=so_far,
+            question_for=self.conversations.for_arm,
         ):
-            *_, newest = answers
-            asking.conversations.keep(answers[newest])
-            yield question, answers
+            self.conversations.keep(generation)
+            yield generation
 
-    def _compare_identical(self, session: Session, engine: Engine, asking: Asking) -> None:
+    def _compare_identical(self, session: Session, engine: Engine) -> None:
         """Measure the regular arm against itself: how far apart are identical arms?"""
-        twins = [Twin(name, engine.arms[0]) for name in ("aa_first", "aa_second")]
-        generations: dict[str, list[Generation]] = {twin.name: [] for twin in twins}
-        for _, answers in self._answers(session, asking, twins):
-            *_, newest = answers
-            generations[newest].append(answers[newest])
-        first, second = generations.values()
-        times = paired_times(first, second, self.run.units, in_blocks=self.run.in_blocks)
+        first, second = (MeasuredArm(name) for name in ("aa_first", "aa_second"))
+        twins = [Twin(arm.name, engine.arms[0]) for arm in (first, second)]
+        for generation in self._answers(session, twins):
+            arm = first if generation.arm == first.name else second
+            arm.generations.append(generation)
+        times = paired_times(self.run, first, second)
         self.run.identical = times.speedup(*self.run.resampling)
 
     def _check_batch(self) -> None:
@@ -325,15 +325,13 @@ class Latency(Experiment):
             return
         if len(answers) > 1:
             compare_texts(self.run, session, answers)
-        question_number = len(self.run.arms[first].generations) - 1
-        unit = self.run.units[question_number]
         # The regular answer also completes a speculative one that came before it.
         complete = answers if first in new else new
         rows = []
         for name in self.run.arms:
             if name in complete:
                 for request in answers[name].requests:
-                    rows.append(self._prompt_row(session, answers[name], request, unit))
+                    rows.append(self._prompt_row(session, answers[name], request))
         self.prompt_rows += rows
         session.append(PROMPTS_FILE, rows)
 
@@ -358,7 +356,7 @@ class Latency(Experiment):
             raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
 
     def _prompt_row(
-        self, session: Session, generation: Generation, request: RequestRecord, unit: int
+        self, session: Session, generation: Generation, request: RequestRecord
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         arm = generation.arm
@@ -385,7 +383,7 @@ class Latency(Experiment):
             time_ms=1000 * seconds,
             time_to_first_token_ms=request.time_to_first_token_ms,
             cached_tokens=request.num_cached,
-            unit=unit,
+            unit=generation.question and generation.question.unit,
             joules=gpu and gpu.joules,
             gpu_throttled=", ".join(throttled) or None,
             error=request.error and str(request.error),

@@ -15,7 +15,6 @@ import numpy as np
 from harness.commands.latency.asking import (
     batches_to_ask,
     first_turns,
-    share_prompts,
     warmup_question,
 )
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
@@ -227,9 +226,6 @@ class Map(Experiment):
             arms,
             num_resamples=settings.num_resamples,
             idle=idle,
-            units=[part.unit for part in parts],
-            moments=range(len(parts)),
-            share_prompts=share_prompts(parts),
             # The grid measures them.
             smaller_k_follow=False,
         )

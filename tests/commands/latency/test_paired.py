@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.figures.paired import Speedup, paired_times
+from harness.commands.latency.figures import paired
+from harness.commands.latency.figures.paired import PairedTimes, Speedup
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
-from measured_runs import figures
+from measured_runs import figures, run_of
 
 
 def request(index: int, seconds: float, failed: bool = False) -> RequestRecord:
@@ -21,6 +22,11 @@ def lap(*requests: RequestRecord, sent: bool = True) -> Generation:
 
 def arm(seconds: Sequence[float], sent: bool = True) -> list[Generation]:
     return [lap(request(index, each), sent=sent) for index, each in enumerate(seconds)]
+
+
+def paired_times(regular: Sequence[Generation], other: Sequence[Generation]) -> PairedTimes:
+    run = run_of(regular, other)
+    return paired.paired_times(run, *run.arms.values())
 
 
 def test_requests_of_a_lap_are_one_unit() -> None:

@@ -10,12 +10,17 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.asking import batches_to_ask, laps_to_ask, share_prompts
+from harness.commands.latency.asking import Part, batches_to_ask, laps_to_ask
 from harness.prompts.sets import Occurrence, Prompt, PromptSet
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
 QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=4"]
+
+
+def share_prompts(parts: list[Part]) -> bool:
+    units = {(place, part.unit) for part in parts for place in part.places}
+    return len(units) > len({place for place, _ in units})
 
 
 @pytest.mark.parametrize(

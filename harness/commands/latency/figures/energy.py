@@ -42,7 +42,7 @@ class Energy(Group):
         used = [generation.gpu for generation in arm.generations if generation.gpu is not None]
         if not used or len(used) < len(arm.generations):
             return cls()
-        units = run.units[: len(used)]
+        units = arm.units
         throttled = {unit for unit, gpu in zip(units, used, strict=True) if gpu.throttled}
         joules = _joules(arm.generations)
         num_tokens = sum(map(_num_tokens, arm.generations))
@@ -73,7 +73,7 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
         tokens = list(map(_num_tokens, generations))
         if not joules or 0 in tokens:
             return None
-        totals.append(totals_by_unit(np.divide(joules, tokens), run.units[:size]))
+        totals.append(totals_by_unit(np.divide(joules, tokens), arm.units[:size]))
     of_regular, of_speculative = totals
     counted = (of_regular > 0) & (of_speculative > 0)
     return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling)

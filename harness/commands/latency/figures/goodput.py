@@ -79,10 +79,10 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
 
     # A run that was stopped may have one generation more of one arm.
     size = min(len(regular.generations), len(speculative.generations))
-    laps = run.units[:size]
     rates: dict[str, tuple[Floats, Floats]] = {}
     for arm in (speculative, regular):
         generations = arm.generations[:size]
+        laps = arm.units[:size]
         good = totals_by_unit(_num_good(generations, run.slo or {}), laps)
         seconds = totals_by_unit([generation.seconds for generation in generations], laps)
         rates[arm.name] = good, seconds

@@ -50,6 +50,12 @@ class MeasuredArm:
         return [request for generation in self.generations for request in generation.requests]
 
     @property
+    def units(self) -> list[int]:
+        """The unit of each generation (`Question.unit`)."""
+        questions = [generation.question for generation in self.generations]
+        return [0 if question is None else question.unit for question in questions]
+
+    @property
     def answered(self) -> list[RequestRecord]:
         return [request for request in self.requests if request.answered]
 
@@ -110,11 +116,7 @@ class MeasuredRun:
         arms: by name, the regular one first.
         idle: the arm that could draft and does not; None where there is none.
         num_resamples: samples of every bootstrap.
-        units: of each question, the same number for those whose answers are not independent, such
-            as turns of a conversation; intervals are over units.
-        moments: of each question, the number of its batch or lap in time.
         in_blocks: whether each question is a block, with a start of each arm.
-        share_prompts: whether units share prompts, so that an interval over them covers no prompts.
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
@@ -134,10 +136,7 @@ class MeasuredRun:
     arms: Mapping[str, MeasuredArm]
     num_resamples: int
     idle: MeasuredArm | None = None
-    units: Sequence[int] = ()
-    moments: Sequence[int] = ()
     in_blocks: bool = False
-    share_prompts: bool = False
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None

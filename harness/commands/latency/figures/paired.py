@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.coverage import of_same_texts
@@ -68,22 +67,19 @@ class Speedup(Group, WithSpeedup):
         from harness.results.statistics.ratios import drift
         from harness.results.statistics.runs import ratio_over_runs
 
-        regular, speculative = (arm.generations for arm in pair)
-        times = paired_times(regular, speculative, run.units, in_blocks=run.in_blocks)
+        times = paired_times(run, *pair)
         # With equal token counts this is the ratio of total times.
         speedup = times.speedup(*run.resampling, run.confidence)
-        if run.share_prompts:
+        if share_prompts(run, pair[0]):
             # Units with the same prompts do not allow for other texts.
             speedup = dataclasses.replace(speedup, covers=of_same_texts(speedup.covers))
         visible = None
         if times.regular.size:
             estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
             visible = visible_difference(estimate) if estimate.has_interval else None
-        in_time = paired_times(regular, speculative, run.moments)
+        in_time = paired_times(run, *pair, by="moment")
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
-        decode_times = paired_times(
-            regular, speculative, run.units, decode_only=True, in_blocks=run.in_blocks
-        )
+        decode_times = paired_times(run, *pair, decode_only=True)
         reproducible = None
         if run.settings.engine.name == "local":
             decoding = run.settings.decoding
@@ -99,7 +95,7 @@ class Speedup(Group, WithSpeedup):
             drifted=change.matters,
             reproducible=reproducible,
             # A single batch is one arm after the other.
-            interleaved=len(set(run.moments)) > 1,
+            interleaved=in_time.regular.size > 1,
             aa_ratio=run.identical,
         )
 
@@ -129,12 +125,12 @@ class PairedTimes(NamedTuple):
 
 
 def paired_times(
-    regular: Sequence[Generation],
-    speculative: Sequence[Generation],
-    units: Sequence[int] | None = None,
+    run: MeasuredRun,
+    regular: MeasuredArm,
+    speculative: MeasuredArm,
     *,
+    by: Literal["unit", "moment"] = "unit",
     decode_only: bool = False,
-    in_blocks: bool = False,
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
@@ -145,14 +141,9 @@ def paired_times(
         regular [42, 21], speculative [22, 11]
 
     Args:
-        regular, speculative: answers to the same questions, in the same order; in a run that was
-            stopped, one arm may have one answer fewer.
-        units: the unit of each question, where several are one: turns of the same conversations,
-            or questions that are asked again. By default each is a unit.
-        in_blocks: whether each question is a block, with a start of each arm.
+        by: the number of a `Question` by which times are added up.
         decode_only: leave out the time until the first tokens, and these.
     """
-
     from harness.results.statistics.ratios import totals_by_unit
 
     def times_of(generation: Generation) -> dict[int, float]:
@@ -160,27 +151,39 @@ def paired_times(
         return generation.decode_times if decode_only else generation.times
 
     speculative_ms: dict[int, float] = {}
-    for generation in speculative:
+    for generation in speculative.generations:
         speculative_ms |= times_of(generation)
-    units_of_pairs: list[int] = []
+    units: list[int] = []
     regular_times: list[float] = []
     speculative_times: list[float] = []
-    for number, generation in enumerate(regular):
-        unit = number if units is None else units[number]
+    for generation in regular.generations:
         for index, milliseconds in times_of(generation).items():
             if index in speculative_ms:
-                units_of_pairs.append(unit)
+                units.append(getattr(generation.question, by))
                 regular_times.append(milliseconds)
                 speculative_times.append(speculative_ms[index])
+    name = "batch"
+    if run.in_blocks and by == "unit":
+        name = "block"
+    elif all(len(generation.requests) == 1 for generation in regular.generations):
+        name = "prompt"
+    elif regular.was_sent:
+        name = "lap"
     return PairedTimes(
-        totals_by_unit(regular_times, units_of_pairs),
-        totals_by_unit(speculative_times, units_of_pairs),
-        "block" if in_blocks else _unit(regular),
+        totals_by_unit(regular_times, units), totals_by_unit(speculative_times, units), name
     )
 
 
-def _unit(generations: Sequence[Generation]) -> str:
-    """The name of a question, for `PairedTimes.unit`."""
-    if all(len(generation.requests) == 1 for generation in generations):
-        return "prompt"
-    return "lap" if any(generation.sent for generation in generations) else "batch"
+def share_prompts(run: MeasuredRun, arm: MeasuredArm) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts."""
+    unit_of_place: dict[int, int] = {}
+    for generation in arm.generations:
+        assert generation.question is not None
+        for index in generation.question.indices:
+            place = run.prompt_set.occurrence(index).place
+            if (
+                unit_of_place.setdefault(place, generation.question.unit)
+                != generation.question.unit
+            ):
+                return True
+    return False

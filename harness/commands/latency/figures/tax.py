@@ -53,9 +53,7 @@ class Tax(Group):
             return cls(tax_refused=reason)
         ratios = []
         for slower, faster in ((regular, run.idle), (run.idle, speculative)):
-            times = paired_times(
-                slower.generations, faster.generations, run.units, in_blocks=run.in_blocks
-            )
+            times = paired_times(run, slower, faster)
             ratios.append(times.speedup(*run.resampling, run.confidence))
         tax, gain = ratios
         idle = Answers.measured(run, run.idle)
