@@ -271,7 +271,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
             options, settings, topic = typed.for_hydra(words, command, known)
             flags = get_args_parser().parse_args(options)
             if flags.help:
-                text = help.shown(COMMANDS[command], settings, topic, flags.config_dir)
+                text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
             elif flags.cfg or flags.info or flags.hydra_help:
                 printed = io.StringIO()
             elif rounds := repeats.rounds(command, settings, is_sweep=flags.multirun):

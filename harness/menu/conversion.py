@@ -86,9 +86,9 @@ def setting_hints(kind: type, prefix: str = "") -> dict[str, Any]:
     return hints
 
 
-def plain_settings(kind: type) -> list[str]:
-    """The settings of a class that are values, and no groups such as `decoding`."""
-    return [name for name, hint in _hints(kind).items() if not _group_of(hint)]
+def value_types(kind: type) -> dict[str, Any]:
+    """The type of each setting of a class that is a value, and no group such as `decoding`."""
+    return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from harness.config.engines import EngineSettings
@@ -25,7 +25,7 @@ from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import names
-from harness.menu.conversion import plain_settings
+from harness.menu.conversion import value_types
 from harness.records.registry import COMMANDS, commands
 
 # The groups of settings that every command has, apart from drafts and engines.
@@ -39,24 +39,45 @@ GROUPS: dict[str, type] = {
 
 
 class Setting(NamedTuple):
-    """One setting.
+    """One setting, or a preset, a draft or an engine that can be typed.
 
     Attributes:
         name: as it is typed, `decoding.top_p`.
-        choices: the words that it takes; none for numbers, texts and lists.
-        default: what it is where nothing is typed; MISSING where it must be set or follows from a preset.
         meaning: half a line or more.
+        choices: the words that it takes; none for numbers, texts and lists.
+        value: its default, or in `--help` the value that the typed settings give it; MISSING where there is none.
     """
 
     name: str
-    choices: tuple[str, ...]
-    default: Any
     meaning: str
+    choices: tuple[str, ...] = ()
+    value: Any = dataclasses.MISSING
 
 
-def meanings(kind: type) -> dict[str, str]:
+def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> list[Setting]:
+    """The settings of a class as its docstring describes them; groups of settings such as `decoding` are left out.
+
+    Args:
+        prefix: before each name, `draft.`.
+        without: fields that are left out too.
+    """
+    meanings = _meanings(kind)
+    types = value_types(kind)
+    settings = []
+    for field in dataclasses.fields(kind):
+        if field.name in without or field.name not in types:
+            continue
+        # The names of a registry, where a setting takes one of them.
+        names_of_choices = field.metadata.get("choices")
+        choices = tuple(names_of_choices()) if names_of_choices else _words(types[field.name])
+        meaning = meanings.get(field.name, "")
+        settings.append(Setting(prefix + field.name, meaning, choices, field.default))
+    return settings
+
+
+def _meanings(kind: type) -> dict[str, str]:
     """The meanings of a dataclass's fields, from the `Attributes:` of its docstring and of its bases'."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(ancestor):
             continue
@@ -67,81 +88,53 @@ def meanings(kind: type) -> dict[str, str]:
             text = " ".join(lines.split())
             for value in (None, True, False):
                 text = re.sub(rf"\b{value}\b", as_typed(value), text)
-            found[name] = text
-    return found
+            meanings[name] = text
+    return meanings
 
 
-def described(kind: type, fields: Iterable[str], prefix: str = "") -> list[Setting]:
-    """Some fields of a dataclass as settings."""
-    about = meanings(kind)
-    hints = typing.get_type_hints(kind)
-    metadata = {field.name: field.metadata for field in dataclasses.fields(kind)}
-    settings = []
-    for name in fields:
-        default = getattr(kind, name, dataclasses.MISSING)
-        # The names of a registry, where a setting takes one of them.
-        names = metadata[name].get("choices")
-        choices = tuple(names()) if names else _choices(hints[name])
-        settings.append(Setting(prefix + name, choices, default, about.get(name, "")))
-    return settings
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    """The words that a value may be."""
+def _words(hint: Any) -> tuple[str, ...]:
+    """The words that a value of this type may be."""
     if hint is bool:
         return ("true", "false")
     if typing.get_origin(hint) is Literal:
         return tuple(map(str, typing.get_args(hint)))
-    return tuple(word for part in typing.get_args(hint) for word in _choices(part))
+    return tuple(word for part in typing.get_args(hint) for word in _words(part))
 
 
 def of_group(group: str) -> list[Setting]:
-    """The settings of a group that every command has."""
-    kind = GROUPS[group]
-    # What `model=` and `prompts=` set by themselves.
+    """The settings of a group that every command has, without those that `model=` and `prompts=` set themselves."""
     chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
-    fields = [field.name for field in dataclasses.fields(kind) if field.name not in chosen]
-    return described(kind, fields, f"{group}.")
+    return described(GROUPS[group], f"{group}.", chosen)
 
 
-def of_command(kind: type[RunSettings]) -> list[Setting]:
-    """The settings that only this command has."""
-    common = plain_settings(RunSettings)
-    return described(kind, [name for name in plain_settings(kind) if name not in common])
-
-
-def of_all_commands(kind: type[RunSettings] = RunSettings) -> list[Setting]:
-    """The settings outside groups that every command has.
-
-    Args:
-        kind: of one command, which may describe them in words of its own: `batch_size` of `serve`.
-    """
-    return described(kind, plain_settings(RunSettings))
+def of_command(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
+    """The settings outside groups: those that every command has, in this one's words, and its own."""
+    settings = described(kind)
+    # The fields of a base class come first.
+    num_common = len(value_types(RunSettings))
+    return settings[:num_common], settings[num_common:]
 
 
 def of_method(kind: type[DraftSettings]) -> list[Setting]:
     """The settings of a way to draft, without those that every model has."""
-    common = {field.name for field in dataclasses.fields(DraftSettings)}
-    return described(kind, [name for name in kind.setting_names() if name not in common], "draft.")
+    return described(kind, "draft.", value_types(DraftSettings))
 
 
 def of_engine(kind: type[EngineSettings]) -> list[Setting]:
     """The settings of an engine."""
-    return described(kind, [name for name in kind.setting_names() if name != "name"], "engine.")
+    refused = value_types(kind).keys() - kind.setting_names()
+    return described(kind, "engine.", {"name", *refused})
 
 
 def departures(command: str) -> Mapping[str, Any]:
     """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
-    config = names.written(command)
-    found = {}
-    groups = [("", of_all_commands())] + [(group, of_group(group)) for group in GROUPS]
-    for group, settings in groups:
-        given = config.get(group, {}) if group else config
-        for setting in settings:
-            last = setting.name.rpartition(".")[2]
-            if last in given and given[last] != setting.default:
-                found[setting.name] = given[last]
-    return found
+    departing = {}
+    for name, value in names.written(command).items():
+        if name in GROUPS:
+            departing |= {f"{name}.{last}": of_last for last, of_last in value.items()}
+        elif name in value_types(RunSettings):
+            departing[name] = value
+    return departing
 
 
 def sentence(summary: str) -> str:
@@ -156,7 +149,7 @@ def document() -> str:
         "Generated by `python -m harness.menu.documentation > docs/settings.md`; "
         "`harness help COMMAND all` shows the same.",
         "## Of all commands",
-        _table(of_all_commands()),
+        _table(described(RunSettings)),
     ]
     for group in GROUPS:
         first_line = (GROUPS[group].__doc__ or "").partition("\n")[0]
@@ -165,11 +158,10 @@ def document() -> str:
         if command.settings is None or not COMMANDS.is_built_in(command.name):
             continue
         parts += [f"## {command.name}", sentence(command.summary)]
-        own = of_command(command.settings)
+        _, own = of_command(command.settings)
         if own:
             parts.append(_table(own))
-        other = departures(command.name)
-        if other:
+        if other := departures(command.name):
             listed = ", ".join(f"`{name}={as_typed(value)}`" for name, value in other.items())
             parts.append(f"Other defaults here: {listed}.")
     parts.append("## What drafts")
@@ -191,7 +183,7 @@ def document() -> str:
 def _table(settings: Iterable[Setting]) -> str:
     lines = ["| setting | default | choices | |", "|---|---|---|---|"]
     for setting in settings:
-        default = "" if setting.default is dataclasses.MISSING else as_typed(setting.default)
+        default = "" if setting.value is dataclasses.MISSING else as_typed(setting.value)
         cells = [
             f"`{setting.name}`",
             f"`{default}`" if default else "",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 from hydra import compose
 from hydra._internal.hydra import Hydra
@@ -47,17 +49,15 @@ _USED_MOST = (
     "dtype",
     "runner",
 )
-# A name, what it means, and the value that it has, if it is a setting.
-Entry = tuple[str, str, str]
 
 
-def shown(command: Command, settings: Sequence[str], topic: str, presets: str | None) -> str:
-    """The help of a command.
-
-    Hydra's own `--help` looks through all presets twice.
+def command_help(
+    command: Command, overrides: Sequence[str], topic: str, presets: str | None
+) -> str:
+    """The help of a command. Hydra's own `--help` looks through all presets twice.
 
     Args:
-        settings: overrides that were typed, which the values follow.
+        overrides: the settings that were typed, which the values follow.
         topic: a section, `all` of them, or a word that entries have; "" for the page.
         presets: a directory with the user's presets; None for none.
 
@@ -70,13 +70,101 @@ def shown(command: Command, settings: Sequence[str], topic: str, presets: str | 
     setbase("1.3")
     Hydra.create_main_hydra2("harness", searched)
     try:
-        sections = _sections(command, compose(names.primary(command.name), list(settings)))
+        sections = _sections(command, compose(names.primary(command.name), list(overrides)))
     finally:
         GlobalHydra.instance().clear()
-    return _about(topic, command, sections) if topic else _page(command, sections, settings)
+    if not topic:
+        return _page(command, sections, overrides)
+    chosen = sections
+    if topic in sections:
+        chosen = {topic: sections[topic]}
+    elif topic != "all":
+        settings = meant(topic, [entry.name for entries in sections.values() for entry in entries])
+        # The beginning of a word, so that `trees` is in `draft.tree` and in "of dynamic trees".
+        beginning = re.compile(rf"\b{re.escape(topic.rstrip('s'))}", re.IGNORECASE)
+        chosen = {}
+        for title, entries in sections.items():
+            for entry in entries:
+                has_word = not settings and beginning.search(f"{entry.name} {entry.meaning}")
+                if entry.name in settings or has_word:
+                    chosen.setdefault(title, []).append(entry)
+    if not chosen:
+        rule = f"is not in the help of {command.name}; its sections: all, {', '.join(sections)}"
+        raise SettingError(topic, rule)
+    parts = []
+    for title, entries in chosen.items():
+        lines = [_line(entry.name, entry.meaning, _shown(entry.value)) for entry in entries]
+        parts.append("\n".join([title, *lines]))
+    return "\n\n".join(parts)
 
 
-def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[str]) -> str:
+def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
+    """Everything that can be typed: presets, drafts, engines and settings, by the title of their section.
+
+    Settings have the values that the composed configuration gives them, and their choices in the meaning.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    presets = []
+    for group in (
+        "model",
+        "decoding",
+        "placement",
+        "prompts",
+        "+experiment",
+        "+launcher",
+        "+sweeper",
+    ):
+        options = loader.get_group_options(group.lstrip("+"))
+        if options and (group.startswith("+") or group in config):
+            presets.append(Setting(f"{group}=", " ".join(options)))
+    drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
+    drafts = {"none": "the model alone", **drafts, "TEXT+OTHER": HYBRID_SUMMARY}
+    engines = {name: record.summary for name, record in ENGINES.all().items()}
+    common, own = documentation.of_command(command.settings or RunSettings)
+    sections = {
+        "presets": presets,
+        "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
+        "engines": [Setting(f"engine={name}", summary) for name, summary in engines.items()],
+        command.name: own,
+        "common": common,
+    }
+    for group in documentation.GROUPS:
+        if group in config:
+            sections[group] = documentation.of_group(group)
+    if config.draft.name != "none":
+        method = METHODS[str(config.draft.get("method", "model"))]
+        sections[f"draft={config.draft.name}"] = documentation.of_method(method.settings)
+    engine = ENGINES[str(config.engine.name)]
+    sections[f"engine={config.engine.name}"] = documentation.of_engine(engine.settings)
+    for title, settings in sections.items():
+        if title not in ("presets", "drafts", "engines"):
+            sections[title] = [_configured(setting, config) for setting in settings]
+    return {title: entries for title, entries in sections.items() if entries}
+
+
+def _configured(setting: Setting, config: DictConfig) -> Setting:
+    """A setting with the value that it has now, which a preset may have changed, and its choices in the meaning."""
+    meaning = setting.meaning.rstrip(".")
+    words = [word for word in setting.choices if f"`{word}`" not in meaning]
+    if words and set(words) != {"true", "false"}:
+        meaning = f"{meaning} ({', '.join(setting.choices)})"
+    try:
+        value = OmegaConf.select(config, setting.name, default=setting.value)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+    except OmegaConfBaseException:
+        value = MISSING
+    return setting._replace(meaning=meaning, value=value)
+
+
+def _shown(value: Any) -> str:
+    """A value in brackets; nothing for one that is MISSING, and dots for a mapping."""
+    if value is MISSING:
+        return ""
+    return "[...]" if isinstance(value, dict) else f"[{as_typed(value)}]"
+
+
+def _page(command: Command, sections: dict[str, list[Setting]], overrides: Sequence[str]) -> str:
     """The help that most users need, in about forty lines, with the settings of a draft or engine that was typed."""
     width = terminal_width()
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
@@ -84,24 +172,25 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
     models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
     choices = [("model=, draft=", models)]
     for topic in ("draft", "engine"):
-        values = [name.partition("=")[2] for name, _, _ in sections[f"{topic}s"]]
+        values = [entry.name.partition("=")[2] for entry in sections[f"{topic}s"]]
         choices.append((f"{topic}=", ", ".join(values)))
     if "prompts" in sections:
         choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or your own file"))
     parts.append("\n".join(_line(name, text) for name, text in choices))
-    every = {entry[0]: entry for entries in sections.values() for entry in entries}
-    only_here = vars(command.settings).get("__annotations__", {})
-    # Settings that only this command has come first.
-    of_command = sorted(sections.get(command.name, ()), key=lambda entry: entry[0] not in only_here)
-    chosen = [entries for title, entries in sections.items() if title in typed]
-    for entries in (of_command, *chosen, [every[name] for name in _USED_MOST]):
+    # Settings that this command's class adds come before those of a class that it extends.
+    added = vars(command.settings).get("__annotations__", {})
+    own = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
+    chosen = [entries for title, entries in sections.items() if title in overrides]
+    every = {entry.name: entry for entries in sections.values() for entry in entries}
+    for entries in (own, *chosen, [every[name] for name in _USED_MOST]):
         lines = []
-        for name, text, value in entries[:_MOST_SETTINGS]:
+        for entry in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
-            clause = re.split("[;:.] ", text)[0]
+            clause = re.split("[;:.] ", entry.meaning)[0]
+            value = _shown(entry.value)
             value = value if len(value) <= _LONGEST_VALUE else "[...]"
             space = width - _NAME_WIDTH - len(value) - 1
-            lines.append(_line(name, textwrap.shorten(clause, space, placeholder="…"), value))
+            lines.append(_line(entry.name, textwrap.shorten(clause, space, placeholder="…"), value))
         if len(entries) > _MOST_SETTINGS:
             rest = f"{len(entries) - _MOST_SETTINGS} more: harness help {command.name} all"
             lines.append(_line("...", rest))
@@ -118,87 +207,6 @@ def _page(command: Command, sections: dict[str, list[Entry]], typed: Sequence[st
         )
     )
     return "\n\n".join(filter(None, parts))
-
-
-def _about(topic: str, command: Command, sections: dict[str, list[Entry]]) -> str:
-    """One section, all of them, or every entry with a word in its name or text.
-
-    Raises:
-        SettingError: no entry has it.
-    """
-    chosen: dict[str, list[Entry]] = sections
-    if topic in sections:
-        chosen = {topic: sections[topic]}
-    elif topic != "all":
-        settings = meant(topic, [name for entries in sections.values() for name, _, _ in entries])
-        # The beginning of a word, so that `trees` is in `draft.tree` and in "of dynamic trees".
-        beginning = re.compile(rf"\b{re.escape(topic.rstrip('s'))}", re.IGNORECASE)
-        chosen = {}
-        for title, entries in sections.items():
-            for entry in entries:
-                name, text, _ = entry
-                if name in settings or (not settings and beginning.search(f"{name} {text}")):
-                    chosen.setdefault(title, []).append(entry)
-    if not chosen:
-        rule = f"is not in the help of {command.name}; its sections: all, {', '.join(sections)}"
-        raise SettingError(topic, rule)
-    return "\n\n".join(
-        "\n".join([title, *(_line(*entry) for entry in entries)])
-        for title, entries in chosen.items()
-    )
-
-
-def _sections(command: Command, config: DictConfig) -> dict[str, list[Entry]]:
-    """Everything that can be typed: presets, drafts, engines and settings, by the title of their section."""
-    loader = GlobalHydra.instance().config_loader()
-    groups = ["model", "decoding", "placement", "prompts", "+experiment", "+launcher", "+sweeper"]
-    options = {group: loader.get_group_options(group.lstrip("+")) for group in groups}
-    drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
-    drafts = {"none": "the model alone", **drafts, "TEXT+OTHER": HYBRID_SUMMARY}
-    engines = {name: record.summary for name, record in ENGINES.all().items()}
-    sections: dict[str, list[Entry]] = {
-        "presets": [
-            (f"{group}=", " ".join(presets), "")
-            for group, presets in options.items()
-            if presets and (group != "prompts" or group in config)
-        ],
-        "drafts": [(f"draft={name}", summary, "") for name, summary in drafts.items()],
-        "engines": [(f"engine={name}", summary, "") for name, summary in engines.items()],
-    }
-    kind = command.settings or RunSettings
-    settings = {
-        command.name: documentation.of_command(kind),
-        "common": documentation.of_all_commands(kind),
-    }
-    settings |= {
-        group: documentation.of_group(group) for group in documentation.GROUPS if group in config
-    }
-    if config.draft.name != "none":
-        method = METHODS[str(config.draft.get("method", "model"))]
-        settings[f"draft={config.draft.name}"] = documentation.of_method(method.settings)
-    engine = ENGINES[str(config.engine.name)]
-    settings[f"engine={config.engine.name}"] = documentation.of_engine(engine.settings)
-    for topic, of_topic in settings.items():
-        sections[topic] = [_described(setting, config) for setting in of_topic]
-    return {topic: entries for topic, entries in sections.items() if entries}
-
-
-def _described(setting: Setting, config: DictConfig) -> Entry:
-    """A setting with its meaning, its choices and the value that it has now, which a preset may have changed."""
-    text = setting.meaning.rstrip(".")
-    words = [word for word in setting.choices if f"`{word}`" not in text]
-    if words and set(words) != {"true", "false"}:
-        text = f"{text} ({', '.join(setting.choices)})"
-    try:
-        value = OmegaConf.select(config, setting.name, default=setting.default)
-    except OmegaConfBaseException:
-        return setting.name, text, ""
-    if OmegaConf.is_dict(value):
-        return setting.name, text, "[...]"
-    if OmegaConf.is_list(value):
-        value = list(value)
-    is_known = isinstance(value, str | int | float | list | tuple) or value is None
-    return setting.name, text, f"[{as_typed(value)}]" if is_known else ""
 
 
 def _examples(command: Command) -> str:
@@ -218,11 +226,14 @@ def _examples(command: Command) -> str:
 
 
 def _line(name: str, text: str, value: str = "") -> str:
-    """A name, and a text beside it; below it where the name is long."""
+    """A name with a text and a value beside it; below it where the name is long."""
     margin = " " * _NAME_WIDTH
-    text = f"{text} {value}".rstrip()
-    lines = textwrap.wrap(text, terminal_width() - _NAME_WIDTH, break_on_hyphens=False) or [""]
-    first = f"  {name}"
-    if len(first) >= _NAME_WIDTH:
-        return "\n".join([first, *(margin + line for line in lines)])
-    return "\n".join([first.ljust(_NAME_WIDTH) + lines[0], *(margin + line for line in lines[1:])])
+    beside = textwrap.fill(
+        f"{text} {value}",
+        terminal_width(),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+    )
+    name = f"  {name}"
+    return name + (beside[len(name) :] if len(name) < _NAME_WIDTH else f"\n{beside}")

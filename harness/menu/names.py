@@ -49,7 +49,7 @@ from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.method import TextMethod
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
-from harness.menu.conversion import plain_settings
+from harness.menu.conversion import value_types
 from harness.records.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -233,7 +233,7 @@ def _command(name: str) -> dict[str, Any] | None:
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
     # OmegaConf's mark of a value that must be set; those with a default follow.
-    must_be_set = dict.fromkeys(plain_settings(kind), "???")
+    must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
     if COMMANDS.is_built_in(name):
         return config | written(name)
@@ -248,7 +248,7 @@ def _command(name: str) -> dict[str, Any] | None:
 
 
 def _plain_defaults(kind: type) -> dict[str, Any]:
-    return _defaults(kind, plain_settings(kind))
+    return _defaults(kind, value_types(kind))
 
 
 def _defaults_of_method(method: str) -> dict[str, Any]:

@@ -189,11 +189,11 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
 def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) -> None:
     chosen = composed(command)
     differing = {**documentation.departures("common"), **documentation.departures(command)}
-    settings = documentation.of_all_commands() + documentation.of_command(type(chosen))
+    settings = documentation.described(type(chosen))
     for group in ("decoding", "placement"):
         settings += documentation.of_group(group)
     for setting in settings:
-        default = differing.get(setting.name, setting.default)
+        default = differing.get(setting.name, setting.value)
         assert attrgetter(setting.name)(chosen) == default, setting.name
 
 

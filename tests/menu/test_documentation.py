@@ -23,12 +23,12 @@ WITH_SETTINGS = [command for command in commands() if command.settings is not No
 
 
 def every_setting() -> list[Setting]:
-    found = documentation.of_all_commands()
+    found = documentation.described(RunSettings)
     for group in documentation.GROUPS:
         found += documentation.of_group(group)
     for command in WITH_SETTINGS:
         assert command.settings is not None
-        found += documentation.of_command(command.settings)
+        found += documentation.described(command.settings)
     for method in METHODS.all().values():
         found += documentation.of_method(method.settings)
     for engine in ENGINES.all().values():
@@ -73,7 +73,7 @@ def test_help_has_the_meaning_and_the_value_of_each_setting(
 ) -> None:
     shown = harness(command.name, "temperature=0.7", "--help", "all").stdout
     assert command.settings is not None
-    for setting in documentation.of_command(command.settings):
+    for setting in documentation.described(command.settings):
         assert f"\n  {setting.name}" in shown
     assert "decoding.temperature      0 is greedy [0.7]" in shown
 
