@@ -366,7 +366,7 @@ def _explained(error: Exception, command: str) -> HarnessError | None:
         return None
     from harness.menu import hydra_errors
 
-    return hydra_errors.explained(error, command, settings_of(COMMANDS[command]))
+    return hydra_errors.explained(error, command)
 
 
 @contextmanager

@@ -33,10 +33,11 @@ class NameSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(names.configuration(config_path) or {})
         group = config_path.partition("/")[0]
-        if group in ("draft", names.DRAFT_OF_HYBRID, "engine"):
-            # Not closed against further keys: a sweep sets what only some drafts or engines have.
-            # `conversion` refuses what none has.
-            OmegaConf.set_struct(config, False)
+        # Hydra is to take any key in a group, because a sweep sets what only some drafts or engines have:
+        # `conversion` refuses what none has.
+        for name, part in [(group, config), *config.items()]:
+            if OmegaConf.is_dict(part) and name != "hydra":
+                OmegaConf.set_struct(part, False)
         # A pair sets `model` and `draft` of the run, all others only what is below their own key.
         header = {"package": "_global_" if group == "pair" else None}
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)

@@ -91,6 +91,12 @@ def value_types(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
 
 
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint joins: `int | None` -> (int, NoneType)."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
 def _hints(kind: Any) -> dict[str, Any]:
     """The type of each field of a dataclass."""
     hints = typing.get_type_hints(kind)
@@ -99,9 +105,9 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _group_of(hint: Any) -> type | None:
     """The dataclass in a hint such as `DraftSettings | None`; None for a hint of values."""
-    for part in (hint, *typing.get_args(hint)):
-        if isinstance(part, type) and dataclasses.is_dataclass(part):
-            return part
+    for kind in alternatives(hint):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind
     return None
 
 
@@ -123,8 +129,7 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    kinds = typing.get_args(hint) if is_union else (hint,)
+    kinds = alternatives(hint)
     if value is None and type(None) in kinds:
         return None
     group = _group_of(hint)

@@ -128,7 +128,7 @@ def of_engine(kind: type[EngineSettings]) -> list[Setting]:
 
 def departures(command: str) -> Mapping[str, Any]:
     """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
-    departing = {}
+    departing: dict[str, Any] = {}
     for name, value in names.written(command).items():
         if name in GROUPS:
             departing |= {f"{name}.{last}": of_last for last, of_last in value.items()}

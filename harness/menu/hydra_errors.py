@@ -1,8 +1,7 @@
-"""Words the mistakes that Hydra and OmegaConf find in the overrides as our own errors.
+"""Words the mistakes that Hydra finds in the overrides as our own errors.
 
-`latency temperature=1` makes Hydra say "Could not override 'temperature'. ... Key 'temperature' is
-not in struct", over several lines. `explained` turns that into "temperature: no such setting (did
-you mean decoding.temperature?)".
+Hydra reports `latency model=7C` over several lines. `explained` turns them into "model=7C: no such preset (did you mean
+7B?); harness help latency presets lists them".
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from hydra import errors
 
 from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.model_names import without_suffixes
-from harness.menu import conversion, names
-from harness.menu.typed import GROUPS, meant
+from harness.menu import names
+from harness.menu.typed import GROUPS
 
 # The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {
@@ -27,18 +26,13 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
-# Groups whose presets are added to a run, which has none of them by default.
-_ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
 
 
-def explained(error: Exception, command: str, settings: type) -> SettingError | None:
+def explained(error: Exception, command: str) -> SettingError | None:
     """The mistake in one line; None for an error that is no mistake in the overrides.
 
     Some errors are recognised by their class, others by their message; an example is beside each. What was typed is
     read from `sys.argv`, which `cli` sets for `harness.run` too.
-
-    Args:
-        settings: the class of the command's settings, whose names are suggested.
     """
     text = str(error)
     if isinstance(error, errors.OverrideParseException):
@@ -49,26 +43,6 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
         group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
-    # "Could not override 'decoding.top_pp'.", "Could not delete from config. 'decoding.top_pp' does not exist."
-    if found := re.search("Could not (?:override|delete from config.) '([^'@]*)", text):
-        key = found[1]
-        cause = str(error.__cause__ or text).splitlines()[0]
-        if not re.search("not in struct|not in '|No match in|does not exist", cause + text):
-            return SettingError(key, cause)
-        # `decoding={temprature: 0}`: "Could not override 'decoding'.", "Key 'temprature' is not in struct"
-        within = re.match("Key '(.*?)' is not in struct", cause)
-        if within and within[1] not in key.split("."):
-            key = f"{key}.{within[1]}"
-        if key in _ADDED_GROUPS:
-            rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
-            return SettingError(key, rule)
-        known = list(conversion.setting_hints(settings))
-        rule = f"no such setting{_meant_setting(key, known)}; "
-        # Hydra stops at the first one.
-        for other in _unknown_settings(known):
-            if other != key:
-                rule += f"{other}: no such setting{_meant_setting(other, known)}; "
-        return SettingError(key, f"{rule}harness help {command} all lists them")
     # "Error merging override draft.rates={a:1}"
     if text.startswith("Error merging override "):
         key, _, value = text.removeprefix("Error merging override ").partition("=")
@@ -88,25 +62,6 @@ def explained(error: Exception, command: str, settings: type) -> SettingError | 
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None
-
-
-def _meant_setting(name: str, known: Sequence[str]) -> str:
-    return did_you_mean(meant(name, known)[:3]) or nearest(name, known)
-
-
-def _unknown_settings(known: Sequence[str]) -> list[str]:
-    """The names on the command line that are no settings, as far as that is known before Hydra composes them.
-
-    Groups may be followed by any setting of what they choose.
-    """
-    unknown = []
-    for word in sys.argv[1:]:
-        name, equals, _ = word.partition("=")
-        is_plain = re.fullmatch(r"\w+", name) is not None
-        is_group = name in GROUPS or any(setting.startswith(f"{name}.") for setting in known)
-        if equals and is_plain and not is_group and name not in known:
-            unknown.append(name)
-    return unknown
 
 
 def _no_such_preset(

@@ -28,7 +28,7 @@ from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 from harness.menu import names
-from harness.menu.conversion import from_config, setting_hints
+from harness.menu.conversion import alternatives, from_config, setting_hints
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
@@ -46,6 +46,8 @@ _OTHER_NAMES = {
 }
 # Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# Groups of presets that a run has none of by default.
+_ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 # Settings that take names, or paths of files.
@@ -96,13 +98,13 @@ def for_hydra(
         elif word.startswith("-"):
             settings.append(_from_option(word, remaining, command, known))
         elif equals or word.startswith("~"):
-            # A name that means no setting stays: Hydra looks for it.
             setting = _only_meant(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
         elif asks_for_help:
             topic = word
         else:
             _refuse_word(word, remaining, known)
+    _refuse_unknown(settings, command, known)
     for setting in settings:
         _check(setting, known)
     return options, [_readable(setting) for setting in settings], topic
@@ -133,8 +135,7 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     if equals:
         return f"{setting}={value}"
     following = remaining[0] if remaining else "-"
-    is_switch = bool in (known[setting], *typing.get_args(known[setting]))
-    if is_switch and following not in ("true", "false"):
+    if bool in alternatives(known[setting]) and following not in ("true", "false"):
         return f"{setting}=true"
     is_setting = "=" in following and meant(following.partition("=")[0], known)
     if is_setting or re.match(r"-(?!\d)", following):
@@ -181,6 +182,35 @@ def group_of(name: str) -> str | None:
     for group in ("decoding", "placement", "prompts"):
         values[group] = names.presets(group)
     return next((setting for setting, presets in values.items() if name in presets), None)
+
+
+def _refuse_unknown(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
+    """Raise one SettingError for all names that are no settings, whatever drafts and engines are chosen.
+
+    `conversion` refuses what the chosen draft or engine does not have, and Hydra what it does not have itself.
+    """
+    takes_more = ["+", "hydra", "draft.", "engine."]
+    for name, hint in known.items():
+        if any(typing.get_origin(kind) is Mapping for kind in alternatives(hint)):
+            takes_more.append(f"{name}.")
+    mistakes: dict[str, str] = {}
+    for setting in settings:
+        name = setting.partition("=")[0].lstrip("~")
+        if name in _ADDED_GROUPS:
+            rule = f"is typed with a plus: +{name}=...; harness help {command} presets lists them"
+            raise SettingError(name, rule)
+        if (
+            name
+            and name != "command"
+            and name not in known
+            and not name.startswith(tuple(takes_more))
+        ):
+            suggestion = did_you_mean(meant(name, known)[:3]) or nearest(name, known)
+            mistakes[name] = f"no such setting{suggestion}"
+    if mistakes:
+        (first, rule), *others = mistakes.items()
+        rules = [rule, *(f"{name}: {rule}" for name, rule in others)]
+        raise SettingError(first, f"{'; '.join(rules)}; harness help {command} all lists them")
 
 
 def _check(argument: str, known: Collection[str]) -> None:
@@ -329,27 +359,24 @@ def changed(settings: Settings, assignments: str, changeable: Collection[str]) -
     Raises:
         SettingError: for a key that is unknown or fixed, and a value outside its rule.
     """
-    tree = dataclasses.asdict(settings)
+    hints = setting_hints(type(settings))
     try:
         words = shlex.split(assignments)
     except ValueError:  # an unpaired quotation mark
         words = assignments.split()
     for word in words:
-        key, equals, _ = word.partition("=")
-        if not equals:
-            raise SettingError(":set", "is followed by key=value", word)
-        setting = _only_meant(key, changeable)
-        if setting is None:
-            listed = ", ".join(changeable)
-            if key in setting_hints(type(settings)):
-                raise SettingError(key, f"cannot be changed in a session, only {listed}")
-            suggestion = nearest(
-                key, [*changeable, *(name.rpartition(".")[2] for name in changeable)]
-            )
-            raise SettingError(key, f"no such setting{suggestion}; there are {listed}")
-        value = _parsed(word)
+        name = word.partition("=")[0]
+        if meant(name, hints) and not meant(name, changeable):
+            rule = f"cannot be changed in a session, only {', '.join(changeable)}"
+            raise SettingError(name, rule)
+    known = {name: hint for name, hint in hints.items() if name in changeable}
+    _, overrides, _ = for_hydra(words, "compare", known)
+    tree = dataclasses.asdict(settings)
+    for override in overrides:
+        name = override.partition("=")[0]
+        value = _parsed(override)
         if value is _UNREADABLE:
-            raise SettingError(key, "has a value that cannot be read")
-        *groups, last = setting.split(".")
+            raise SettingError(name, "has a value that cannot be read")
+        *groups, last = name.split(".")
         functools.reduce(operator.getitem, groups, tree)[last] = value
     return from_config(type(settings), tree)

@@ -19,7 +19,7 @@ from harness.menu.conversion import setting_hints
 from harness.menu.typed import changed, for_hydra, from_keywords, without_dashes
 from some_settings import settings_of
 
-KNOWN = setting_hints(LatencySettings)
+KNOWN = setting_hints(LatencySettings) | {"prompt": str}
 
 
 def overrides(*words: str) -> list[str]:
@@ -59,7 +59,7 @@ def value_of(argument: str) -> Any:
             (plain, plain)
             for plain in (
                 *("seed=1", "dtype=float16", "draft.dtype=float16", "prompts=gsm8k"),
-                *("model.temperature=2", "+temperature=1", "hydra.run.dir=x", "mine=1"),
+                *("model.architecture.layers=2", "+temperature=1", "hydra.run.dir=x"),
                 *("model=7B,13B", "draft=glob(tiny*)", "+pair=7B+none", "prompt='a','b'"),
             )
         ],
@@ -195,15 +195,15 @@ def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) 
         ("temperature=-1", "decoding.temperature=-1.0: must not be negative"),
         ("temperature=warm", "decoding.temperature=warm: must be a number"),
         ("view=text temperature=1 top_pp=3", "top_pp: no such setting"),
-        ("tempratur=1", "tempratur: no such setting (did you mean temperature?)"),
+        ("tempratur=1", "tempratur: no such setting (did you mean decoding.temperature?)"),
         (
             "decoding.tempratur=1",
             "decoding.tempratur: no such setting (did you mean decoding.temperature?)",
         ),
         ("model=13B", "model: cannot be changed in a session, only decoding.temperature"),
-        ("temperature 1", ":set=temperature: is followed by key=value"),
+        ("temperature 1", "temperature: is typed with an equals sign and no spaces"),
         ("temperature=", "decoding.temperature=: must be a number"),
-        ("temperature={", "temperature: has a value that cannot be read"),
+        ("temperature={", "decoding.temperature: has a value that cannot be read"),
         ("lenience=0.5", "decoding.lenience=0.5: below 1 needs decoding.rule=google"),
     ],
 )
