@@ -96,7 +96,11 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     # Nothing happens on an empty line; a mistake is reported in one line, and the session goes on.
     terminal.type(ENTER)
     ask(terminal, ":set temperature=-1", "decoding.temperature=-1.0: must not be negative")
-    ask(terminal, ":set tempratur=1", "tempratur: no such setting (did you mean temperature?)")
+    ask(
+        terminal,
+        ":set tempratur=1",
+        "tempratur: no such setting (did you mean decoding.temperature?)",
+    )
     ask(terminal, ":set model=7B", "model: cannot be changed in a session")
     ask(terminal, ":hlp", ":hlp: no such command (did you mean :help?)")
     ask(terminal, ":help", "Ctrl-C stops a generation.")
