@@ -16,8 +16,7 @@ import common
 import torch
 from transformers import PreTrainedModel
 
-from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
-from harness.commands.eval.tasks import tokens_with
+from harness.commands.eval.tasks import OPERATIONS, DrawnTask, tokens_with
 from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation

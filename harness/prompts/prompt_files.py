@@ -5,8 +5,9 @@ values.
 from __future__ import annotations
 
 import codecs
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +98,8 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
     Raises:
         BadFile: if the file cannot be read; for a line that is not JSON, once the rows reach it.
     """
-    if path.suffix == ".txt":
-        return _texts(_lines(path, source))
-    if path.suffix == ".jsonl":
-        return _json_lines(_lines(path, source))
-    if path.suffix == ".json":
-        return _json_array("\n".join(_lines(path, source)))
-    return _table(path, source)
-
-
-def _raw(path: Path, source: str | None) -> bytes:
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         origin = f"; {source}" if source else ""
         if not path.parent.is_dir():
@@ -117,35 +108,27 @@ def _raw(path: Path, source: str | None) -> bytes:
         raise BadFile(f"no such file{nearest(path.name, neighbours)}{origin}") from None
     except OSError as error:
         raise BadFile(f"cannot be read ({error.strerror})") from None
-
-
-def _lines(path: Path, source: str | None) -> list[str]:
-    raw = _raw(path, source).removeprefix(codecs.BOM_UTF8)
+    if path.suffix in (".csv", ".parquet"):
+        return enumerate(_table(content, path.suffix), start=1)
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
-        # Not splitlines(): it also splits at characters that may occur within a prompt, such as
-        # U+2028 and form feed.
-        return raw.decode("utf-8").replace("\r\n", "\n").split("\n")
+        text = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
-
-
-def _texts(lines: list[str]) -> Iterator[NumberedRow]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield number, line
-
-
-def _json_lines(lines: list[str]) -> Iterator[NumberedRow]:
-    for number, line in _texts(lines):
-        yield number, _parsed(line, f"line {number}")
-
-
-def _json_array(text: str) -> Iterator[NumberedRow]:
-    rows = _parsed(text, "the file")
-    if not isinstance(rows, list):
-        raise BadFile("must hold a JSON array of objects; a file of one object per line is .jsonl")
-    return enumerate(rows, start=1)
+    if path.suffix == ".json":
+        rows = _parsed(text, "the file")
+        if not isinstance(rows, list):
+            rule = "must hold a JSON array of objects; a file of one object per line is .jsonl"
+            raise BadFile(rule)
+        return enumerate(rows, start=1)
+    # Not splitlines(): it also splits at characters that may occur within a prompt, such as
+    # U+2028 and form feed.
+    lines = enumerate(text.split("\n"), start=1)
+    texts = ((number, line) for number, line in lines if line.strip())
+    if path.suffix == ".txt":
+        return texts
+    return ((number, _parsed(line, f"line {number}")) for number, line in texts)
 
 
 def _parsed(text: str, place: str) -> Any:
@@ -159,29 +142,24 @@ def _parsed(text: str, place: str) -> Any:
         raise BadFile(f"{place} {rule}") from None
 
 
-def _table(path: Path, source: str | None) -> Iterator[NumberedRow]:
-    """The rows of a `.csv` or `.parquet` file."""
+def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
+    """The rows of a `.csv` or `.parquet` file, by column."""
     import pandas
 
-    # An absent file is explained as any other is.
-    if not path.is_file():
-        _raw(path, source)
-    read: Callable[..., Any] = pandas.read_parquet
-    options: dict[str, Any] = {"engine": "pyarrow"}
-    if path.suffix == ".csv":
-        read = pandas.read_csv
-        options = {"dtype": str, "keep_default_na": False}
+    file = io.BytesIO(content)
     try:
-        table = read(path, **options)
+        if suffix == ".csv":
+            table = pandas.read_csv(file, dtype=str, keep_default_na=False)
+        else:
+            table = pandas.read_parquet(file, engine="pyarrow")
     except ImportError:
         raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
     except (OSError, ValueError) as error:
-        raise BadFile(f"cannot be read as {path.suffix} ({first_line(error)})") from None
-    table.columns = [str(column) for column in table.columns]
-    rows = [
-        {name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")
+        raise BadFile(f"cannot be read as {suffix} ({first_line(error)})") from None
+    return [
+        {str(column): _plain(value) for column, value in row.items()}
+        for row in table.to_dict("records")
     ]
-    return enumerate(rows, start=1)
 
 
 def _plain(value: Any) -> Any:

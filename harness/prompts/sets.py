@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
-from harness.prompts.lengths import of_lengths
 from harness.prompts.prompt_files import BadFile, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
@@ -40,6 +39,9 @@ _PLACEHOLDER = re.compile(
     r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
     re.I | re.S,
 )
+# More characters than tokens of natural text have, so that a text has enough tokens in any language
+# and vocabulary.
+_CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
 # Names of lines or categories in a message.
@@ -213,7 +215,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         except BadFile as bad:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
-        read = _cut(read, settings)
+        read = _cut(read, settings.lengths)
     prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
     contents = [
         json.dumps([prompt.text, prompt.messages, *filter(None, (prompt.num_tokens, prompt.turns))])
@@ -226,6 +228,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
 def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
     """The prompts of one file; of several files each is a category."""
     prompts = []
+    category = path.stem if len(settings.files) > 1 else None
     for number, row in read_rows(path, settings.source):
         if isinstance(row, dict) and row.get("arm") == "speculative":
             continue  # of a run of `latency`, whose regular arm answered the same prompt
@@ -234,9 +237,9 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
         except BadFile as bad:
             place = "line" if path.suffix in (".txt", ".jsonl") else "row"
             raise BadFile(f"{place} {number} {bad}") from None
-        if prompt.category is None and len(settings.files) > 1:
-            prompt = dataclasses.replace(prompt, category=path.stem)
-        prompts.append(dataclasses.replace(prompt, line=number))
+        prompts.append(
+            dataclasses.replace(prompt, line=number, category=prompt.category or category)
+        )
     if not prompts:
         raise BadFile("the file holds no prompts")
     placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
@@ -250,15 +253,37 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
     return prompts
 
 
-def _cut(documents: Sequence[Prompt], settings: PromptSettings) -> list[Prompt]:
-    """Prompts of the lengths that the settings name, each length a category."""
-    texts = [document.text for document in documents]
-    return [
-        Prompt(text, f"{length} tokens", line=document.line, num_tokens=length)
-        for document, (text, length) in zip(
-            documents, of_lengths(texts, settings.lengths), strict=True
+def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
+    """For each document a prompt that begins with it and is to be cut to one of the lengths, its category.
+
+    Lengths are dealt out in turn: with lengths 512 and 4096, documents 0, 2, 4, ... begin texts of
+    512 tokens. A text goes on with the documents that follow, the first ones after the last, and
+    has none twice: repeated text would be easy to predict.
+
+    Args:
+        lengths: numbers of tokens.
+
+    Raises:
+        SettingError: the documents together are too short.
+    """
+    most = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
+    if most < max(lengths):
+        rule = f"the texts of this set are enough for {most:,} tokens"
+        raise SettingError("prompts.lengths", rule, max(lengths))
+    prompts = []
+    for first, document in enumerate(documents):
+        length = lengths[first % len(lengths)]
+        num_characters = _CHARACTERS_PER_TOKEN * length
+        text = document.text
+        for following in [*documents[first + 1 :], *documents[:first]]:
+            if len(text) >= num_characters:
+                break
+            text = f"{text}\n\n{following.text}"
+        category = f"{length} tokens"
+        prompts.append(
+            Prompt(text[:num_characters], category, line=document.line, num_tokens=length)
         )
-    ]
+    return prompts
 
 
 def _from_row(row: Any, settings: PromptSettings) -> Prompt:
@@ -267,21 +292,22 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
         row = {"prompt": row}
     if not isinstance(row, dict):
         raise BadFile("must be an object with prompt, turns or messages")
-    renamed = _with_known_columns(row, settings)
-    category = None if renamed.get("category") in (None, "") else str(renamed["category"])
-    prompt = dataclasses.replace(_prompt(renamed), category=category)
-    completion = renamed.get("token_ids") or renamed.get("completion")
-    if completion:
-        prompt = dataclasses.replace(prompt, completion=_completion(completion))
-    if settings.turns == "first" or len(prompt.turns) == 1:
-        prompt = dataclasses.replace(prompt, turns=())
-    if settings.system is None:
-        return prompt
-    chat = prompt.chat()
-    if chat[0]["role"] == "system":
-        raise BadFile("has a system prompt already, besides prompts.system")
-    system = {"role": "system", "content": settings.system}
-    return dataclasses.replace(prompt, messages=(system, *chat))
+    columns = _with_known_columns(row, settings)
+    prompt = _prompt(columns)
+    category = None if columns.get("category") in (None, "") else str(columns["category"])
+    completion = prompt.completion
+    if answer := columns.get("token_ids") or columns.get("completion"):
+        completion = _completion(answer)
+    turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
+    messages = prompt.messages
+    if settings.system is not None:
+        chat = prompt.chat()
+        if chat[0]["role"] == "system":
+            raise BadFile("has a system prompt already, besides prompts.system")
+        messages = ({"role": "system", "content": settings.system}, *chat)
+    return dataclasses.replace(
+        prompt, category=category, completion=completion, turns=turns, messages=messages
+    )
 
 
 def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.commands.eval.drawn_tasks import OPERATIONS
 from harness.commands.eval.record import Task
+from harness.commands.eval.tasks import OPERATIONS
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import (

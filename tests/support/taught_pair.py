@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from harness.commands.eval.drawn_tasks import OPERATIONS
+from harness.commands.eval.tasks import OPERATIONS
 from tiny_checkpoints import make_tokenizer
 
 OPERANDS = (1, 3)

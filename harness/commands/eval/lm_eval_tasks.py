@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from harness.commands.eval.record import LM_EVAL
 from harness.commands.eval.tasks import Judgement, Problem, Task
@@ -70,7 +71,10 @@ class LmEvalTask(Task):
         self._loaded = _load(task)
         _refuse_what_is_not_text(task, self._loaded)
         self._instances = _build_instances(task, self._loaded)
-        generation = _generation_settings(task, self._instances)
+        generation: Mapping[str, Any] = self._instances[0].args[1]
+        if any(instance.args[1] != generation for instance in self._instances):
+            rule = "must have the same generation_kwargs for all questions"
+            raise SettingError("task", rule, task)
         until = generation.get("until") or ()
         self.ends = (until,) if isinstance(until, str) else tuple(until)
         limits = [generation[name] for name in _MAX_TOKENS_NAMES if generation.get(name)]
@@ -82,10 +86,8 @@ class LmEvalTask(Task):
     def origin(self) -> str:
         """A line about the questions and their metric."""
         version = importlib.metadata.version("lm_eval")
-        return (
-            f"task={self.task}: {len(self._instances)} questions by lm-evaluation-harness {version}, "
-            f"scored by {self._metric} (filter {self._filter})"
-        )
+        questions = f"{len(self._instances)} questions by lm-evaluation-harness {version}"
+        return f"task={self.task}: {questions}, scored by {self._metric} (filter {self._filter})"
 
     @property
     def digest(self) -> str:
@@ -95,7 +97,12 @@ class LmEvalTask(Task):
         parts = [self.origin, config, *contexts]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
-    def check_limit(self, max_new_tokens: int) -> None:
+    def check_answer_length(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        max_new_tokens: int,
+    ) -> None:
         """Refuse a limit that would cut off what the task lets a model write."""
         if max_new_tokens < self.max_tokens:
             rule = f"must be at least {self.max_tokens}, the max_gen_toks of {self.task}"
@@ -234,14 +241,6 @@ def _build_instances(task: str, loaded: Any) -> list[Any]:
 
 def _prompt(instance: Any) -> str:
     return str(instance.args[0])
-
-
-def _generation_settings(task: str, instances: Sequence[Any]) -> Mapping[str, Any]:
-    """Return the settings of the generation, which must be the same for all questions."""
-    first: Mapping[str, Any] = instances[0].args[1]
-    if any(instance.args[1] != first for instance in instances):
-        raise SettingError("task", "must have the same generation_kwargs for all questions", task)
-    return first
 
 
 def _source_of(value: Any) -> str:

@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask
 from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tables import eval_answer, eval_details
-from harness.commands.eval.tasks import Problem, Task, tokens_with
+from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
 from harness.engines.protocol import Question, in_batches
 from harness.engines.timing import Generation
 from harness.measuring.interleaving import ask_all
@@ -72,9 +71,7 @@ class Evaluation(Experiment):
             operation = OPERATIONS[settings.task]
             self.task = DrawnTask(operation, settings.operands, settings.replacement)
         else:
-            lm_eval_task = LmEvalTask(settings.task)
-            lm_eval_task.check_limit(settings.decoding.max_new_tokens)
-            self.task = lm_eval_task
+            self.task = LmEvalTask(settings.task)
         self.problems: list[Problem] = []
         for seed in settings.seeds:
             self.problems += self.task.problems(seed, settings.num_prompts)
@@ -104,15 +101,21 @@ class Evaluation(Experiment):
 
         A seed without an answer, because the run ended before, has no row.
         """
-        answers = self.answers or self._left_behind(session)
+        answers = self.answers
+        if not answers:
+            # Those that this run's process wrote to its directory before it died.
+            written = read_answers(session.directory / PROMPTS_FILE)
+            answers = self._complete([row for row in written if row.run == session.run])
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
             answered = [problem for problem in problems if problem.key in answers]
             if answered or seed == "all":
+                texts = "\n".join(problem.prompt for problem in problems)
                 columns = {
                     "seed": str(seed),
-                    "prompts_digest": _digest(problems),
+                    # Of the texts of the questions.
+                    "prompts_digest": hashlib.sha256(texts.encode()).hexdigest()[:12],
                     "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
                 for arm in _arms(answers) or self.settings.arms:
@@ -138,6 +141,7 @@ class Evaluation(Experiment):
             if not is_greedy or problem is first_asked[problem.prompt]
         ]
         of_arm = [answers[problem.key][arm] for problem in answered]
+        times = [answer.time_ms for answer in of_arm]
         compared: dict[str, Any] = {}
         # Where an arm failed, the other may have done more work.
         has_regular = "regular" in _arms(answers)
@@ -147,11 +151,11 @@ class Evaluation(Experiment):
                 mine.completion == theirs.completion
                 for mine, theirs in zip(regular, of_arm, strict=True)
             ]
-            first = [by_arm["regular"].correct for by_arm in counted]
-            second = [by_arm[arm].correct for by_arm in counted]
+            regular_correct = [by_arm["regular"].correct for by_arm in counted]
+            arm_correct = [by_arm[arm].correct for by_arm in counted]
             compared = {
-                "difference": difference_of_paired_proportions(first, second),
-                "mcnemar_p_value": mcnemar_p_value(first, second),
+                "difference": difference_of_paired_proportions(regular_correct, arm_correct),
+                "mcnemar_p_value": mcnemar_p_value(regular_correct, arm_correct),
                 # Sampled texts may differ; greedy ones must not.
                 "identical_prompts": sum(identical) if is_greedy else None,
             }
@@ -174,17 +178,17 @@ class Evaluation(Experiment):
             operands=self.task.operands_column,
             metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
+            num_prompts=len(of_arm),
             num_different_prompts=len(first_asked),
+            num_correct=sum(answer.correct for answer in of_arm),
+            num_parsed=sum(answer.answer is not None for answer in of_arm),
+            num_tokens=sum(answer.num_tokens for answer in of_arm),
+            ms_per_answer=statistics.fmean(times) if times else None,
+            acceptance=Acceptance.of(outcome for answer in of_arm for outcome in answer.outcomes),
             **accuracies,
             **columns,
             **compared,
-            **_figures(of_arm),
         )
-
-    def _left_behind(self, session: Session) -> StoredAnswers:
-        """The answers that this run's process wrote to its directory before it died."""
-        rows = read_answers(session.directory / PROMPTS_FILE)
-        return self._complete([row for row in rows if row.run == session.run])
 
     def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
         """Take over the answers of earlier runs of the same measurement."""
@@ -305,12 +309,6 @@ class Evaluation(Experiment):
 EXPERIMENT = Evaluation
 
 
-def _digest(problems: Sequence[Problem]) -> str:
-    """12 hex digits of the texts of questions."""
-    texts = "\n".join(problem.prompt for problem in problems)
-    return hashlib.sha256(texts.encode()).hexdigest()[:12]
-
-
 def _arms(answers: StoredAnswers) -> list[str]:
     return sorted({arm for by_arm in answers.values() for arm in by_arm})
 
@@ -320,16 +318,3 @@ def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
     for row in rows:
         answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row
     return answers
-
-
-def _figures(answers: Sequence[AnswerRow]) -> dict[str, Any]:
-    """The columns that count all answers of one arm."""
-    times = [answer.time_ms for answer in answers]
-    return {
-        "acceptance": Acceptance.of(outcome for answer in answers for outcome in answer.outcomes),
-        "num_prompts": len(answers),
-        "num_correct": sum(answer.correct for answer in answers),
-        "num_parsed": sum(answer.answer is not None for answer in answers),
-        "num_tokens": sum(answer.num_tokens for answer in answers),
-        "ms_per_answer": statistics.fmean(times) if times else None,
-    }

@@ -132,7 +132,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
 
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
-    """Whether the arms' accuracies differ, in sentences; of a single run also what that covers."""
+    """Whether the arms' accuracies differ, in sentences; of one run also what was measured and would change it."""
     compared = []
     for run in runs:
         if run.status == "ok":
@@ -140,7 +140,17 @@ def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
     if not compared:
         return []
     if len(compared) == 1:
-        return _answer(compared[0])
+        row = compared[0]
+        finding = _finding(row)
+        measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
+        change = None
+        if not _differs(row) and row.difference is not None and row.difference.low < 0:
+            lost = f"a loss of up to {-100 * row.difference.low:.1f} points is not excluded"
+            change = (
+                f"What would change it: {lost}; four times the questions would halve the interval."
+            )
+        verdict = Line(f"Accuracy: {finding.text} ({finding.more})", finding.style)
+        return [verdict, *sentences("plain", measured, change)]
     differing = [
         f"{pair_name(row)} by {100 * row.difference.estimate:+.1f} points"
         for row in compared
@@ -154,38 +164,8 @@ def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
     return [Line(text, "strong")]
 
 
-def _answer(row: EvalRow) -> list[Line]:
-    """The answer of one evaluation, what it covers, and what would change it."""
-    measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
-    change = None
-    if not _differs(row) and row.difference is not None and row.difference.low < 0:
-        lost = f"a loss of up to {-100 * row.difference.low:.1f} points is not excluded"
-        change = f"What would change it: {lost}; four times the questions would halve the interval."
-    return [_verdict(row), *sentences("plain", measured, change)]
-
-
 def _differs(row: EvalRow) -> bool:
     return row.mcnemar_p_value is not None and row.mcnemar_p_value < _SIGNIFICANT
-
-
-def _verdict(row: EvalRow) -> Line:
-    """The difference between the arms, and whether it is significant.
-
-    `The speculative arm's accuracy differs: +1.0 percentage points (95 % interval 0.2 to 1.8; McNemar
-    p = 0.01).`
-    """
-    verdict = "No significant difference in accuracy between the arms: speculative minus regular is"
-    if _differs(row):
-        verdict = "The speculative arm's accuracy differs:"
-    figures = []
-    difference = row.difference or Interval(0.0)
-    if bounds := interval(difference, digits=1, scale=100):
-        figures.append(f"95 % interval {bounds}")
-    if row.mcnemar_p_value is not None:
-        figures.append(f"McNemar p = {row.mcnemar_p_value:.2g}")
-    certainty = f" ({'; '.join(figures)})" if figures else ""
-    points = f"{100 * difference.estimate:+.1f} percentage points"
-    return Line(f"{verdict} {points}{certainty}.", "strong")
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
@@ -267,10 +247,6 @@ def _difference(difference: Interval) -> str:
 def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
     row = merged[-1]
     lines = []
-    if row.status == "failed":
-        lines.append(Line(f"No verdict: {row.error}.", "warning"))
-    elif row.difference is not None and row.mcnemar_p_value is not None:
-        lines.append(_verdict(row))
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
     repeated = resumed = None

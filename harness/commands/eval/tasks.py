@@ -1,17 +1,33 @@
-"""The interface of a task of `eval`: its questions, where completions end, and how they are judged.
+"""Tasks of `eval`: their questions, where completions end, and how they are judged.
 
-`drawn_tasks` and `lm_eval_tasks` have the two kinds of tasks.
+`Task` is the interface. Here are the tasks with drawn operands; `lm_eval_tasks` has the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from harness.commands.published import MULTIPLICATION_ACCURACY
+from harness.config.errors import SettingError
+from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
+
+# Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
+_INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
+
+# Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
+_LONGEST_LINE = 4000
+
+# Operands that the published accuracies are for.
+_PUBLISHED_OPERANDS = (1, 99)
 
 
 @dataclass(frozen=True)
@@ -93,11 +109,129 @@ class Task(Protocol):
         """Raise SettingError where a token limit would cut off a correct answer, as far as that is
         known.
         """
-        return
 
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
         """Accuracies that others measured for this model, by arm."""
         return {}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A few-shot question about two whole numbers; the model continues with the answer and ends the
+    line.
+
+    Attributes:
+        prompt: from both operands to the text of the question.
+        expected: from both operands to the correct answer.
+        published: accuracies that others measured for operands from 1 to 99: model preset -> arm ->
+            proportion.
+    """
+
+    prompt: Callable[[int, int], str]
+    expected: Callable[[int, int], int]
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+# By the value of the setting `task`.
+OPERATIONS: Mapping[str, Operation] = {
+    "addition": Operation(
+        prompt=lambda a, b: f"8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n{a} + {b} =",
+        expected=operator.add,
+    ),
+    # The evaluation that came with llama-ssp.
+    "multiplication": Operation(
+        prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
+        expected=operator.mul,
+        published=MULTIPLICATION_ACCURACY,
+    ),
+}
+
+
+class DrawnTask(Task):
+    """One operation on operands drawn uniformly.
+
+    Args:
+        operands: the lowest and the highest, both included.
+        replacement: whether a question may come again before all others have come.
+    """
+
+    ends = ("\n",)
+
+    def __init__(
+        self, operation: Operation, operands: tuple[int, int], replacement: bool = False
+    ) -> None:
+        self.operation = operation
+        self.operands = operands
+        self.replacement = replacement
+        self.operands_column = "-".join(map(str, operands))
+
+    def problems(self, seed: int, count: int) -> list[Problem]:
+        problems = []
+        for index, (a, b) in enumerate(itertools.islice(self._pairs(seed, count), count)):
+            problem = Problem(
+                seed,
+                index,
+                a=a,
+                b=b,
+                expected=str(self.operation.expected(a, b)),
+                prompt=self.operation.prompt(a, b),
+            )
+            problems.append(problem)
+        return problems
+
+    def _pairs(self, seed: int, num_at_once: int) -> Iterator[tuple[int, int]]:
+        """Pairs of operands without end; those of another `num_at_once` are the same."""
+        low, high = self.operands
+        num_different = (high - low + 1) ** 2
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+        seen: set[tuple[int, int]] = set()
+        while True:
+            drawn = generator.integers(low, high, size=(num_at_once, 2), endpoint=True)
+            for a, b in drawn.tolist():
+                if len(seen) == num_different:
+                    seen.clear()
+                if self.replacement or (a, b) not in seen:
+                    yield a, b
+                    seen.add((a, b))
+
+    def judge(self, text: str, problem: Problem) -> Judgement:
+        """Read the first integer of the first line as the answer."""
+        line, number = read_answer(text)
+        answer = None if number is None else str(number)
+        return Judgement(line, answer, answer == problem.expected)
+
+    def check_answer_length(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        max_new_tokens: int,
+    ) -> None:
+        """Raise a SettingError unless every expected answer fits."""
+        questions = [problem.prompt for problem in problems]
+        answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
+        question_tokens = tokenizer(questions)["input_ids"]
+        answered_tokens = tokenizer(answered)["input_ids"]
+        lengths = [
+            len(whole) - len(question)
+            for question, whole in zip(question_tokens, answered_tokens, strict=True)
+        ]
+        needed = max(lengths)
+        if needed > max_new_tokens:
+            answer = problems[lengths.index(needed)].expected
+            rule = f"the answer {answer} takes {needed} tokens and would be cut off"
+            raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+
+    def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
+        if self.operands != _PUBLISHED_OPERANDS or model.quantization != "none":
+            return {}
+        return self.operation.published.get(without_suffixes(model.name), {})
+
+
+def read_answer(completion: str) -> tuple[str, int | None]:
+    """A completion's first line, and the first integer in it; None if there is none."""
+    line = completion.partition("\n")[0]
+    match = _INTEGER.search(line[:_LONGEST_LINE])
+    return line, int(match[0].replace(",", "")) if match else None
 
 
 def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:

@@ -292,7 +292,7 @@ def test_the_table_says_what_was_found(
     evaluate()
     shown = capsys.readouterr().out
     assert "identical on all 40 questions" in shown
-    assert "No significant difference" in shown
+    assert "no significant difference" in shown
     assert "earlier runs" not in shown
     evaluate()
     assert mentions(capsys.readouterr().out, "80 of 80 answers", "earlier runs")

@@ -322,7 +322,7 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
 def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
     report = build([write(tmp_path / "eval.csv", eval_run())])
     answer, covers, changes = (line.text for line in report.headlines)
-    assert mentions(answer, "No significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
+    assert mentions(answer, "no significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
     assert mentions(covers, "13B with 7B", "NVIDIA A100", "multiplication of 1 to 99")
     assert mentions(changes, "up to 3.0 points")
 

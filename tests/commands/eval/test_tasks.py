@@ -4,8 +4,13 @@ from collections import Counter
 
 import pytest
 
-from harness.commands.eval.drawn_tasks import OPERATIONS, DrawnTask, read_answer
-from harness.commands.eval.tasks import Judgement, tokens_with
+from harness.commands.eval.tasks import (
+    OPERATIONS,
+    DrawnTask,
+    Judgement,
+    read_answer,
+    tokens_with,
+)
 from harness.config.errors import SettingError
 from tiny_checkpoints import make_tokenizer
 
