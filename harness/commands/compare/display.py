@@ -10,11 +10,10 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -34,22 +33,16 @@ _SIDE_BY_SIDE = 60
 _GUTTER = 3
 
 
-class _Look(NamedTuple):
-    """How tokens of an origin are shown: in a style, or between marks where there is no colour."""
-
-    style: Style
-    before: str = ""
-    after: str = ""
-
-
 # Colours of Okabe and Ito's palette, which the common kinds of colour-blindness keep apart;
 # underline and bold help.
-_LOOKS = {
-    Origin.TARGET: _Look(Style()),
-    Origin.DRAFT: _Look(Style(color="#009E73")),
-    Origin.RECOVERED: _Look(Style(color="#D55E00", underline=True), "[", "]"),
-    Origin.BONUS: _Look(Style(color="#CC79A7", bold=True), "{", "}"),
+_STYLES = {
+    Origin.TARGET: "",
+    Origin.DRAFT: "#009E73",
+    Origin.RECOVERED: "underline #D55E00",
+    Origin.BONUS: "bold #CC79A7",
 }
+# What stands around a token where there is no colour.
+_MARKS = {Origin.RECOVERED: ("[", "]"), Origin.BONUS: ("{", "}")}
 _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
 
@@ -213,9 +206,10 @@ def show_race(
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
-        console.print(
-            f"Both were measured, one after the other. Replayed {_in_words(speed)}.", style="dim"
-        )
+        in_words = "at real speed"
+        if speed != 1:
+            in_words = f"{speed:.2g}× faster" if speed > 1 else f"{1 / speed:.2g}× slower"
+        console.print(f"Both were measured, one after the other. Replayed {in_words}.", style="dim")
         with _screen(console) as draw, contextlib.suppress(KeyboardInterrupt):
             began = time.perf_counter()
             at = 0.0
@@ -228,14 +222,6 @@ def show_race(
     for lane in lanes:
         lane.end()
     console.print(view(lanes))
-
-
-def _in_words(speed: float) -> str:
-    if speed < 1:
-        return f"{1 / speed:.2g}× slower"
-    if speed > 1:
-        return f"{speed:.2g}× faster"
-    return "at real speed"
 
 
 @contextlib.contextmanager
@@ -253,17 +239,17 @@ def _token(text: str, origin: Origin, marks: bool) -> Text:
     Space around a word stays outside of the marks, so that words stay apart: ` the` -> ` [the]`.
     """
     text = visible(text)
-    look = _LOOKS[origin]
     word = text.strip()
     start = text.index(word)
     space_before = text[:start]
     space_after = text[start + len(word) :]
     if not marks:
-        return Text.assemble(space_before, (word, look.style), space_after)
+        return Text.assemble(space_before, (word, _STYLES[origin]), space_after)
+    if origin not in _MARKS or not text:
+        return Text(text)
+    opening, closing = _MARKS[origin]
     if word:
-        return Text(f"{space_before}{look.before}{word}{look.after}{space_after}")
-    if text and look.before:
-        # A token of nothing but space is named.
-        name = "⏎" if "\n" in text else "␣"
-        return Text(f"{look.before}{name}{look.after}{text}")
-    return Text(text)
+        return Text(f"{space_before}{opening}{word}{closing}{space_after}")
+    # A token of nothing but space is named.
+    name = "⏎" if "\n" in text else "␣"
+    return Text(f"{opening}{name}{closing}{text}")

@@ -115,8 +115,15 @@ class Compare(Experiment):
                 continue
             num_lines += 1
             try:
-                if self._take(session, line):
+                if not line.startswith(":"):
+                    self._race(session, line)
+                    # A closed stdout means that nobody reads further races.
+                    if self._console.reader_has_left and not self.settings.json:
+                        break
+                elif line.split()[0] in (":quit", ":q", ":exit"):
                     break
+                else:
+                    self._say(_obey(line, session), "dim")
             except KeyboardInterrupt as interrupt:
                 # One that carries a message is not the user's Ctrl-C but a signal to end
                 # (`sweep.signals`).
@@ -134,17 +141,6 @@ class Compare(Experiment):
             raise SettingError("prompt", rule)
         if num_failed and not self._interactive:
             raise RunError(f"{num_failed} of {num_lines} lines failed")
-
-    def _take(self, session: Session, line: str) -> bool:
-        """Race a prompt or obey a command. Returns whether no more lines are to be taken."""
-        if line.startswith(":"):
-            if line.split()[0] in (":quit", ":q", ":exit"):
-                return True
-            self._say(_obey(line, session), "dim")
-            return False
-        self._race(session, line)
-        # A closed stdout means that nobody reads further races.
-        return self._console.reader_has_left and not self.settings.json
 
     def _race(self, session: Session, prompt: str) -> None:
         """Run one prompt through every arm, show the race, and write its row, however it ends."""
@@ -185,26 +181,14 @@ class Compare(Experiment):
             if row.why_no_verdict is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
-        self._show(row, engine, list(laps.values()), rejected, session, token_ids)
-
-    def _show(
-        self,
-        row: CompareRow,
-        engine: Engine,
-        laps: Sequence[Generation],
-        rejected: Sequence[Rejection] | None,
-        session: Session,
-        token_ids: Sequence[int],
-    ) -> None:
-        """Show a race that has ended, as the settings ask."""
-        settings: Any = session.settings
         tells_drafts = engine.arms[-1].tells_drafts
         if settings.json:
-            speculative = laps[1] if len(laps) > 1 else None
+            speculative = laps.get("speculative")
             _print_json(_record(row, speculative, tells_drafts, rejected, session.tokenizer))
             return
         if settings.view == "race":
-            show_race(self._console, laps, session.tokenizer, token_ids, tells_drafts)
+            both = list(laps.values())
+            show_race(self._console, both, session.tokenizer, token_ids, tells_drafts)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
@@ -35,9 +34,16 @@ def verdict(row: CompareRow) -> Document:
         f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
     ]
     no_verdict = row.why_no_verdict
-    is_one_arm = row.speedup is None and no_verdict is None
-    if is_one_arm:
+    if row.speedup is None and no_verdict is None:
         return sentences("warning", *not_real)
+    headline = f"No verdict: {no_verdict}"
+    if no_verdict is None and row.speedup is not None:
+        part = "in this race"
+        if row.num_compared is not None:
+            is_shorter = (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0)
+            shorter = "speculative" if is_shorter else "regular"
+            part = f"over the first {row.num_compared} tokens, where the {shorter} text ends"
+        headline = f"{times(row.speedup)} {part}"
     accepted = "nothing was drafted"
     if is_elsewhere(row.engine):
         accepted = "the server does not tell how many draft tokens it accepted"
@@ -47,29 +53,13 @@ def verdict(row: CompareRow) -> Document:
         if tokens := tokens_per_iteration(row):
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
-        Line(f"{_headline(row, no_verdict)} · {accepted}", "strong"),
+        Line(f"{headline} · {accepted}", "strong"),
         Line(_identity(row), "dim"),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
     if no_verdict is not None and not row.ignore_eos:
         lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
     return lines
-
-
-def _headline(row: CompareRow, no_verdict: str | None) -> str:
-    """The speed-up, or why there is none."""
-    if no_verdict is not None or row.speedup is None:
-        return f"No verdict: {no_verdict}"
-    part = "in this race" if row.num_compared is None else _beginning(row)
-    return f"{times(row.speedup)} {part}"
-
-
-def _beginning(row: CompareRow) -> str:
-    """The part of the texts that was compared."""
-    shorter = "regular"
-    if (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0):
-        shorter = "speculative"
-    return f"over the first {row.num_compared} tokens, where the {shorter} text ends"
 
 
 def rejections(rejected: Sequence[Rejection] | None) -> Document:
@@ -102,7 +92,18 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     for name, row in zip(told_apart(timed), timed, strict=True):
         cell = f"{name.pair}\n{' · '.join(name.settings.values())}".strip()
         races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
-    lines = [TableRow((*key, *_medians(races))) for key, races in races_by_name.items()]
+    lines = []
+    for (cell, num_draft_tokens), races in races_by_name.items():
+        compared = [row for row in races if row.why_no_verdict is None]
+        speedups = [row.speedup for row in compared if row.speedup is not None]
+        rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
+        median = statistics.median(speedups) if speedups else None
+        least_to_most = None
+        if len(speedups) > 1:
+            least_to_most = f"{min(speedups):.2f} to {max(speedups):.2f}"
+        accepted = statistics.fmean(rates) if rates else None
+        figures = (cell, num_draft_tokens, len(races), median, least_to_most, accepted)
+        lines.append(TableRow(figures))
     columns = (
         Column("pair", text=True),
         Column("K", identifies_row=True),
@@ -115,19 +116,6 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     if common := common_settings(timed):
         about = f"{common}. {about}"
     return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
-
-
-def _medians(races: Sequence[CompareRow]) -> tuple[Any, ...]:
-    """How many races there are, their median speed-up and its range, and their mean acceptance."""
-    compared = [row for row in races if row.why_no_verdict is None]
-    speedups = [row.speedup for row in compared if row.speedup is not None]
-    rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
-    median = statistics.median(speedups) if speedups else None
-    least_to_most = None
-    if len(speedups) > 1:
-        least_to_most = f"{min(speedups):.2f} to {max(speedups):.2f}"
-    accepted = statistics.fmean(rates) if rates else None
-    return len(races), median, least_to_most, accepted
 
 
 def _quoted(token: str) -> str:
