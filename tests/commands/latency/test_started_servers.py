@@ -244,31 +244,23 @@ def test_another_version_of_a_program_is_another_measurement(
     assert results()["measurement"].nunique() == 2
 
 
-def test_our_own_server_is_started(harness: Harness) -> None:
-    """Once more with its draft loaded and nothing drafted."""
-    harness("latency", "engine=harness_server", *QUICK, "K=3", "engine.blocks=0", "engine.tax=true")
+def test_our_own_server_is_started(harness: Harness, tmp_path: Path) -> None:
+    """With the model that is set beside a preset, for fewer tokens than its first request asks for, and once more with
+    its draft loaded and nothing drafted.
+    """
+    copy = shutil.copytree(SHIPPED / "tiny", tmp_path / "copy")
+    few = ["num_prompts=4", "decoding.max_new_tokens=4", "decoding=greedy", "K=3"]
+    price = ["engine.blocks=0", "engine.tax=true"]
+    harness("latency", "engine=harness_server", f"model.repository={copy}", *few, *price)
     regular, speculative = results().to_dict("records")
+    assert f"model.repository={copy}" in regular["server_command"]
     command = speculative["server_command"]
     assert "draft=none" in command
     assert "decoding.num_draft_tokens=0" in command
     assert speculative["tax"] * speculative["gain"] == pytest.approx(speculative["speedup"])
     assert "draft=tiny_draft" in command
     assert (regular["drafted"], speculative["drafted"]) == (False, True)
-    assert speculative["identical_prompts"] == 9
-
-
-def test_our_own_server_answers_with_fewer_tokens_than_its_first_request_asks_for(
-    harness: Harness,
-) -> None:
-    harness("latency", "engine=harness_server", "num_prompts=2", "tokens=4", "test=true")
-
-
-def test_our_own_server_loads_the_repository_that_is_set_beside_a_preset(
-    harness: Harness, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(SHIPPED / "tiny", tmp_path / "copy")
-    harness("latency", "engine=harness_server", f"model.repository={copy}", "draft=none", *QUICK)
-    assert f"model.repository={copy}" in results().server_command[0]
+    assert speculative["identical_prompts"] == 4
 
 
 def test_a_price_that_cannot_be_had_is_refused(harness: Harness) -> None:
