@@ -7,12 +7,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness.commands.words import device_of, lossy_rule, pair_name, typed_again
+from harness.commands.words import (
+    common_settings,
+    device_of,
+    lossy_rule,
+    pair_name,
+    typed_again,
+)
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
 from harness.tables.table import Answer, Bars, Line, Table
 
-# Steps that an answer has room for; one less below a doubt.
+# Lines of steps that an answer has room for; one less below a doubt.
 _MOST_STEPS = 2
+# Characters of a step, so that it stays on a line of 80.
+_LONGEST_STEP = 70
 
 
 class Step(NamedTuple):
@@ -63,8 +72,11 @@ def answer(
     lines += figures
     shown = [*steps][: _MOST_STEPS - bool(doubts)]
     width = max((len(step.text) for step in shown), default=0)
-    named = [*why]
-    named += [("Next", f"{step.text:{width}}   {step.command}") for step in shown]
+    texts = [f"{step.text:{width}}   {step.command}" for step in shown]
+    if any(len(text) > _LONGEST_STEP for text in texts):
+        # A command that is cut in two cannot be copied: it goes below its reason, in the room of the second step.
+        texts = [f"{shown[0].text}\n{shown[0].command}"]
+    named = [*why, *(("Next", text) for text in texts)]
     if named:
         above = [None, *(name for name, _ in named)]
         labelled = [
@@ -73,3 +85,26 @@ def answer(
         ]
         lines += [Line(""), Table.of_lines("next", labelled)]
     return lines
+
+
+def answer_of_sweep(
+    rows: Sequence[RunRow],
+    findings: Sequence[Line],
+    tables: Sequence[Table],
+    *,
+    doubts: Sequence[str] = (),
+    why: Iterable[tuple[str, str]] = (),
+    steps: Iterable[Step] = (),
+) -> Answer:
+    """The answers of `report`, above short tables.
+
+    Args:
+        rows: one of each run.
+        findings: sentences, the most important first.
+    """
+    pairs = {pair_name(row) for row in rows}
+    what = pairs.pop() if len(pairs) == 1 else counted(len(rows), "run")
+    first, *others = findings or [Line("nothing was compared")]
+    below = [Line(f"  {line.text}", line.style) for line in others]
+    title = " · ".join(filter(None, [what, common_settings(rows)]))
+    return answer(title, first, [*below, *tables], doubts=doubts, why=why, steps=steps)

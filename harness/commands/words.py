@@ -19,7 +19,7 @@ from harness.results.statistics.interval import counted
 from harness.tables.table import UNKNOWN
 
 # Of a command to type, so that it stays on a line.
-_LONGEST_COMMAND = 60
+_LONGEST_COMMAND = 70
 
 
 def title(row: RunRow) -> str:
@@ -33,7 +33,7 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     row = replace(rows[-1], status="ok")
     texts = {column: in_words(row, column) for column in _LINE}
     texts["max_new_tokens"] = _lengths(rows)
-    return " · ".join(filter(None, [*texts.values(), *labels(row)]))
+    return " · ".join(filter(None, texts.values()))
 
 
 def typed_again(changes: str, *, of_sweep: bool = False) -> str:

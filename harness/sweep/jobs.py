@@ -289,6 +289,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
     label = " ".join(manifest.differing(job.overrides))
+    label = label.replace("decoding.num_draft_tokens=", "K=")
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     notes = "; ".join(filter(None, [note, _remaining(manifest, rows_of_sweep)]))
     if notes:

@@ -79,7 +79,7 @@ def print_sweep(
     is_unfinished = len(done) < num_jobs and not is_refused
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
-        line += f"; {_how_to_go_on(rows)} measures what is missing or failed"
+        line += f"\n         {_how_to_go_on(rows)} measures what is missing or failed"
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(line, "dim"))
 
@@ -99,7 +99,7 @@ def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:
     record = COMMANDS[command]
     runs = group(rows)
     if not record.measures:
-        return record.tables(runs), []
+        return record.brief(runs), []
     runs, failures = merge(runs)
     for run in runs:
         run.prompts = run.read_prompts()

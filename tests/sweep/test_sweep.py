@@ -78,13 +78,13 @@ def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> N
 def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     error, sizes = (
         "model: 30B does not fit: it needs 65 GB",
-        {"needed_bytes": 65, "free_bytes": 24, "num_gpus": 2},
+        {"needed_bytes": 65 * 10**9, "free_bytes": 24 * 10**9, "num_gpus": 2},
     )
     rows = [
         PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes)
         for job in ("0", "1")
     ]
-    assert job_line("plan", rows[:1]) == "30B does not fit: it needs 65 GB"
+    assert job_line("plan", rows[:1]) == "does not fit: 65.0 GB in 2 × 24.0 GB"
     print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
     assert capsys.readouterr().err == "  Saved  2 of 2 jobs in plan.csv\n"
 
@@ -113,9 +113,11 @@ def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
         for n in (0, 1)
         for row in eval_run(temperature=float(n))
     ]
+    note_command_line(["eval", "-m", "temperature=0,1"])
     print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
     out, error = capsys.readouterr()
     assert "greedy" in out
+    assert mentions(out, "Next", "harness eval -m temperature=0,1 num_prompts=2000")
     assert error == "  Saved  2 of 2 jobs in eval.csv\n"
 
 

@@ -13,7 +13,7 @@ from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.records.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 
 # Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.
@@ -121,6 +121,12 @@ class AcceptanceCommand(Command):
         from harness.commands.acceptance.tables import comparison
 
         return comparison(runs)
+
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        """The best pair, and a row for each."""
+        from harness.commands.acceptance.tables import acceptance_sweep
+
+        return acceptance_sweep(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """Each pair at its best K."""

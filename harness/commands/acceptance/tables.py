@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
-from harness.commands.answers import Step, answer, heading
+from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.results.files import rows_in
@@ -282,6 +282,36 @@ def _relative(ranked: Ranked | None) -> str:
         return "the best" if not relative.has_bounds else "1.00"
     bounds = interval(relative)
     return f"{relative.estimate:.2f} ({bounds})" if bounds else f"{relative.estimate:.2f}"
+
+
+def acceptance_sweep(runs: Sequence[Run]) -> Answer:
+    """The pair of which most is expected, and a row for each; empty where nothing was read."""
+    named = named_runs([run for run in runs if run.has_figures])
+    if not named:
+        return []
+    bests = [best_row(one.run.rows) for one in named]
+    place = max(
+        range(len(bests)),
+        key=lambda place: (
+            _estimate(bests[place].expected_speedup),
+            _estimate(bests[place].tokens_per_iteration),
+        ),
+    )
+    best = bests[place]
+    expected = f"{named[place].name.pair}: {in_short(named[place].run.rows)}"
+    tables = [table for table in comparison(runs) if isinstance(table, Table)]
+    notes = dict.fromkeys(note for table in tables for note in table.notes)
+    if len(tables) == 1:
+        tables = [tables[0].in_short()]
+    command = f"harness latency {_as_typed(best)}K={best.num_draft_tokens}"
+    return answer_of_sweep(
+        bests,
+        [Line(expected, "strong", "from probabilities alone")],
+        tables,
+        doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
+        why=[("Note", note) for note in notes],
+        steps=[Step("measure it", command)],
+    )
 
 
 def headlines(runs: Sequence[Run]) -> list[Line]:

@@ -120,9 +120,9 @@ class Eval(Command):
         return [accuracy_table(runs)]
 
     def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.eval.tables import accuracy_table
+        from harness.commands.eval.tables import accuracy_sweep
 
-        return [*self.headlines(runs), accuracy_table(runs).in_short()]
+        return accuracy_sweep(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """Whether the arms' accuracies differ."""

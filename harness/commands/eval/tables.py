@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.commands.answers import Step, answer, heading, lossless_again
+from harness.commands.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.tables.run import ACCEPTED, ARM
 from harness.commands.names import Name, Named, named_runs
@@ -56,6 +56,19 @@ def eval_answer(rows: Sequence[EvalRow]) -> Answer:
     )
 
 
+def accuracy_sweep(runs: Sequence[Run]) -> Answer:
+    """Whether the arms differ anywhere, and a row for each; empty where nothing was answered."""
+    known = [run for run in runs if run.has_figures]
+    if not known:
+        return []
+    steps: list[Step] = []
+    for run in known:
+        steps = steps or [*_next_steps(run.rows, of_sweep=True)]
+    findings = accuracy_losses(runs)[:1]
+    table = accuracy_table(known).in_short()
+    return answer_of_sweep([run.last for run in known], findings, [table], steps=steps)
+
+
 def eval_details(rows: Sequence[EvalRow]) -> Document:
     """The accuracies of each arm and seed, and sentences about them."""
     # The sentences have K and the difference.
@@ -103,7 +116,7 @@ def _doubts(row: EvalRow) -> list[str]:
     return doubts
 
 
-def _next_steps(rows: Sequence[EvalRow]) -> Iterator[Step]:
+def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[Step]:
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return
@@ -115,7 +128,8 @@ def _next_steps(rows: Sequence[EvalRow]) -> Iterator[Step]:
         num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
         lowest, highest = map(int, row.operands.split("-"))
         if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
-            yield Step("half the interval", typed_again(f"num_prompts={num_prompts}"))
+            command = typed_again(f"num_prompts={num_prompts}", of_sweep=of_sweep)
+            yield Step("half the interval", command)
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:

@@ -13,7 +13,7 @@ from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.records.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document, Line
+    from harness.tables.table import Answer, Document, Line
 
 
 # The K of a grid whose settings name none, where the engine takes any.
@@ -108,15 +108,20 @@ class Map(Command):
 
     def line(self, rows: Sequence[Any]) -> str:
         """The highest speed-up that is certain."""
-        from harness.commands.map.tables import best_of, cell_in_words
+        from harness.commands.map.tables import best_of, finding
 
-        best = best_of(rows)
-        return "" if best is None else cell_in_words(best)
+        return "" if best_of(rows) is None else finding(rows).more
 
     def tables(self, runs: Sequence[Any]) -> Document:
         from harness.commands.map.tables import map_documents
 
         return map_documents(runs)
+
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        """The best cell of each map."""
+        from harness.commands.map.tables import map_sweep
+
+        return map_sweep(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """At which batch sizes it pays."""

@@ -13,10 +13,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TypeGuard
 
-from harness.commands.answers import Step, answer, heading
+from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.map.rows import MapRow
 from harness.commands.map.schedules import Schedule, unsayable
-from harness.commands.names import named_runs
+from harness.commands.names import Named, named_runs
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, settings_line, title, typed_again
 from harness.engines.registry import is_elsewhere
@@ -35,6 +35,7 @@ from harness.tables.table import (
     in_brackets,
     interval,
     sentences,
+    times,
 )
 
 # What a cell says. An interval on both sides of 1 does not tell either.
@@ -50,7 +51,7 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
         return []
     return answer(
         heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
-        _finding(cells),
+        finding(cells),
         [_speedups(cells)],
         doubts=[] if _is_whole(cells) else [f"{_how_many(cells)}."],
         why=_use(cells),
@@ -85,7 +86,7 @@ def map_document(rows: Sequence[MapRow]) -> Document:
     ]
 
 
-def _finding(cells: Sequence[MapRow]) -> Line:
+def finding(cells: Sequence[MapRow]) -> Line:
     """`pays at batch size 1 and 4, not at 16`, and the highest speed-up."""
     sizes = reach(cells)
     best = best_of(cells)
@@ -141,7 +142,7 @@ def _use(cells: Sequence[MapRow]) -> Iterator[tuple[str, str]]:
     """The K to use, by load."""
     schedule = schedule_of(cells)
     if _is_whole(cells) and not isinstance(schedule, str):
-        yield "Use", f"{_ranges(schedule)}, by {load_of(cells)}"
+        yield "Use", f"by {load_of(cells)}: {_ranges(schedule)}"
 
 
 def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
@@ -153,7 +154,7 @@ def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
     pays = reach(cells)[PAYS]
     larger = [size for size in measured if pays and size > pays[-1]]
     if num_interpolated:
-        interpolated = f"the {num_interpolated} in brackets, which are interpolated"
+        interpolated = f"{num_interpolated} in brackets are interpolated: measure all"
         yield Step(interpolated, typed_again("share=1"))
     elif larger and larger[0] > pays[-1] + 1:
         # Geometrically between both.
@@ -175,6 +176,53 @@ def map_documents(runs: Sequence[Run]) -> Document:
             if num_tables > 1:
                 document[place] = replace(part, key=f"{part.key}-{num_tables}")
     return document
+
+
+def map_sweep(runs: Sequence[Run]) -> Answer:
+    """The best cell of each map, and where it pays; empty where nothing was measured."""
+    highest: Named | None = None
+    best_of_all: MapRow | None = None
+    rows = []
+    maps = [named for named in named_runs(runs) if cells_of(named.run.rows)]
+    for named in maps:
+        cells = cells_of(named.run.rows)
+        texts = {word: ", ".join(map(str, sizes)) for word, sizes in reach(cells).items()}
+        reached = (texts[PAYS], texts[DOES_NOT_PAY], texts[CANNOT_TELL])
+        best = best_of(cells)
+        if best is None:
+            rows.append(TableRow((named.name.cell, None, None, None, *reached)))
+            continue
+        speedup = verdict_of(best).speedup
+        figures = (speedup.estimate, interval(speedup), k_of(best) or None)
+        rows.append(TableRow((named.name.cell, *figures, *reached)))
+        if best_of_all is None or speedup.estimate > verdict_of(best_of_all).speedup.estimate:
+            highest = named
+            best_of_all = best
+    if not rows:
+        return []
+    columns = (
+        Column("pair", text=True),
+        Column("best", times),
+        Column("95 %\ninterval"),
+        Column("K", optional=True),
+        Column(f"pays at\n{load_of([maps[0].row])}"),
+        Column("not at", optional=True),
+        Column("cannot\ntell at", optional=True),
+    )
+    findings = []
+    steps = []
+    if highest is not None and best_of_all is not None:
+        text = f"{highest.name.pair}: {cell_in_words(best_of_all)}."
+        if not verdict_of(best_of_all).pays:
+            text = f"No measured cell pays; the highest is {text}"
+        findings.append(Line(text, "strong"))
+        pair = f"model={best_of_all.model} draft={best_of_all.draft}"
+        place = f"batch_size={best_of_all.batch_size} K={k_of(best_of_all)}"
+        if not is_elsewhere(best_of_all.engine):
+            steps.append(Step("more prompts there", f"harness latency {pair} {place}"))
+    table = Table("maps", "", columns, tuple(rows), look="bare")
+    alike = [replace(named.row, num_draft_tokens=None, batch_size=None) for named in maps]
+    return answer_of_sweep(alike, findings, [table], steps=steps)
 
 
 def map_headlines(runs: Sequence[Run]) -> list[Line]:

@@ -15,7 +15,7 @@ from harness.config.settings import require, require_at_least
 from harness.records.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document
+    from harness.tables.table import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,16 @@ class Plan(Command):
         """For a pair that does not fit, by how much."""
         if row.status != "does_not_fit":
             return super().failure(row)
-        return str(row.error).partition(": ")[2]
+        from harness.commands.plan.tables import free_in_words, gigabytes
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.plan.tables import plans_table
+        if row.needed_bytes is None:
+            return "does not fit"
+        return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
 
-        return plans_table([row for run in runs for row in run.rows])
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        from harness.commands.plan.tables import plans_answer
+
+        return plans_answer([row for run in runs for row in run.rows])
 
 
 RECORD = Plan()

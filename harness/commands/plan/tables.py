@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from harness.commands.answers import Step, answer, heading
+from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.names import told_apart
 from harness.commands.plan.rows import PlanRow
 from harness.commands.words import pair_name, typed_again
@@ -57,7 +57,7 @@ def plan_answer(row: PlanRow) -> Answer:
         Bar(
             _device(name),
             used[name] / free[name],
-            (f"{_gigabytes(used[name])} of {_gigabytes(free[name])} GB",),
+            (f"{gigabytes(used[name])} of {gigabytes(free[name])} GB",),
         )
         for name in used
         if name in fullest and free[name]
@@ -98,7 +98,7 @@ def _settings(row: PlanRow) -> str:
 def _finding(row: PlanRow) -> Line:
     needed, stays = _spare(row)
     if row.status != "ok":
-        return Line("does not fit", "bad", f"{needed}, and {_free(row)} GB are free")
+        return Line("does not fit", "bad", f"{needed}, and {free_in_words(row)} GB are free")
     if row.needed_bytes is None:
         return Line("the weights fit", "strong", f"{stays}, for a KV cache of unknown size")
     return Line("fits", "good", f"{needed}; {stays}")
@@ -135,34 +135,35 @@ class _NamedPlan(NamedTuple):
     settings: str
 
 
-def plans_table(rows: Sequence[PlanRow]) -> Document:
-    """A row for each plan."""
+def plans_answer(rows: Sequence[PlanRow]) -> Answer:
+    """How many plans fit, a row for each, and which to measure."""
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
     columns = (
         Column("model", of="row.model", text=True),
         Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
         *([k] if several_k else []),
-        Column("settings", of="settings", text=True, optional=True),
-        Column("needs\nGB", _gigabytes, "row.needed_bytes"),
-        Column("free\nGB", of=_free).at("row"),
+        Column("", of="settings", text=True, optional=True),
+        Column("fits", of=_fits, text=True).at("row"),
+        Column("needs\nGB", gigabytes, "row.needed_bytes"),
         Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
         Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
         Column("speed-up\nat most", times, "row.highest_speedup"),
         Column("predicted", of=_predicted, text=True, optional=True).at("row"),
-        Column("fits", of=_fits, text=True).at("row"),
     )
-    num_fitting = sum(_fits(row) == "yes" for row in rows)
-    document: list[Line | Table] = [
-        Table.of("plans", "", _named(rows), columns, look="plain"),
-        Line(f"{num_fitting} of {len(rows)} fit.", "strong"),
-    ]
+    table = Table.of("plans", "", _named(rows), columns, look="bare")
+    fitting = [row for row in rows if row.status == "ok"]
+    findings = [Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")]
     slowest = {_slowest(row) for row in rows if row.bandwidths}
+    why = []
     if slowest:
         names = " or ".join(sorted(slowest))
-        least = f"Times: the least that reading the weights takes on {names}."
-        document.append(Line(least, "dim"))
-    return document
+        why.append(("Time", f"the least that reading the weights takes on {names}"))
+    steps: list[Step] = []
+    if fitting:
+        fastest = max(fitting, key=lambda row: row.highest_speedup or 0.0)
+        steps += _next_step(fastest)
+    return answer_of_sweep(rows, findings, [table], why=why, steps=steps)
 
 
 def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
@@ -171,7 +172,10 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
         for row, name in zip(plans, told_apart(plans), strict=True):
-            settings[id(row)] = "\n".join(name.settings.values())
+            # The number of pretended GPUs is among the devices already.
+            told = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
+            text = "\n".join(filter(None, told.values()))
+            settings[id(row)] = text.replace("pretended ", "")
     return [_NamedPlan(row, settings[id(row)]) for row in rows]
 
 
@@ -187,9 +191,9 @@ def _is_split(row: PlanRow) -> bool:
     return row.placement == "tensor_parallel" and (row.num_gpus or 0) > 1
 
 
-def _free(row: PlanRow) -> str | None:
+def free_in_words(row: PlanRow) -> str | None:
     count = f"{row.num_gpus} × " if row.num_gpus else ""
-    return None if row.free_bytes is None else f"{count}{_gigabytes(row.free_bytes)}"
+    return None if row.free_bytes is None else f"{count}{gigabytes(row.free_bytes)}"
 
 
 def _fits(row: PlanRow) -> str:
@@ -243,8 +247,8 @@ def _devices(row: PlanRow) -> Table:
     lines = []
     for name, sizes in parts.items():
         free = frees[name]
-        used = _gigabytes(sum(sizes.values()))
-        amounts = f"{used} of {_gigabytes(free)} GB" if free else f"{used} GB"
+        used = gigabytes(sum(sizes.values()))
+        amounts = f"{used} of {gigabytes(free)} GB" if free else f"{used} GB"
         bar = f"{_bar(sizes, free, longest):{_BAR + 1}} {amounts}"
         lines.append((_device(name), "\n".join([bar, *_layers(row, name)])))
     used_kinds = {"free"}
@@ -440,7 +444,7 @@ def _device(name: str) -> str:
     return {"cpu": "main memory", "disk": "disk"}.get(name, name.replace("cuda:", "GPU "))
 
 
-def _gigabytes(size: float) -> str:
+def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f}"
 
 

@@ -199,9 +199,9 @@ class Recovery(Command):
         return [recovery_table(runs)]
 
     def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.recovery.tables import recovery_table
+        from harness.commands.recovery.tables import recovery_sweep
 
-        return [*self.headlines(runs), recovery_table(runs).in_short()]
+        return recovery_sweep(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
         """The pairs by verdict."""

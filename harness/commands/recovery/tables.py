@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.answers import Step, answer, heading, lossless_again
+from harness.commands.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
@@ -250,6 +250,21 @@ def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
     )
 
 
+def recovery_sweep(runs: Sequence[Run]) -> Answer:
+    """The pairs by verdict, and a row for each; empty where nothing was checked."""
+    known = [run for run in runs if run.has_figures]
+    if not known:
+        return []
+
+    def need(run: Run) -> tuple[bool, int]:
+        is_lossy = summarise(run.rows).verdict == "lossy"
+        return is_lossy, max(row.num_draws_needed or 0 for row in run.rows)
+
+    steps = _next_steps(max(known, key=need).rows, of_sweep=True)
+    table = recovery_table(known).in_short()
+    return answer_of_sweep([run.last for run in known], losses(known), [table], steps=steps)
+
+
 def recovery_details(rows: Sequence[RecoveryRow]) -> Document:
     """Every check, what they show, and how small a loss they can see."""
     row = rows[0]
@@ -296,19 +311,20 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     return Line(summary.verdict, _STYLES[summary.verdict], because)
 
 
-def _next_steps(rows: Sequence[RecoveryRow]) -> Iterator[Step]:
+def _next_steps(rows: Sequence[RecoveryRow], *, of_sweep: bool = False) -> Iterator[Step]:
     row = rows[0]
     verdict = summarise(rows).verdict
     num_draws_needed = max(each.num_draws_needed or 0 for each in rows)
     target_runner = RunnerNames.parse(row.runner or "").target
     if verdict == "undecided" and num_draws_needed:
-        yield Step("enough draws", typed_again(f"num_draws={_rounded_up(num_draws_needed)}"))
+        enough = f"num_draws={_rounded_up(num_draws_needed)}"
+        yield Step("enough draws", typed_again(enough, of_sweep=of_sweep))
     elif verdict == "lossless" and row.load is None and row.engine == "local":
-        yield Step("as a service uses it", typed_again("load=8"))
+        yield Step("as a service uses it", typed_again("load=8", of_sweep=of_sweep))
     elif verdict == "lossy" and row.lossy:
         yield from filter(None, [lossless_again(row)])
     elif verdict == "lossy" and row.fault == "none" and target_runner not in ("", "eager"):
-        yield Step("is the runner the cause?", typed_again("runner=eager"))
+        yield Step("is the runner the cause?", typed_again("runner=eager", of_sweep=of_sweep))
 
 
 def _drawn(rows: Sequence[RecoveryRow]) -> str:

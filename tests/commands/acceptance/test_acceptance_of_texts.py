@@ -177,7 +177,9 @@ def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
     files = sorted(Path().rglob("acceptance_texts.csv"))
     ids = [pd.read_csv(file).token_ids.tolist() for file in files]
     assert ids[0] == ids[1] == ids[2]
-    assert "on the same 4 texts" in outcome.stdout
+    words = " ".join(outcome.stdout.split())
+    assert "on the same 4 texts" in words
+    assert "Next measure it harness latency model=tiny_draft draft=early_exit_1 K=" in words
     assert outcome.stdout.count("the best") >= 1
     # The target accepts all of its own draft's tokens.
     rows = results("acceptance")

@@ -46,6 +46,18 @@ def test_it_fits_twelve_lines_and_bars_are_aligned(width: int, share: float) -> 
     assert regular.count("█") > 1.5 * speculative.count("█") > 0
 
 
+def test_a_command_is_never_cut_in_two() -> None:
+    typed = "latency model=some/long-name prompts=./my-chats.jsonl"
+    text = answer(arguments=typed)
+    assert f"\n        harness {typed} K=8\n" in text
+    assert len(text.splitlines()) <= 12
+
+
+def test_random_weights_are_named_once() -> None:
+    heading = answer(weights="random").partition("\n\n")[0]
+    assert heading.count("random weights") == 1
+
+
 def test_the_four_forms_of_the_verdict() -> None:
     assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
     slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)

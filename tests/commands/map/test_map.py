@@ -428,5 +428,7 @@ def test_schedules_of_cells_that_can_tell() -> None:
 def test_a_sweep_of_maps_is_no_race(harness: Harness) -> None:
     """Its `share` was taken for that of a race."""
     asked = ["batch_sizes=[1]", "draft_tokens=[2]", "decoding.max_new_tokens=4"]
-    harness("map", "-m", *QUICK[1:], *asked, "temperature=0,1")
+    outcome = harness("map", "-m", *QUICK[1:], *asked, "temperature=0,1")
     assert list(results("map")["temperature"]) == [0, 1]
+    words = " ".join(outcome.stdout.split())
+    assert all(name in words for name in ("pays at", "greedy", "temperature 1"))

@@ -8,16 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.answers import Step, answer
+from harness.commands.answers import Step, answer_of_sweep
 from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import SPEEDUP, K, remark
 from harness.commands.latency.tables.doubts import not_quiet
 from harness.commands.latency.tables.run import ACCEPTED, BOUNDS
 from harness.commands.read_runs import Run
-from harness.commands.words import FIRST_SETTINGS, cell_of, common_settings, typed_again
-from harness.results.statistics.interval import counted
-from harness.tables.table import Answer, Column, Line, Table, number
+from harness.commands.words import FIRST_SETTINGS, cell_of, typed_again
+from harness.tables.table import Answer, Column, Table, number
 
 # Settings that get a column, and pairs that are shown.
 _MOST_SETTINGS = 3
@@ -29,15 +28,11 @@ def sweep_answer(runs: Sequence[Run]) -> Answer:
     pairs = latency_pairs(runs)
     if pairs.empty:
         return []
-    rows = [*pairs.row]
-    names = [name.pair for name in pairs["name"]]
-    what = names[0] if len(set(names)) == 1 else counted(len(pairs), "run")
-    first, *others = latency_answers(pairs) or [Line("nothing was compared")]
     slow = not_quiet([run.rows for run in pairs.run])
-    return answer(
-        " · ".join(filter(None, [what, common_settings(rows)])),
-        first,
-        [*(Line(f"  {line.text}", line.style) for line in others), _table(pairs)],
+    return answer_of_sweep(
+        [*pairs.row],
+        latency_answers(pairs),
+        [_table(pairs)],
         doubts=[slow] if slow else [],
         steps=_next_steps(pairs),
     )
