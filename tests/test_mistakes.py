@@ -70,6 +70,7 @@ MISTAKES = {
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
     "plan model=tiny_medusa": "model=tiny_medusa: is a head that drafts for another model: draft=tiny_medusa",
     "latency draft=lokup": "draft=lokup: no such preset (did you mean lookup?)",
+    "latency draft=lokup_tree": "draft=lokup: no such preset (did you mean lookup?)",
     "latency draft=tiny_draf_8bit": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency +pair=7B+tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency placement=balancd": "placement=balancd: no such preset (did you mean balanced?)",

@@ -40,7 +40,7 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return SettingError(str(error.override), rule)
     if isinstance(error, errors.MissingConfigException):
         # `model=7C`: the missing file is `model/7C`. Without a group it is a file of our own.
-        group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
     # "Error merging override draft.rates={a:1}"
@@ -67,18 +67,16 @@ def explained(error: Exception, command: str) -> SettingError | None:
 def _no_such_preset(
     error: errors.MissingConfigException, command: str, group: str, choice: str
 ) -> SettingError:
+    """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
     if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
         rule = f"is not installed; pip install 'specharness[{_EXTRAS[choice]}]' brings it"
         return SettingError(group, rule, choice)
-    # Hydra has no options for a name with suffixes.
+    # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     known = list(error.options or names.presets(group))
-    drafts = [*_typed("draft"), *(pair.partition("+")[2] for pair in _typed("pair"))]
-    # The second part of a hybrid is one too.
-    drafts += [draft.partition("+")[2] for draft in drafts]
-    if group == "model" and choice in map(without_suffixes, drafts):
-        # A draft's name may be that of any model, so Hydra looked among the models.
+    # A draft's name may be that of any model: "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
+    if group == "model" and str(error).startswith("In 'draft"):
         group = "draft"
-        known = [*known, *names.drafts()]
+        known += names.drafts()
     if group in ("model", "draft"):
         bases = [name for name in names.presets("model") if choice.startswith(name)]
         known += [f"{name}_{suffix}" for name in bases for suffix in ("8bit", "4bit", "2GPUs")]
@@ -86,13 +84,13 @@ def _no_such_preset(
     if len(known) > 12:
         listed = f"harness help {command} presets lists them"
     rule = f"no such preset{_meant_preset(choice, known)}; {listed}"
-    if group == "draft" and error.options:
-        # Hydra stops at the first name that it does not find, and looks for drafts before targets.
-        for target in _typed("model"):
-            is_found = (
-                "/" in target or target.endswith(".gguf") or without_suffixes(target) in known
-            )
-            if not is_found:
+    if group == "draft":
+        # Hydra looks for drafts first, and stops at the first name that it does not find: the target's may be
+        # wrong too.
+        typed = [word.removeprefix("model=") for word in sys.argv if word.startswith("model=")]
+        for target in ",".join(typed).replace("'", "").split(","):
+            is_path = "/" in target or target.endswith(".gguf")
+            if target and not is_path and without_suffixes(target) not in known:
                 rule += f"; model={target}: no such preset{_meant_preset(target, known)}"
     return SettingError(group, rule, choice)
 
@@ -111,13 +109,3 @@ def _meant_preset(choice: str, known: Sequence[str]) -> str:
         or did_you_mean(sorted(models, key=len)[:2])
         or nearest(choice, known)
     )
-
-
-def _typed(group: str) -> list[str]:
-    """The names of a group on the command line; several in a sweep."""
-    choices: list[str] = []
-    for word in sys.argv:
-        key, _, value = word.lstrip("+").partition("=")
-        if key == group:
-            choices += value.replace("'", "").split(",")
-    return choices

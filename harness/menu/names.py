@@ -34,7 +34,7 @@ from urllib.parse import quote, unquote
 
 from omegaconf import OmegaConf
 
-from harness.config.model_names import is_head, split_suffixes
+from harness.config.model_names import is_head, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import (
     PROMPT_FILES,
@@ -112,7 +112,7 @@ def _model(name: str) -> dict[str, Any] | None:
     return config
 
 
-def _draft(name: str) -> dict[str, Any]:
+def _draft(name: str) -> dict[str, Any] | None:
     """The configuration of what `draft=` names, with the defaults of its method's settings.
 
     A model or a head gets the settings of the group `model` under that name: Hydra's
@@ -128,6 +128,9 @@ def _draft(name: str) -> dict[str, Any]:
     method, chosen = _method_and_choice(name)
     if method != "model":
         return _defaults_of_method(method) | {"name": name, "method": method} | chosen
+    if without_suffixes(name) != name:
+        # It begins with the draft of that name, as a model does.
+        return _model(name)
     own_defaults = {"method": "model"} | _defaults_of_method("model")
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 

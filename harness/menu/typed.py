@@ -87,12 +87,12 @@ def for_hydra(
             options.append(word)
             if action.nargs == 0:
                 continue
-            may_be_left_out = action.nargs == "?"
             if not equals and remaining:
                 value = remaining.pop(0)
                 options.append(value)
             is_possible = value in action.choices if action.choices else bool(value)
-            if not is_possible and not (may_be_left_out and not value):
+            # With "?" the value may be left out.
+            if not is_possible and (value or action.nargs != "?"):
                 rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
@@ -104,9 +104,7 @@ def for_hydra(
             topic = word
         else:
             _refuse_word(word, remaining, known)
-    _refuse_unknown(settings, command, known)
-    for setting in settings:
-        _check(setting, known)
+    _check(settings, command, known)
     return options, [_readable(setting) for setting in settings], topic
 
 
@@ -184,56 +182,48 @@ def group_of(name: str) -> str | None:
     return next((setting for setting, presets in values.items() if name in presets), None)
 
 
-def _refuse_unknown(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
-    """Raise one SettingError for all names that are no settings, whatever drafts and engines are chosen.
+def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
+    """Raise a SettingError for what Hydra would accept in silence or refuse in many lines.
 
-    `conversion` refuses what the chosen draft or engine does not have, and Hydra what it does not have itself.
+    All names that are no settings, whatever draft and engine are chosen, are in one error. `conversion` refuses what
+    the chosen ones do not have.
     """
-    takes_more = ["+", "hydra", "draft.", "engine."]
+    takes_any_key = ["hydra", "draft.", "engine."]
     for name, hint in known.items():
         if any(typing.get_origin(kind) is Mapping for kind in alternatives(hint)):
-            takes_more.append(f"{name}.")
-    mistakes: dict[str, str] = {}
+            takes_any_key.append(f"{name}.")
+    unknown: dict[str, str] = {}
     for setting in settings:
-        name = setting.partition("=")[0].lstrip("~")
-        if name in _ADDED_GROUPS:
-            rule = f"is typed with a plus: +{name}=...; harness help {command} presets lists them"
-            raise SettingError(name, rule)
-        if (
-            name
-            and name != "command"
-            and name not in known
-            and not name.startswith(tuple(takes_more))
-        ):
+        key, _, value = setting.partition("=")
+        name = key.lstrip("+~")
+        if not name:
+            raise SettingError(setting, "is a value without its setting: setting=value")
+        if name == "command":
+            raise SettingError("command", "is the first word: harness COMMAND")
+        if key in _ADDED_GROUPS:
+            rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
+            raise SettingError(key, rule)
+        if key.startswith("~") and name in (*GROUPS, "results", "results.file"):
+            instead = {"draft": "draft=none", "results.file": "results.file=null"}
+            rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
+            raise SettingError(setting, rule)
+        if name in _DIRECTORIES and value == "null":
+            raise SettingError(name, "must name a directory", value)
+        if key in GROUPS and _NO_NAME.fullmatch(value):
+            rule = "must be a preset"
+            if name == "draft":
+                rule += "; draft=none measures the target alone"
+            if name == "prompts" and value.isdigit() and "num_prompts" in known:
+                rule += f" or a file{did_you_mean([f'num_prompts={value}'])}"
+            raise SettingError(name, rule, value)
+        is_added = key.startswith("+")
+        if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
             suggestion = did_you_mean(meant(name, known)[:3]) or nearest(name, known)
-            mistakes[name] = f"no such setting{suggestion}"
-    if mistakes:
-        (first, rule), *others = mistakes.items()
-        rules = [rule, *(f"{name}: {rule}" for name, rule in others)]
+            unknown[name] = f"no such setting{suggestion}"
+    if unknown:
+        first, *others = unknown
+        rules = [unknown[first], *(f"{name}: {unknown[name]}" for name in others)]
         raise SettingError(first, f"{'; '.join(rules)}; harness help {command} all lists them")
-
-
-def _check(argument: str, known: Collection[str]) -> None:
-    """Raise a SettingError for a group that is left out, or whose value is no name."""
-    key, _, value = argument.partition("=")
-    name = key.lstrip("+~")
-    if not name:
-        raise SettingError(argument, "is a value without its setting: setting=value")
-    if name == "command":
-        raise SettingError("command", "is the first word: harness COMMAND")
-    if key.startswith("~") and name in (*GROUPS, "results", "results.file"):
-        instead = {"draft": "draft=none", "results.file": "results.file=null"}
-        rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
-        raise SettingError(argument, rule)
-    if name in _DIRECTORIES and value == "null":
-        raise SettingError(name, "must name a directory", value)
-    if key in GROUPS and _NO_NAME.fullmatch(value):
-        rule = "must be a preset"
-        if name == "draft":
-            rule += "; draft=none measures the target alone"
-        if name == "prompts" and value.isdigit() and "num_prompts" in known:
-            rule += f" or a file{did_you_mean([f'num_prompts={value}'])}"
-        raise SettingError(name, rule, value)
 
 
 # Values in Hydra's grammar ------------------------------------------------------------------------

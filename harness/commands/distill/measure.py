@@ -10,8 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from harness.commands.distill.tables import distill_document
 from harness.commands.latency.measure import Latency
 from harness.config.errors import SettingError
 from harness.drafting.heads.new_heads import initialise, save_head
-from harness.engines.pair import PlacedPair
 from harness.engines.protocol import in_batches
 from harness.engines.timing import generate
 from harness.measuring.progress import progress, say
@@ -67,7 +65,13 @@ class Distill(Experiment):
 
     def measure(self, session: Session) -> None:
         self._check_output()
-        with self._alone():
+        self.work.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = filelock.FileLock(self.work / "lock").acquire(timeout=0)
+        except filelock.Timeout:
+            rule = "another process is training in it"
+            raise SettingError("output", rule, str(self.output)) from None
+        with lock:
             self._begin_or_go_on()
             self._measure(session)
 
@@ -77,7 +81,21 @@ class Distill(Experiment):
         token_ids = session.encode(self.prompts, new_tokens=settings.answer_tokens)
         measured = session.encode(before.prompts)
         longest = max(map(len, (*token_ids, *measured)))
-        placed = self._place(session, longest)
+        # With room for what is measured and for what is learned.
+        rows, rows_setting = max(
+            (settings.batch_size, "batch_size"), (settings.texts_per_step, "texts_per_step")
+        )
+        new_tokens, tokens_setting = max(
+            (settings.decoding.max_new_tokens, "decoding.max_new_tokens"),
+            (settings.answer_tokens, "answer_tokens"),
+        )
+        placed = session.place(
+            rows,
+            longest,
+            new_tokens,
+            rows_setting=rows_setting,
+            tokens_setting=tokens_setting,
+        )
         assert placed is not None
         assert settings.draft is not None
         if placed.head is not None and not placed.head.kind.trains:
@@ -116,24 +134,6 @@ class Distill(Experiment):
 
     def judge(self, rows: Sequence[DistillRow]) -> None:
         require_verdict(rows)
-
-    def _place(self, session: Session, longest: int) -> PlacedPair | None:
-        """Place the pair with room for what is measured and for what is learned."""
-        settings = self.settings
-        rows, rows_setting = max(
-            (settings.batch_size, "batch_size"), (settings.texts_per_step, "texts_per_step")
-        )
-        new_tokens, tokens_setting = max(
-            (settings.decoding.max_new_tokens, "decoding.max_new_tokens"),
-            (settings.answer_tokens, "answer_tokens"),
-        )
-        return session.place(
-            rows,
-            longest,
-            new_tokens,
-            rows_setting=rows_setting,
-            tokens_setting=tokens_setting,
-        )
 
     def _train(self, session: Session, module: Any, texts: Sequence[TrainingText]) -> None:
         settings = self.settings
@@ -271,25 +271,6 @@ class Distill(Experiment):
             raise SettingError("output", rule, str(self.output))
         self.work.mkdir(parents=True, exist_ok=True)
         file.write_text(digest, encoding="utf-8")
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from training in the same directory.
-
-        Raises:
-            SettingError: one does already.
-        """
-        self.work.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.work / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            rule = "another process is training in it"
-            raise SettingError("output", rule, str(self.output)) from None
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def _complete_lines(file: Path) -> list[str]:
