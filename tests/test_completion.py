@@ -21,21 +21,6 @@ def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
     assert jobs == [f"[{number}/{len(TINY)}] draft={name}" for number, name in enumerate(TINY, 1)]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("glob(tiny*)", ["tiny", "tiny_draft", "tinyllama"]),
-        ("glob([tiny*,gpt2],exclude=tinyl*)", ["gpt2", "tiny", "tiny_draft"]),
-    ],
-)
-def test_a_pattern_for_targets_leaves_out_heads(
-    harness: Harness, pattern: str, expected: list[str]
-) -> None:
-    outcome = harness("plan", "-m", f"model={pattern}", "draft=none", code=None)
-    jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
-    assert [job.partition("model=")[2] for job in jobs] == expected
-
-
 def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None:
     rule = "-m: there are no jobs, because glob(...) matches no preset"
     outcome = harness("plan", "-m", "draft=glob(zzz*)", code=2)

@@ -105,15 +105,7 @@ def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
     """
     loader = GlobalHydra.instance().config_loader()
     presets = []
-    for group in (
-        "model",
-        "decoding",
-        "placement",
-        "prompts",
-        "+experiment",
-        "+launcher",
-        "+sweeper",
-    ):
+    for group in "model decoding placement prompts +experiment +launcher +sweeper".split():
         options = loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
             presets.append(Setting(f"{group}=", " ".join(options)))

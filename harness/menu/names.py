@@ -34,7 +34,7 @@ from urllib.parse import quote, unquote
 
 from omegaconf import OmegaConf
 
-from harness.config.model_names import is_head, split_suffixes, without_suffixes
+from harness.config.model_names import split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import (
     PROMPT_FILES,
@@ -78,17 +78,6 @@ def drafts() -> list[str]:
 def presets(group: str) -> list[str]:
     """The names that have a file in a group of `conf/`."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-
-
-def head_presets() -> list[str]:
-    """The presets of draft heads, in the group `model`."""
-    heads = []
-    for name in presets("model"):
-        file = CONF / "model" / f"{name}.yaml"
-        preset: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-        if is_head(preset["repository"], preset.get("architecture")):
-            heads.append(name)
-    return heads
 
 
 # Names of models, drafts, engines and prompts -----------------------------------------------------
@@ -207,7 +196,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
         own = {"name": Path(name).stem, "file": name}
     else:
         own = written(f"prompts/{name}")
-    return _plain_defaults(PromptSettings) | own if own else None
+    return _defaults(PromptSettings) | own if own else None
 
 
 def _pair(name: str) -> dict[str, Any]:
@@ -237,7 +226,7 @@ def _command(name: str) -> dict[str, Any] | None:
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
     # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(value_types(kind), "???")
-    config = {"defaults": defaults, "command": name} | must_be_set | _plain_defaults(kind)
+    config = {"defaults": defaults, "command": name} | must_be_set | _defaults(kind)
     if COMMANDS.is_built_in(name):
         return config | written(name)
     # The name of another may be a path.
@@ -250,10 +239,6 @@ def _command(name: str) -> dict[str, Any] | None:
 # Defaults from classes and files ------------------------------------------------------------------
 
 
-def _plain_defaults(kind: type) -> dict[str, Any]:
-    return _defaults(kind, value_types(kind))
-
-
 def _defaults_of_method(method: str) -> dict[str, Any]:
     """The defaults of a method's settings, apart from those that name the draft."""
     kind = METHODS[method].settings
@@ -261,11 +246,12 @@ def _defaults_of_method(method: str) -> dict[str, Any]:
     return _defaults(kind, names)
 
 
-def _defaults(kind: type, names: Collection[str]) -> dict[str, Any]:
-    """The defaults of these settings, where there are any.
+def _defaults(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The defaults of these settings, where there are any; of all that are values, and no groups, without names.
 
     A class has them as attributes, and so no `default_factory`: a default list is a tuple.
     """
+    names = value_types(kind) if names is None else names
     defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
     return {
         name: list(default) if isinstance(default, tuple) else default
@@ -311,10 +297,10 @@ def configuration(path: str) -> dict[str, Any] | None:
             "decoding": DecodingSettings,
             "placement": PlacementSettings,
         }
-        defaults = {group: _plain_defaults(kind) for group, kind in groups.items()}
+        defaults = {group: _defaults(kind) for group, kind in groups.items()}
         common = written("common")
-        common["results"] = _plain_defaults(ResultSettings) | common["results"]
-        return _plain_defaults(RunSettings) | defaults | common
+        common["results"] = _defaults(ResultSettings) | common["results"]
+        return _defaults(RunSettings) | defaults | common
     if path.startswith(_OF_A_COMMAND):
         return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
     if COMMANDS.is_built_in(path):

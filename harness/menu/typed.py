@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
@@ -238,7 +237,6 @@ def _readable(argument: str) -> str:
     decoding.top_p=0.9           the same: what Hydra can read stays
 
     A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt.
-    `model=glob(*)` leaves out draft heads, which cannot be targets.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")
@@ -257,9 +255,6 @@ def _readable(argument: str) -> str:
     is_name = name in _NAMES
     if value.startswith(("[", "{")) and not is_name:
         return argument
-    if name == "model" and isinstance(parsed, Glob):
-        excluded = [*map(str, parsed.exclude), *names.head_presets()]
-        return f"{key}=glob([{','.join(map(str, parsed.include))}],exclude=[{','.join(excluded)}])"
     # A mapping would change some settings of a preset, and keep its name.
     if parsed is not _UNREADABLE and not (is_name and isinstance(parsed, dict)):
         return argument

@@ -135,7 +135,7 @@ class Distill(Command):
     row = DistillRow
 
     def line(self, rows: Sequence[Any]) -> str:
-        """The speed-up after the training."""
+        """The speed-up after the training; the speculative arm's row of the second stage is the last."""
         from harness.commands.latency.tables.run import result_line
 
         return result_line(rows[-1])

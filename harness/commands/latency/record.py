@@ -183,7 +183,7 @@ class Latency(Command):
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
-        """The speed-up."""
+        """The speed-up; the speculative arm's row is the last."""
         from harness.commands.latency.tables.run import result_line
 
         return result_line(rows[-1])
