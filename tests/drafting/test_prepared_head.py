@@ -54,7 +54,7 @@ KINDS = {
     "mtp": 1,
     "deep mtp": 3,
 }
-LENGTH = 24
+LENGTH = 16
 
 
 def target_and_head(kind: str) -> tuple[PreTrainedModel, Any]:

@@ -147,13 +147,14 @@ def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatc
 def test_compiled_shapes_give_the_eager_tokens() -> None:
     target, draft = pair("llama", num_hidden_layers=1)
     fast = [
-        prepared(target, compiled=True, captured=False),
-        prepared(draft, num_drawn=NUM_DRAFT_TOKENS, compiled=True, captured=False),
+        prepared(target, 2, compiled=True, captured=False),
+        prepared(draft, 2, NUM_DRAFT_TOKENS, compiled=True, captured=False),
     ]
     assert all(runner.setup_seconds > 0 for runner in fast)
     compilations = dict(counters["inductor"])
-    assert written(*fast, request()) == written(EagerRunner(target), EagerRunner(draft), request())
-    written(*fast, request(10, PROMPTS[:2]))
+    eager = EagerRunner(target), EagerRunner(draft)
+    for prompts in (PROMPTS[:2], PROMPTS[:1]):
+        assert written(*fast, request(20, prompts)) == written(*eager, request(20, prompts))
     assert counters["inductor"] == compilations, "all compilations belong in `prepare`"
 
 

@@ -30,7 +30,8 @@ def interval_at(row: Any, k: int) -> tuple[float, float]:
 
 
 def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:
-    outcome = harness("latency", *QUICK, "decoding.num_draft_tokens=5", "export=true")
+    batch = ["batch_size=4", "decoding.num_draft_tokens=5"]
+    outcome = harness("latency", *QUICK, *batch, "export=true")
     real = last_row()
     assert "by K " in outcome.summary
     predicted = ["predicted", "acceptance alone", "verification timed by width"]
@@ -44,7 +45,7 @@ def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) 
     assert profile["accept_length_model"] == "chain_analytic"
     assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
 
-    # Acceptance does not depend on the batch, which takes a twelfth of the passes.
+    # Acceptance does not depend on the batch, which takes a third of the passes.
     replayed = harness(
         "latency",
         *QUICK,

@@ -59,7 +59,9 @@ def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_compiled_head_changes_no_text(harness: Harness) -> None:
+def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's 24 layers are not compiled: that takes as long again."""
+    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
     few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "decoding=greedy"]
     few += ["decoding.num_draft_tokens=2"]
     said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr

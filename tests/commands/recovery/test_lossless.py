@@ -323,7 +323,7 @@ def test_half_a_logit_is_more_than_the_rounding_of_the_model(dtype: torch.dtype)
     assert worst.excess < 10
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_what_rounding_changes_is_within_what_was_measured(dtype: torch.dtype) -> None:
     found = divergences_of(dtype, in_batch=True)
     assert judge_greedy(found)[0] == "lossless"

@@ -137,16 +137,18 @@ class Showing:
         return found
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-@pytest.mark.parametrize("top_p", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "num_top"),
+    [(1.0, 1.0, 6), (1.0, 0.7, 6), (0.6, 1.0, 6), (1.7, 0.7, 6), (0.6, 0.7, -1)],
+)
 def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
-    temperature: float, top_p: float
+    temperature: float, top_p: float, num_top: int
 ) -> None:
-    """With 6 of 60 tokens shown, at any temperature and truncation; a shift is found all the same."""
+    """With 6 or all of 60 tokens shown, at any temperature and truncation; a shift is found all the same."""
     generator = np.random.default_rng(3)
     rows = generator.dirichlet(np.full(60, 0.15), size=16)
-    arm = Showing(rows, 6)
-    reference = ServedReference(arm, [1], 60, 6, 1)  # type: ignore[arg-type]
+    arm = Showing(rows, num_top if num_top > 0 else 60)
+    reference = ServedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
     exact = sampling.probabilities_along(torch.tensor(np.log(rows)), [1], [0] * 16)
     found: dict[str, list[Any]] = {"honest": [], "shifted": []}
@@ -170,7 +172,9 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
         num_cells_for(len(sample["honest"])),
     )
     assert test.check(sample["honest"], masses).verdict != "lossy"
-    if temperature == 1.0:
+    penalised = Sampling("penalised", sampling.decoding, {"presence_penalty": 1.0})
+    assert reference.knows(penalised) == (num_top < 0)
+    if temperature == 1.0 or num_top < 0:
         # Nothing is unknown there.
         assert test.check(sample["honest"]).verdict == "lossless"
         assert test.check(sample["shifted"], masses).verdict == "lossy"

@@ -372,8 +372,8 @@ def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
 
 def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are answered while it is tokenised, which here takes until then."""
-    from faulty_service import faulty_service
     from harness.commands.serve.service import Service
+    from own_service import own_service
 
     tokens_of = Service.tokens_of
     begun, answered = threading.Event(), threading.Event()
@@ -385,7 +385,7 @@ def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Service, "tokens_of", slowly)
     save_talkative_pair(tmp_path, 8)
-    with faulty_service(tmp_path, "none") as url, ThreadPoolExecutor(1) as pool:
+    with own_service(tmp_path) as url, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
         try:
             assert begun.wait()

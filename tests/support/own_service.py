@@ -1,4 +1,4 @@
-"""Our own service with a planted fault, over a real socket in a thread of the tests."""
+"""Our own service over a real socket in a thread of the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_SIZE = 6
 
 
 @contextmanager
-def faulty_service(directory: Path, fault: str) -> Iterator[str]:
+def own_service(directory: Path) -> Iterator[str]:
     """The address of the API over the models `target` and `draft` in a directory."""
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
@@ -34,7 +34,6 @@ def faulty_service(directory: Path, fault: str) -> Iterator[str]:
         batch_size=BATCH_SIZE,
         runner="eager",
         port=0,
-        fault=fault,
     )
     keeper = PairKeeper()
     keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
