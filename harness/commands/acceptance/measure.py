@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
@@ -38,10 +37,10 @@ from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
 from harness.models.case import Demand
-from harness.prompts.sets import Prompt, load_prompts
+from harness.prompts.sets import Occurrence, load_prompts
 from harness.records.experiment import Experiment
 from harness.results.locked_files import replace_file
-from harness.results.statistics.iterations import tokens_per_iteration
+from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
 from harness.tables.table import Answer, Document
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
@@ -96,19 +95,21 @@ class AcceptanceOfTexts(Experiment):
     def measure(self, session: Session) -> None:
         settings = self.settings
         tokenizer = session.tokenizer
-        completions = [completion_ids(tokenizer, prompt) for prompt in self.prompts]
-        longest_answer = max(map(len, completions)) or settings.decoding.max_new_tokens
+        longest_known = max(len(completion_ids(tokenizer, prompt)) for prompt in self.prompts)
+        longest_answer = longest_known or settings.decoding.max_new_tokens
         encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
-        session.place(
-            min(settings.batch_size, len(encoded.prompts)), encoded.longest, longest_answer
-        )
-        by_index = dict(zip([prompt.index for prompt in self.prompts], completions, strict=True))
-        answers = [by_index[index] for index in encoded.indices]
         is_elsewhere = not engine_of(settings).own_loop
+        num_prompts = len(encoded.prompts)
+        session.place(min(settings.batch_size, num_prompts), encoded.longest, longest_answer)
         requests: list[RequestRecord] = []
         if is_elsewhere or self.source == "written":
-            requests = self._written(session, encoded, -1 if is_elsewhere else 0)
+            times = settings.texts_per_prompt if settings.decoding.temperature > 0 else 1
+            # The target's own answers, or those of an engine that speculates.
+            requests = self._written(session, encoded, -1 if is_elsewhere else 0, times)
+            encoded = encoded.part([*range(num_prompts)] * times)
             answers = [request.token_ids for request in requests]
+        else:
+            answers = [completion_ids(tokenizer, prompt) for prompt in encoded.prompts]
         if is_elsewhere:
             self.source = "served"
             self.served_k = most_drafted(requests) or settings.decoding.most_draft_tokens
@@ -120,97 +121,99 @@ class AcceptanceOfTexts(Experiment):
             self.placed = planned.place(demand, force=settings.force)
         pair = session.pair if session.placed is not None else self.placed.load()
 
-        asked = zip(encoded.prompts, encoded.token_ids, answers, strict=True)
-        long_enough = [one for one in asked if len(one[2]) > 1]
+        # An iteration decides the tokens after the first one.
+        long_enough = [place for place in range(len(answers)) if len(answers[place]) > 1]
         if not long_enough:
-            raise SettingError(
-                "prompts", "has no answer of two tokens or more", settings.prompts.name
-            )
-        self.read = self._read(pair, long_enough)
+            rule = "has no answer of two tokens or more"
+            raise SettingError("prompts", rule, settings.prompts.name)
+        asked = [(encoded.token_ids[place], answers[place]) for place in long_enough]
+        self.read = self._read(pair, asked)
         if self.served_k is not None:
-            requests = [request for request in requests if len(request.token_ids) > 1]
+            requests = [requests[place] for place in long_enough]
             self.health = health_columns(self.read, requests, self.served_k)
-            draft = settings.draft
             # Most servers draft greedily, which changes what is accepted where the target draws.
+            draft = settings.draft
             unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
             is_broken = self.health["health"] == "broken"
             if is_broken and unknown and isinstance(draft, SampledDraftSettings):
                 greedy = dataclasses.replace(draft, sampling="greedy")
-                read = self._read(dataclasses.replace(pair, draft_settings=greedy), long_enough)
+                read = self._read(dataclasses.replace(pair, draft_settings=greedy), asked)
                 health = health_columns(read, requests, self.served_k)
                 if health["health"] == "as its weights say":
                     say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
                     self.read = read
                     self.health = health | {"draft_sampling": "greedy"}
-        for (prompt, _, answer), text in zip(long_enough, self.read, strict=True):
-            iterations = [round(float(number), 6) for number in text.cut.iterations]
+        # Texts of equal prompts are counted together, by the index of the first.
+        first_index: dict[Any, int] = {}
+        for place, text in zip(long_enough, self.read, strict=True):
+            prompt = encoded.prompts[place]
             row = session.row(
                 AcceptanceTextRow,
-                prompt_index=prompt.index,
+                prompt_index=first_index.setdefault(json.dumps(prompt.chat()), prompt.index),
                 category=prompt.category,
                 prompt=prompt.text,
-                completion=tokenizer.decode(list(answer), skip_special_tokens=True),
-                token_ids=list(answer),
+                completion=tokenizer.decode(list(answers[place]), skip_special_tokens=True),
+                token_ids=list(answers[place]),
                 num_tokens=text.cut.num_tokens,
-                iterations_by_num_draft_tokens=iterations,
+                iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
                 log_probability=text.log_probability,
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,
             )
             self.texts.append(row)
         session.append(TEXTS_FILE, self.texts)
-        self.costs = self._costs(encoded)
+        self.costs = self._costs(self.placed, round(encoded.mean_length))
 
-    def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
-        """The answers of an arm: the target's own, or those of an engine that speculates."""
+    def _written(
+        self, session: Session, encoded: Encoded, arm: int, times: int
+    ) -> list[RequestRecord]:
+        """The answers of an arm to all prompts, then to all again, with other random numbers."""
         engine = session.open(self.settings.batch_size, encoded.longest)
         batches = in_batches(range(len(encoded.prompts)), self.settings.batch_size)
         requests: list[RequestRecord] = []
-        with progress("writing texts", len(batches)) as advance:
-            for batch in batches:
-                part = encoded.part(batch)
-                question = session.ask(part.token_ids, part.indices, chats=part.chats)
-                requests += generate(engine, engine.arms[arm], question).requests
-                advance(None)
+        with progress("writing texts", times * len(batches)) as advance:
+            for repeat in range(times):
+                for batch in batches:
+                    part = encoded.part(batch)
+                    indices = [
+                        self.prompt_set.index(Occurrence(index, repeat=repeat))
+                        for index in part.indices
+                    ]
+                    question = session.ask(part.token_ids, indices, chats=part.chats)
+                    requests += generate(engine, engine.arms[arm], question).requests
+                    advance(None)
         session.close()
         return requests
 
     def _read(
-        self, pair: Pair, asked: Sequence[tuple[Prompt, Sequence[int], Sequence[int]]]
+        self, pair: Pair, asked: Sequence[tuple[Sequence[int], Sequence[int]]]
     ) -> list[ReadText]:
-        """Read the answers to prompts, each with its tokens and the answer's."""
+        """Read answers, each after its prompt."""
         reader = TextReader(pair, self.settings.decoding, self.most)
         read = []
         with progress("reading texts", len(asked)) as advance:
-            for _, prompt_ids, answer in asked:
+            for prompt_ids, answer in asked:
                 read.append(reader.read(prompt_ids, answer))
                 advance(None)
         reader.close()
         return read
 
-    def _costs(self, encoded: Encoded) -> list[float]:
-        """What an iteration costs for each K, in target steps: by the bytes that it must read, or as `latency`
-        measured it.
-        """
-        placed = self.placed
-        assert placed is not None
+    def _costs(self, placed: PlacedPair, prompt_tokens: int) -> list[float]:
+        """An iteration of each K in target steps: by the bytes that it must read, or as `latency` measured it."""
         numbers = range(1, self.most + 1)
-        in_one_pass = placed.sketches[-1].drafts_in_one_pass
         if self.measured is not None:
             run = self.measured
             costs = costs_in_steps(run.row("regular"), run.last)
             proposed = proposed_per_iteration(run.last)
             assert costs is not None
             assert proposed is not None
-            # Of a pass over more tokens each adds as much as in the run.
+            # Each token that a pass verifies adds as much as in the run.
             verifying = (costs.verify - 1) / proposed
-            drafted = [proposed if in_one_pass else number for number in numbers]
-            return [
-                1 + number * verifying + steps * costs.draft
-                for number, steps in zip(numbers, drafted, strict=True)
-            ]
-        mean_answer = sum(len(text.token_ids or ()) for text in self.texts) // len(self.texts)
-        prompt_tokens = round(encoded.mean_length)
+            if placed.sketches[-1].drafts_in_one_pass:
+                drafting = proposed * costs.draft
+                return [1 + number * verifying + drafting for number in numbers]
+            return [1 + number * (verifying + costs.draft) for number in numbers]
+        mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
@@ -219,7 +222,6 @@ class AcceptanceOfTexts(Experiment):
         return [sum(iteration_bytes(case, placed.placements, number)) / step for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
-        settings = self.settings
         common: dict[str, Any] = {
             "prompts_digest": self.prompt_set.digest,
             "text_source": self.source,
@@ -233,27 +235,15 @@ class AcceptanceOfTexts(Experiment):
         if "draft_sampling" in self.health:
             common["draft_sampling"] = self.health["draft_sampling"]
         rows = []
-        intervals = tokens_per_iteration(cuts, settings.num_resamples, settings.seed)
-        for place, tokens in enumerate(intervals):
-            accepted = num_tokens - sum(text.iterations[place] for text in cuts)
-            drafted = sum(text.drafted[place] for text in cuts)
-            figures = common | {"num_draft_tokens": place + 1, "tokens_per_iteration": tokens}
-            if drafted:
-                accepted_at = sum(text.accepted_at[place, : place + 1] for text in cuts) / drafted
-                figures |= {
-                    "acceptance_rate": accepted / sum(text.proposed[place] for text in cuts),
-                    "conditional_acceptance_rate": accepted
-                    / sum(text.tested[place] for text in cuts),
-                    "mean_acceptance_length": 1 + accepted / drafted,
-                    "marginal_acceptance_by_position": [
-                        round(float(number), 4) for number in np.asarray(accepted_at)
-                    ],
-                }
+        intervals = tokens_per_iteration(cuts, [text.prompt_index for text in self.texts])
+        for number, tokens in enumerate(intervals, start=1):
+            figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
+            figures |= expected_acceptance(cuts, number)
             if self.costs:
-                cost = self.costs[place]
+                cost = self.costs[number - 1]
                 figures["expected_speedup"] = tokens.scaled(1 / cost)
-                figures |= {"iteration_cost": cost, "cost_source": settings.costs}
-            if place + 1 == self.served_k:
+                figures |= {"iteration_cost": cost, "cost_source": self.settings.costs}
+            if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
         plots = optional_plots()

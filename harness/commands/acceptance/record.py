@@ -28,23 +28,24 @@ class AcceptanceSettings(PromptedSettings):
 
     Attributes:
         num_prompts: how many prompts of the set are taken; `auto` is 15, or the first 256 that have answers.
+        texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
+            where all would be the same.
         up_to: K from 1 to this number.
         costs: what an iteration costs, for the expected speed-up: the `bytes` that it must read (as in `plan`), or a
             directory or CSV file of `latency` with the same model and draft.
-        num_resamples: samples of the bootstrap over texts.
         batch_size: prompts that the target answers together, where there are no answers.
     """
 
     LOADS_DRAFT = True
 
     num_prompts: int | Literal["auto"] = "auto"
+    texts_per_prompt: int = 4
     up_to: int = 16
     costs: str = "bytes"
-    num_resamples: int = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, num_resamples=100, up_to=1)
+        require_at_least(self, texts_per_prompt=1, up_to=1)
         require(self.up_to <= LARGEST_K, "up_to", f"must be at most {LARGEST_K}", self.up_to)
         if self.num_prompts != "auto":
             require(

@@ -30,7 +30,7 @@ class AcceptanceRow(PromptedRow):
     tokens_per_iteration: Interval | None = with_interval(
         None,
         "expected tokens per iteration, over all of them",
-        "95 % interval over texts",
+        "95 % interval over prompts and what the target answers to them",
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
@@ -42,7 +42,7 @@ class AcceptanceRow(PromptedRow):
     expected_speedup: Interval | None = with_interval(
         None,
         "`tokens_per_iteration` / `iteration_cost`",
-        "95 % interval over texts, of the tokens alone",
+        "95 % interval over prompts, of the tokens alone",
     )
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
@@ -77,7 +77,9 @@ class AcceptanceTextRow(Row):
     kind = "acceptance_texts"
     recognised_by = ("prompt_index", "token_ids", "iterations_by_num_draft_tokens")
 
-    prompt_index: MaybeInt = figure("place of the prompt in its set")
+    prompt_index: MaybeInt = figure(
+        "place of the prompt in its set; of equal prompts that of the first"
+    )
     category: MaybeText = figure("category of the prompt, where the set has them")
     prompt: MaybeText = figure("the prompt; the user's last message of a chat")
     completion: MaybeText = figure("the text")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.names import named_runs
@@ -12,10 +14,9 @@ from harness.commands.read_runs import Run
 from harness.results.files import rows_in
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
-from harness.results.statistics.multiplicity import Ranked, ranking
+from harness.results.statistics.multiplicity import ranking
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 from harness.tables.table import (
-    UNKNOWN,
     Answer,
     Column,
     Document,
@@ -60,33 +61,33 @@ def acceptance_answer(
     if best.tokens_per_iteration is None:
         return []
     k = best.num_draft_tokens
-    number = counted(len(texts), "text")
-    bounds = interval(best.tokens_per_iteration)
-    about = (
-        f"95 % interval {bounds}, over {number}" if bounds else f"no interval: {number}, 8 needed"
-    )
-    health = [health_in_words(row) for row in rows if row.health is not None]
-    why = [("Health", text) for text in health]
+    tokens = best.tokens_per_iteration
+    bounds = interval(tokens)
+    about = f"no interval: {tokens.covers}, 8 needed"
+    if bounds:
+        about = f"95 % interval {bounds}, {tokens.covers}"
+    why = [("Health", health_in_words(row)) for row in rows if row.health is not None]
     if best.iteration_cost is not None:
-        source = (
-            "by the bytes it reads" if best.cost_source == "bytes" else f"by {best.cost_source}"
-        )
-        why.append(
-            ("Cost", f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, {source}")
-        )
-    where = [_by_place(cuts), _worst(best, texts)]
-    if len({text.category for text in texts}) > 1:
-        where[1] = " · ".join(_by_category(best, texts))
-    why += [("Where", text) for text in where if text]
+        source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
+        steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}"
+        why.append(("Cost", steps))
+    why += [("Where", _by_place(cuts)), ("Where", _by_category_or_prompt(best, texts))]
+    number = counted(len(texts), "text")
     settings = f"{number} {best.text_source} · {best.num_tokens:,} tokens · temperature {best.temperature:g}"
+    warning = off_policy(best)
     return answer(
         heading(best, settings),
         Line(in_short(rows).partition(",")[0], "strong", about),
         [_by_k([row for row in rows if row.num_draft_tokens in SHOWN or row is best])],
-        doubts=[text for text in [off_policy(best)] if text],
+        doubts=[warning] if warning else [],
         why=why,
-        steps=[Step("measure it", f"harness latency {_as_typed(best)}K={k}")],
+        steps=[_measured(best)],
     )
+
+
+def _measured(best: AcceptanceRow) -> Step:
+    pair = f"model={best.model} draft={best.draft}"
+    return Step("measure it", f"harness latency {pair} K={best.num_draft_tokens}")
 
 
 def acceptance_details(rows: Sequence[AcceptanceRow]) -> Document:
@@ -146,68 +147,52 @@ def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
     return Table("by_k", "", columns, cells, look="bare")
 
 
-def _tokens_per_iteration(texts: Sequence[AcceptanceTextRow], place: int) -> float:
-    tokens = sum(text.num_tokens or 0 for text in texts)
-    return tokens / sum((text.iterations_by_num_draft_tokens or [])[place] for text in texts)
-
-
-def _by_category(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> list[str]:
+def _by_category_or_prompt(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
+    """Tokens per iteration of each category; of one category alone, the prompts with the fewest."""
     place = int(best.num_draft_tokens or 1) - 1
-    return [
-        f"{name or 'without category'} {_tokens_per_iteration(group, place):.2f}"
-        for name, group in grouped(texts, lambda text: text.category).items()
-    ]
+
+    def tokens_per_iteration(group: Sequence[AcceptanceTextRow]) -> float:
+        tokens = sum(text.num_tokens or 0 for text in group)
+        return tokens / sum((text.iterations_by_num_draft_tokens or [])[place] for text in group)
+
+    categories = grouped(texts, lambda text: text.category)
+    if len(categories) > 1:
+        return " · ".join(
+            f"{name or 'without category'} {tokens_per_iteration(group):.2f}"
+            for name, group in categories.items()
+        )
+    prompts = grouped(texts, lambda text: text.prompt_index)
+    worst = sorted((tokens_per_iteration(group), index) for index, group in prompts.items())
+    named = [f"#{index} {tokens:.2f}" for tokens, index in worst[:_MOST_WORST]]
+    return f"fewest tokens per iteration: prompts {', '.join(named)}"
 
 
 def _by_place(cuts: Sequence[Cut]) -> str:
     """How often the first draft token is accepted in the thirds of the answers."""
-    totals = [[0.0, 0.0] for _ in range(3)]
+    num_drafted = np.zeros(3)
+    num_accepted = np.zeros(3)
     for text in cuts:
-        # With K=1: a token before which an iteration ended is the target's own; so is the last one.
-        own = [*text.visits[0][1:], 1.0]
-        for index, share in enumerate(own):
-            third = totals[3 * index // len(own)]
-            third[0] += 1
-            third[1] += share
-    early, _, late = (count / share - 1 if share else 0.0 for count, share in totals)
+        # With K=1 a token is the target's own, and an iteration begins after it, or an accepted draft token. Nothing
+        # is drafted for the last one.
+        begins = text.visits[0]
+        thirds = 3 * np.arange(len(begins) - 1) // max(1, len(begins) - 1)
+        num_drafted += np.bincount(thirds, begins[:-1], minlength=3)
+        num_accepted += np.bincount(thirds, 1 - begins[1:], minlength=3)
+    early, _, late = num_accepted / np.maximum(num_drafted, 1e-9)
     return f"first draft tokens accepted: {early:.0%} in the first third, {late:.0%} in the last"
-
-
-def _worst(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
-    """The texts with the fewest tokens per iteration, by the indices of their prompts."""
-    if len(texts) <= _MOST_WORST:
-        return ""
-    place = int(best.num_draft_tokens or 1) - 1
-    ordered = sorted(texts, key=lambda text: _tokens_per_iteration([text], place))
-    named = []
-    for text in ordered[:_MOST_WORST]:
-        named.append(f"#{text.prompt_index} {_tokens_per_iteration([text], place):.2f}")
-    return f"fewest tokens per iteration: prompts {', '.join(named)}"
-
-
-def _as_typed(row: AcceptanceRow) -> str:
-    defaults = {"model": "tiny", "draft": "tiny_draft"}
-    return "".join(
-        f"{name}={getattr(row, name)} "
-        for name, value in defaults.items()
-        if getattr(row, name) != value
-    )
 
 
 def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     """Runs by target, and by what distinguishes them."""
     found: dict[str, dict[str, Run]] = {}
     for named in named_runs(runs):
-        target = str(named.row.model)
-        name = str(named.row.draft)
-        details = " · ".join(named.name.details)
-        found.setdefault(target, {})[f"{name} · {details}" if details else name] = named.run
+        name = " · ".join([str(named.row.draft), *named.name.details])
+        found.setdefault(str(named.row.model), {})[name] = named.run
     return found
 
 
-def comparison(runs: Sequence[Run]) -> Document:
+def comparison(runs: Sequence[Run]) -> list[Table]:
     """Drafts of each target, ranked on the texts that they share."""
-    document: list[Table | Line] = []
     columns = (
         Column("draft", text=True),
         Column("best K"),
@@ -215,73 +200,63 @@ def comparison(runs: Sequence[Run]) -> Document:
         Column("95 % interval"),
         Column("cost", number()),
         Column("expected\nspeed-up", times),
-        Column("relative to the best", text=True),
+        Column("relative to\nthe best", number(), optional=True),
+        Column("95 % interval", optional=True),
     )
+    document = []
     for target, of_target in curve_names([run for run in runs if run.has_figures]).items():
-        ranked = _ranked(of_target)
+        relative = _relative_to_best(of_target)
         lines = []
         for name, run in of_target.items():
             best = best_row(run.rows)
-            bounds = interval(best.tokens_per_iteration)
+            tokens = best.tokens_per_iteration
+            to_best = relative.get(name)
             cells = (
                 name,
                 best.num_draft_tokens,
-                _estimate(best.tokens_per_iteration),
-                bounds,
+                tokens and tokens.estimate,
+                interval(tokens),
                 best.iteration_cost,
-                _estimate(best.expected_speedup) or None,
+                best.expected_speedup and best.expected_speedup.estimate,
+                to_best and to_best.estimate,
+                interval(to_best),
             )
-            lines.append(TableRow((*cells, _relative(ranked.get(name)))))
-        lines.sort(key=lambda line: line.cells[5] or line.cells[2] or 0, reverse=True)
-        notes: tuple[str, ...] = ()
-        if ranked:
-            covers = next(iter(ranked.values())).relative_to_best.covers.replace("prompt", "text")
-            notes = (
-                f"Relative speed-ups on the same {covers}, with simultaneous 95 % intervals; costs are taken as known.",
-            )
-        document.append(
-            Table(
-                "acceptance", f"Expected of drafts for {target}", columns, tuple(lines), notes=notes
-            )
-        )
+            lines.append(TableRow(cells))
+        # By speed-up, without costs by tokens per iteration.
+        lines.sort(key=lambda line: line.cells[5] or line.cells[2], reverse=True)
+        notes = [
+            f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are"
+            " taken as known."
+            for to_best in [*relative.values()][:1]
+        ]
+        title = f"Expected of drafts for {target}"
+        document.append(Table("acceptance", title, columns, tuple(lines), notes=tuple(notes)))
     return document
 
 
-def _ranked(runs: dict[str, Run]) -> dict[str, Ranked]:
-    """Each draft against the best by expected speed-up, on texts that all have; {} where there are none."""
+def _relative_to_best(runs: dict[str, Run]) -> dict[str, Interval]:
+    """The speed-up of each draft over that of the best, on texts that all have; {} where there are none."""
     import pandas as pd
 
-    num_tokens: dict[str, int] = {}
-    # Steps of the target that each draft takes for each text.
-    steps: dict[str, dict[str, float]] = {}
-    for name, run in runs.items():
+    texts = []
+    for draft, run in runs.items():
         best = best_row(run.rows)
+        place = int(best.num_draft_tokens or 1) - 1
         directory = run.directory or Path(str(run.last.directory))
-        steps[name] = {}
         for text in rows_in(directory / TEXTS_FILE, AcceptanceTextRow):
             if text.run == run.id and text.iterations_by_num_draft_tokens:
-                key = f"{text.prompt_index} {text.token_ids}"
-                iterations = text.iterations_by_num_draft_tokens[
-                    int(best.num_draft_tokens or 1) - 1
-                ]
-                steps[name][key] = iterations * (best.iteration_cost or 1.0)
-                num_tokens[key] = text.num_tokens or 0
-    shared = pd.DataFrame(steps).dropna()
-    if len(runs) < 2 or shared.empty:
+                # In steps of the target.
+                time = text.iterations_by_num_draft_tokens[place] * (best.iteration_cost or 1.0)
+                token_ids = str(text.token_ids)
+                texts.append((draft, text.prompt_index, token_ids, text.num_tokens, time))
+    frame = pd.DataFrame(texts, columns=["draft", "prompt", "text", "tokens", "time"])
+    by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "draft", "sum")
+    by_prompt = by_text.dropna().groupby("prompt").sum()
+    if len(runs) < 2 or by_prompt.empty:
         return {}
-    tokens = [float(num_tokens[key]) for key in shared.index]
-    found = ranking([tokens] * len(runs), [list(shared[name]) for name in shared])
-    return {str(shared.columns[one.index]): one for one in found}
-
-
-def _relative(ranked: Ranked | None) -> str:
-    if ranked is None:
-        return UNKNOWN
-    relative = ranked.relative_to_best
-    if relative.estimate == 1:
-        return "the best" if not relative.has_bounds else "1.00"
-    bounds = interval(relative)
-    return f"{relative.estimate:.2f} ({bounds})" if bounds else f"{relative.estimate:.2f}"
+    drafts = list(by_prompt["time"])
+    ranked = ranking(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
+    return {drafts[one.index]: one.relative_to_best for one in ranked}
 
 
 def acceptance_sweep(runs: Sequence[Run]) -> Answer:
@@ -290,27 +265,23 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
     if not named:
         return []
     bests = [best_row(one.run.rows) for one in named]
-    place = max(
-        range(len(bests)),
-        key=lambda place: (
-            _estimate(bests[place].expected_speedup),
-            _estimate(bests[place].tokens_per_iteration),
+    best, first = max(
+        zip(bests, named, strict=True),
+        key=lambda one: (
+            _estimate(one[0].expected_speedup),
+            _estimate(one[0].tokens_per_iteration),
         ),
     )
-    best = bests[place]
-    expected = f"{named[place].name.pair}: {in_short(named[place].run.rows)}"
-    tables = [table for table in comparison(runs) if isinstance(table, Table)]
+    expected = f"{first.name.pair}: {in_short(first.run.rows)}"
+    tables = comparison(runs)
     notes = dict.fromkeys(note for table in tables for note in table.notes)
-    if len(tables) == 1:
-        tables = [tables[0].in_short()]
-    command = f"harness latency {_as_typed(best)}K={best.num_draft_tokens}"
     return answer_of_sweep(
         bests,
         [Line(expected, "strong", "from probabilities alone")],
-        tables,
+        [tables[0].in_short()] if len(tables) == 1 else tables,
         doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
         why=[("Note", note) for note in notes],
-        steps=[Step("measure it", command)],
+        steps=[_measured(best)],
     )
 
 

@@ -31,15 +31,16 @@ no such form: their texts are not the target's, and how likely each is depends o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import skewed_ratio_of_totals, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -155,16 +156,38 @@ def cut(chances: ArrayLike) -> Cut:
     return Cut(moments[0, :, :num_places], variance, accepted_at, drafted, proposed, tested)
 
 
-def tokens_per_iteration(cuts: Sequence[Cut], num_resamples: int, seed: int) -> list[Interval]:
-    """Tokens per iteration for each K, of all texts together, with an interval over texts.
+def tokens_per_iteration(cuts: Sequence[Cut], prompts: Sequence[Hashable]) -> list[Interval]:
+    """Tokens per iteration for each K, of all texts together, with a 95 % interval over prompts.
+
+    It covers the choice of prompts, and of the texts that the target draws after each, as the interval of
+    decoding does, but not the coins of decoding, which average out. Texts of one prompt are no
+    independent units: their totals are.
 
     Args:
         cuts: of texts of at least two tokens: a text of one has no iterations.
-        num_resamples, seed: of the bootstrap.
+        prompts: [num_texts], what each text answers.
     """
-    num_tokens = [text.num_tokens for text in cuts]
+    tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        ratio_of_totals(num_tokens, of_number, num_resamples, seed, unit="text")
+        skewed_ratio_of_totals(tokens, totals_by_unit(of_number, prompts))
         for of_number in iterations.T
     ]
+
+
+def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
+    """The columns of `Acceptance` that follow from the cuts for one K; none where nothing was proposed."""
+    place = num_draft_tokens - 1
+    drafted = sum(text.drafted[place] for text in cuts)
+    if not drafted:
+        return {}
+    accepted = sum(text.num_tokens - text.iterations[place] for text in cuts)
+    accepted_at = np.sum([text.accepted_at[place] for text in cuts], axis=0)[:num_draft_tokens]
+    return {
+        "acceptance_rate": accepted / sum(text.proposed[place] for text in cuts),
+        "conditional_acceptance_rate": accepted / sum(text.tested[place] for text in cuts),
+        "mean_acceptance_length": 1 + accepted / drafted,
+        "marginal_acceptance_by_position": [
+            round(float(rate), 4) for rate in accepted_at / drafted
+        ],
+    }

@@ -27,6 +27,8 @@ from harness.results.statistics.interval import (
 # Resampled values held in memory at once, so that a bootstrap over thousands of prompts stays
 # under about 100 MB.
 _RESAMPLED_VALUES_AT_ONCE = 2_000_000
+# Differences of this size are those of floating point.
+_ROUNDING = 1e-9
 # A drift up to this share does not matter.
 _TOLERATED_DRIFT = 0.02
 
@@ -119,6 +121,57 @@ def ratio_over_blocks(
     half_width = t_quantile((1 - confidence) / 2, tops.size - 1) * standard_error
     low = ratio * math.exp(-half_width)
     return Interval(ratio, low, ratio * math.exp(half_width), covers)
+
+
+def skewed_ratio_of_totals(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    confidence: float = CONFIDENCE,
+    unit: str = "prompt",
+) -> Interval:
+    """sum(numerators) / sum(denominators) where few units have much of the variance.
+
+    The log of the ratio is linearised: unit i adds x_i = numerator / mean - denominator / mean. Where the
+    x_i are skewed, a sample without the rare units of their tail has too small a mean and too small a
+    variance at once, and Student's t of it is skewed too. Hall's monotone cubic transformation of t takes
+    that skewness out ("On the Removal of Skewness by Transformation", 1992), with Student's quantile in
+    place of the normal one:
+
+        g(t) = t + a (2 t² + 1) + 4/3 a² t³,   a = skewness of the x_i / (6 √n)
+
+    The interval is that of the t for which g(t) lies between the quantiles. The cubic is inverted exactly:
+    t = (∛(1 + 6 a (g - a)) - 1) / 2a.
+
+    Args:
+        numerators, denominators: [num_units], as of `ratio_of_totals`.
+
+    Returns:
+        The ratio and its bounds, nan below `FEWEST_FOR_INTERVAL` units.
+
+    Raises:
+        ValueError: when the two differ in length or a denominator is not positive.
+    """
+    tops, bottoms = _paired(numerators, denominators)
+    covers = counted(tops.size, unit)
+    if not tops.size:
+        return Interval(covers=covers)
+    ratio = float(tops.sum() / bottoms.sum())
+    if tops.size < FEWEST_FOR_INTERVAL:
+        return Interval(ratio, covers=covers)
+    influences = tops / tops.mean() - bottoms / bottoms.mean()
+    deviation = float(influences.std(ddof=1))
+    if deviation < _ROUNDING:
+        return Interval(ratio, ratio, ratio, covers)
+    from scipy import stats
+
+    root = math.sqrt(tops.size)
+    skewness = float(stats.skew(influences, bias=False))
+    bounds = np.array([1, -1]) * t_quantile((1 - confidence) / 2, tops.size - 1)
+    a = skewness / (6 * root)
+    if abs(a) > _ROUNDING:
+        bounds = (np.cbrt(1 + 6 * a * (bounds - a)) - 1) / (2 * a)
+    low, high = ratio * np.exp(-bounds * deviation / root)
+    return Interval(ratio, float(low), float(high), covers)
 
 
 def _bootstrapped(

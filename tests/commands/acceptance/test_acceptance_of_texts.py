@@ -19,6 +19,10 @@ def texts() -> pd.DataFrame:
     return pd.read_csv(only("acceptance_texts.csv"))
 
 
+def texts_of(rows: pd.DataFrame) -> pd.DataFrame:
+    return pd.read_csv(Path(rows.directory.iloc[0]) / "acceptance_texts.csv")
+
+
 @pytest.mark.parametrize(
     ("pair", "k"),
     [
@@ -64,6 +68,11 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     assert (rows.tokens_per_iteration < rows.tokens_per_iteration_high).all()
     expected = rows.expected_speedup * rows.iteration_cost
     assert expected.tolist() == pytest.approx(rows.tokens_per_iteration.tolist())
+    # At a temperature above 0 four texts of each prompt, each with other random numbers.
+    assert (rows.num_texts == 36).all()
+    of_prompts = texts().groupby("prompt_index")
+    assert (of_prompts.size() == 4).all()
+    assert (of_prompts.token_ids.nunique() > 1).any()
     # Its own texts are as likely as its own texts.
     assert rows.likelihood_z.abs().max() < 4
     assert "own texts" not in outcome.stdout
@@ -73,8 +82,10 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
         f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
         in lines[2]
     )
-    assert "over 9 texts" in lines[2]
-    assert lines[-1].endswith(f"harness latency draft=early_exit K={best.num_draft_tokens}")
+    assert ", 9 prompts" in lines[2]
+    assert lines[-1].endswith(
+        f"harness latency model=tiny draft=early_exit K={best.num_draft_tokens}"
+    )
     assert len([line for line in lines if line.strip()]) <= 12
     assert max(map(len, lines)) <= 80
     assert only("acceptance.svg").read_text().startswith("<svg")
@@ -100,12 +111,14 @@ def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> 
     harness("acceptance", *QUICKEST_PAIR, f"prompts={directory}", "up_to=4")
     first, again = (group for _, group in results("acceptance").groupby("run", sort=False))
     assert again.text_source.unique() == ["given"]
+    # Texts of one prompt are still counted together.
+    assert texts_of(again).prompt_index.nunique() == 4
     assert again.tokens_per_iteration.tolist() == pytest.approx(first.tokens_per_iteration.tolist())
 
     # Plain logs, and a chat, whose answer is the message after the user's last one.
     lines = [
         {"prompt": row.prompt, "completion": "apple " * 9, "category": "apples"}
-        for row in own.itertuples()
+        for row in own.drop_duplicates("prompt_index").itertuples()
     ]
     (tmp_path / "logs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcome = harness("acceptance", *QUICKEST_PAIR, f"prompts={tmp_path}/logs.jsonl", "up_to=2")
@@ -178,13 +191,16 @@ def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
     ids = [pd.read_csv(file).token_ids.tolist() for file in files]
     assert ids[0] == ids[1] == ids[2]
     words = " ".join(outcome.stdout.split())
-    assert "on the same 4 texts" in words
+    assert "on the same texts of 4 prompts" in words
     assert "Next measure it harness latency model=tiny_draft draft=early_exit_1 K=" in words
     assert outcome.stdout.count("the best") >= 1
     # The target accepts all of its own draft's tokens.
     rows = results("acceptance")
     itself = rows[rows.draft == "tiny_draft"]
     assert itself.acceptance_rate.tolist() == pytest.approx([1, 1, 1])
+    alone = harness("acceptance", "model=tiny_draft", "draft=tiny_draft", "num_prompts=2", *SHORT)
+    accepted = "first draft tokens accepted: 100% in the first third, 100% in the last"
+    assert accepted in alone.stdout
     harness("report", code=0)
 
 

@@ -20,7 +20,10 @@ from in_process import Harness, results
 from served import serving
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
-ASKED = ["num_prompts=20", "batch_size=20", "decoding.max_new_tokens=64", "up_to=4"]
+ASKED = [
+    *["num_prompts=20", "texts_per_prompt=1", "batch_size=20"],
+    *["decoding.max_new_tokens=64", "up_to=4"],
+]
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]

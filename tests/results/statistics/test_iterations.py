@@ -16,7 +16,6 @@ from harness.results.statistics.iterations import (
     cut,
     tokens_per_iteration,
 )
-from harness.results.statistics.ratios import ratio_of_totals
 
 VOCABULARY = range(3)
 LENGTH = 5
@@ -186,11 +185,12 @@ def test_shapes_and_chances_are_checked() -> None:
         cut([[1.5]])
 
 
-def test_intervals_are_over_texts() -> None:
+def test_intervals_are_over_prompts() -> None:
+    """Copies of a text are no further evidence."""
     rates = np.random.default_rng(0).uniform(0.3, 0.9, size=12)
     cuts = [cut(np.full((20, 3), rate)) for rate in rates]
-    found = tokens_per_iteration(cuts, 500, 0)
-    iterations = [text.iterations[2] for text in cuts]
-    assert found[2] == ratio_of_totals([20] * 12, iterations, 500, 0, unit="text")
-    assert found[2].covers == "12 texts"
+    found = tokens_per_iteration(cuts, range(12))
+    assert found[2].covers == "12 prompts"
     assert found[0].low < found[0].estimate < found[0].high
+    copied = tokens_per_iteration(cuts * 4, [*range(12)] * 4)
+    assert [figure.high for figure in copied] == pytest.approx([figure.high for figure in found])
