@@ -173,22 +173,17 @@ class RunSettings:
         rule = f"{_NOT_COMBINED}, which needs none"
         require(device_map is None, "placement.device_map", rule, device_map)
         for role, strategy in self.strategies.items():
-            if strategy == "tensor_parallel":
-                _check_plain(role, getattr(self, role))
-            else:
-                either = (
-                    "a model is whole on each rank (single, cpu) or split as well (tensor_parallel)"
+            if strategy != "tensor_parallel":
+                rule = (
+                    f"{_NOT_COMBINED}: a model is whole on each rank (single, cpu) or split as well"
                 )
-                rule = f"{_NOT_COMBINED}: {either}"
                 is_whole = strategy in ("single", "cpu")
                 require(is_whole, f"{role}.placement", rule, strategy)
-
-
-def _check_plain(role: str, model: ModelSettings) -> None:
-    """Check that a model that is split has plain weights."""
-    rule = f"{_NOT_COMBINED}, which splits plain weights only"
-    require(model.quantization == "none", f"{role}.quantization", rule, model.quantization)
-    require(model.gguf_file is None, f"{role}.gguf_file", rule, model.gguf_file)
+                continue
+            model: ModelSettings = getattr(self, role)
+            rule = f"{_NOT_COMBINED}, which splits plain weights only"
+            require(model.quantization == "none", f"{role}.quantization", rule, model.quantization)
+            require(model.gguf_file is None, f"{role}.gguf_file", rule, model.gguf_file)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,7 +236,10 @@ class DecodingSettings:
     ignore_eos: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
-        self._check_num_draft_tokens()
+        number = self.num_draft_tokens
+        if number != "auto":
+            require(number >= 0, "num_draft_tokens", NO_DRAFT_TOKENS, number)
+            require(number <= LARGEST_K, "num_draft_tokens", f"must be at most {LARGEST_K}", number)
         temperature = self.temperature
         require(temperature >= 0, "temperature", "must not be negative (0 is greedy)", temperature)
         # Dividing by less would overflow.
@@ -250,26 +253,15 @@ class DecodingSettings:
         rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
         takes_lenience = RULES[self.rule].takes_lenience
         require(self.lenience == 1 or takes_lenience, "lenience", rule, self.lenience)
-        self._settle_acceptance()
-
-    def _check_num_draft_tokens(self) -> None:
-        number = self.num_draft_tokens
-        if number == "auto":
-            return
-        require(number >= 0, "num_draft_tokens", NO_DRAFT_TOKENS, number)
-        require(number <= LARGEST_K, "num_draft_tokens", f"must be at most {LARGEST_K}", number)
-
-    def _settle_acceptance(self) -> None:
-        """Check `synthetic_acceptance`; the rates of a file take the place of its name."""
         asked = self.synthetic_acceptance
-        if asked is None:
-            return
         if isinstance(asked, str):
+            # The rates of the file take the place of its name.
             asked = rates_of_profile(asked)
             object.__setattr__(self, "synthetic_acceptance", asked)
-        check_rates(asked, self.num_draft_tokens)
-        rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
-        require(self.lenience == 1, "synthetic_acceptance", rule, asked)
+        if asked is not None:
+            check_rates(asked, self.num_draft_tokens)
+            rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
+            require(self.lenience == 1, "synthetic_acceptance", rule, asked)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:

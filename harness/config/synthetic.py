@@ -145,7 +145,11 @@ def rates_of_profile(path: str) -> Rates:
     if not conditional and not marginal:
         # An empty list of rates says that nothing was drafted, so that a length would say nothing.
         if conditional is None and marginal is None and _is_number(length):
-            return _rates_of_length(float(length), path)
+            if not length >= 1:  # nan, too
+                rule = f"has a mean_accept_length of {length:g}, which must be at least 1"
+                raise SettingError(_SETTING, rule, path)
+            # A length of 1 is the target's own token alone; as a rate, 1 would accept everything.
+            return float(length) if length > 1 else 0.0
         raise SettingError(_SETTING, "is a profile without acceptance rates", path)
     if not marginal:
         assert conditional is not None
@@ -187,14 +191,6 @@ def _agree(rates: Sequence[float], shares: Sequence[float], marginal: Sequence[f
         abs(rate * share - whole) <= _ROUNDING
         for rate, share, whole in zip(rates, shares, marginal, strict=True)
     )
-
-
-def _rates_of_length(length: float, path: str) -> Rates:
-    if not length >= 1:  # nan, too
-        rule = f"has a mean_accept_length of {length:g}, which must be at least 1"
-        raise SettingError(_SETTING, rule, path)
-    # A length of 1 is the target's own token alone; as a rate, 1 would accept everything.
-    return length if length > 1 else 0.0
 
 
 def rank_rates_of_profile(path: str) -> tuple[float, ...]:

@@ -242,7 +242,12 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
         )
     if not prompts:
         raise BadFile("the file holds no prompts")
-    placeholders = [prompt.text for prompt in prompts if _is_placeholder(prompt.text)]
+    placeholders = [
+        prompt.text
+        for prompt in prompts
+        if _PLACEHOLDER.fullmatch(prompt.text)
+        or (prompt.text.isupper() and _FETCH_ORDER.search(prompt.text))
+    ]
     if placeholders:
         first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
         found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
@@ -356,11 +361,15 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     if key == "turns":
         if not isinstance(value, list) or not value:
             raise BadFile("must have a list of texts as turns")
-        turns = [_text(value[0], "the first of turns")]
-        turns += [_text(turn, "every one of turns") for turn in value[1:]]
+        turns = [_text(turn, "every one of turns") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "conversations":
-        turns = _human_texts(value)
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise BadFile("must have a list of objects with from and value as conversations")
+        by_human = [entry for entry in value if entry.get("from") in ("human", "user")]
+        if not by_human:
+            raise BadFile("has nothing from a human among its conversations")
+        turns = [_text(entry.get("value"), "every value of a human") for entry in by_human]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
         if row.get("tools") not in (None, [], "", "[]"):
@@ -387,16 +396,6 @@ def _completion(value: Any) -> str | tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise BadFile("must have text as completion, or a list of token ids as token_ids")
     return tuple(ids)
-
-
-def _human_texts(value: Any) -> list[str]:
-    """The human's messages in a conversation of ShareGPT."""
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise BadFile("must have a list of objects with from and value as conversations")
-    texts = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
-    if not texts:
-        raise BadFile("has nothing from a human among its conversations")
-    return [_text(text, "every value of a human") for text in texts]
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:
@@ -426,9 +425,3 @@ def _text(value: Any, what: str) -> str:
     except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
         raise BadFile(f"has half a surrogate pair in {what}") from None
     return value
-
-
-def _is_placeholder(text: str) -> bool:
-    return bool(_PLACEHOLDER.fullmatch(text)) or (
-        text.isupper() and bool(_FETCH_ORDER.search(text))
-    )

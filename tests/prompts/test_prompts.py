@@ -204,7 +204,7 @@ REFUSED = {
     "prompt is blank": (b'{"prompt": " "}', "line 1 must have text as prompt"),
     "turns is text": (b'{"turns": "a"}', "line 1 must have a list of texts as turns"),
     "no turns": (b'{"turns": []}', "line 1 must have a list of texts as turns"),
-    "turn is an object": (b'{"turns": [{"a": 1}]}', "line 1 must have text as the first of turns"),
+    "turn is an object": (b'{"turns": [{"a": 1}]}', "line 1 must have text as every one of turns"),
     "messages is text": (
         b'{"messages": "a"}',
         "line 1 must have a list of objects with role and content",

@@ -36,20 +36,12 @@ class CompareSettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.batch_size == 1,
-            "batch_size",
-            "must be 1: compare decodes one prompt at a time",
-            self.batch_size,
-        )
+        rule = "must be 1: compare decodes one prompt at a time"
+        require(self.batch_size == 1, "batch_size", rule, self.batch_size)
         rule = "must be given with tensor_parallel, whose processes share no keyboard"
         require(not self.tensor_parallel or self.prompt is not None, "prompt", rule, None)
-        require(
-            self.prompt is None or bool(self.prompt.strip()),
-            "prompt",
-            "must hold text",
-            self.prompt,
-        )
+        is_empty = self.prompt is not None and not self.prompt.strip()
+        require(not is_empty, "prompt", "must hold text", self.prompt)
         # Stray bytes of a command line become half characters, which no tokenizer takes.
         is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
         require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))

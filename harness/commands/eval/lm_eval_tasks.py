@@ -70,7 +70,15 @@ class LmEvalTask(Task):
         self.task = task
         self._loaded = _load(task)
         _refuse_what_is_not_text(task, self._loaded)
-        self._instances = _build_instances(task, self._loaded)
+        # The examples that lm-evaluation-harness itself would show.
+        self._loaded.set_fewshot_seed(_EXAMPLES_SEED)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                self._loaded.build_all_requests()
+        except Exception as error:
+            rule = f"lm-evaluation-harness cannot make its prompts ({first_line(error)})"
+            raise SettingError("task", rule, task) from error
+        self._instances = list(self._loaded.instances)
         generation: Mapping[str, Any] = self._instances[0].args[1]
         if any(instance.args[1] != generation for instance in self._instances):
             rule = "must have the same generation_kwargs for all questions"
@@ -225,18 +233,6 @@ def _refuse_what_is_not_text(task: str, loaded: Any) -> None:
         rule = f"asks each question {repeats} times, and eval asks once"
     if rule is not None:
         raise SettingError("task", rule, task)
-
-
-def _build_instances(task: str, loaded: Any) -> list[Any]:
-    """Build all questions, with the examples that lm-evaluation-harness itself would show."""
-    loaded.set_fewshot_seed(_EXAMPLES_SEED)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            loaded.build_all_requests()
-    except Exception as error:
-        rule = f"lm-evaluation-harness cannot make its prompts ({first_line(error)})"
-        raise SettingError("task", rule, task) from error
-    return list(loaded.instances)
 
 
 def _prompt(instance: Any) -> str:

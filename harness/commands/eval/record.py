@@ -45,39 +45,27 @@ class EvalSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_task()
+        names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
+        from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
+        rule = f"must be one of {', '.join(names)}{nearest(self.task, names)}"
+        require(self.task in names or from_lm_eval, "task", rule, self.task)
         require_at_least(self, num_prompts=1)
         require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
         operands = self.operands
         seeds = self.seeds
         rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
-        require(
-            len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9,
-            "operands",
-            rule,
-            operands,
-        )
+        are_bounds = len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9
+        require(are_bounds, "operands", rule, operands)
         require(bool(seeds), "seeds", "must name at least one seed", seeds)
         require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
         require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
-        require(
-            self.weights == "stored",
-            "weights",
-            "must be stored: random weights know no answers",
-            self.weights,
-        )
+        rule = "must be stored: random weights know no answers"
+        require(self.weights == "stored", "weights", rule, self.weights)
         rule = f"must be false with task={self.task}, which has its own questions"
         require(self.task in _DRAWN or not self.replacement, "replacement", rule, self.replacement)
         rates = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-
-    def _check_task(self) -> None:
-        """Refuse a task that neither we nor lm-evaluation-harness can have."""
-        names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
-        from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
-        rule = f"must be one of {', '.join(names)}{nearest(self.task, names)}"
-        require(self.task in names or from_lm_eval, "task", rule, self.task)
 
 
 class Eval(Command):
