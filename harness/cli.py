@@ -356,6 +356,7 @@ def run_job(config: Any) -> float:
     with _reporting(str(config.get("command"))):
         _outcome.rows = composed.run(config)
         if _outcome.rows:
+            # Of `latency` the last row is the speculative arm's.
             return float(_outcome.rows[-1].values().get("speedup") or 0)
     return 0.0
 

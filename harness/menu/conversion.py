@@ -91,6 +91,12 @@ def value_types(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
 
 
+def fixed_groups(kind: type) -> dict[str, type]:
+    """The groups whose settings are the same whatever is chosen: `decoding`, but neither `draft` nor `engine`."""
+    groups = {name: _group_of(hint) for name, hint in _hints(kind).items()}
+    return {name: group for name, group in groups.items() if group and group not in _CHOSEN}
+
+
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """The types that a hint joins: `int | None` -> (int, NoneType)."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)

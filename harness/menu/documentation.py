@@ -11,31 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
-from harness.config.run import RunSettings
-from harness.config.settings import (
-    DecodingSettings,
-    DraftSettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-)
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import DraftSettings
 from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import names
-from harness.menu.conversion import value_types
+from harness.menu.conversion import fixed_groups, value_types
 from harness.records.registry import COMMANDS, commands
 
 # The groups of settings that every command has, apart from drafts and engines.
-GROUPS: dict[str, type] = {
-    "decoding": DecodingSettings,
-    "model": ModelSettings,
-    "placement": PlacementSettings,
-    "prompts": PromptSettings,
-    "results": ResultSettings,
-}
+GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))
 
 
 class Setting(NamedTuple):

@@ -36,20 +36,12 @@ from omegaconf import OmegaConf
 
 from harness.config.model_names import split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import (
-    PROMPT_FILES,
-    DecodingSettings,
-    ModelSettings,
-    PlacementSettings,
-    PromptSettings,
-    ResultSettings,
-    require,
-)
+from harness.config.settings import PROMPT_FILES, PromptSettings, require
 from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.method import TextMethod
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
-from harness.menu.conversion import value_types
+from harness.menu.conversion import fixed_groups, value_types
 from harness.records.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -292,15 +284,10 @@ def configuration(path: str) -> dict[str, Any] | None:
     """
     if path == "common":
         # That of every command begins with it.
-        groups = {
-            "model": ModelSettings,
-            "decoding": DecodingSettings,
-            "placement": PlacementSettings,
-        }
-        defaults = {group: _defaults(kind) for group, kind in groups.items()}
+        groups = {group: _defaults(kind) for group, kind in fixed_groups(RunSettings).items()}
         common = written("common")
-        common["results"] = _defaults(ResultSettings) | common["results"]
-        return _defaults(RunSettings) | defaults | common
+        groups["results"] |= common.pop("results")
+        return _defaults(RunSettings) | groups | common
     if path.startswith(_OF_A_COMMAND):
         return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
     if COMMANDS.is_built_in(path):

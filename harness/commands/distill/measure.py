@@ -184,14 +184,12 @@ class Distill(Experiment):
         batches = [
             (temperature, batch) for temperature in settings.temperatures for batch in places
         ]
+        sizes = [len(batch) for _, batch in batches]
         try:
-            kept = _complete_lines(file)
-            answers = [
-                _read_answers(line, len(batch), session.pair.vocabulary_size)
-                for line, (_, batch) in zip(kept, batches[: len(kept)], strict=True)
-            ]
+            answers = _stored_answers(file, sizes, session.pair.vocabulary_size)
         except ValueError as error:
             raise self._damaged(file) from error
+        num_stored = len(answers)
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.answer_tokens)
         engine = session.open(settings.texts_per_step, longest, decoding)
         with (
@@ -199,7 +197,7 @@ class Distill(Experiment):
             progress("answering", len(batches)) as advance,
         ):
             for number, (temperature, batch) in enumerate(batches):
-                if number >= len(kept):
+                if number >= num_stored:
                     # Each answer has its own random numbers, which no measured prompt has.
                     first = settings.num_asked + number * settings.texts_per_step
                     streams = range(first, first + len(batch))
@@ -273,12 +271,15 @@ class Distill(Experiment):
         file.write_text(digest, encoding="utf-8")
 
 
-def _complete_lines(file: Path) -> list[str]:
-    """The lines of a file, each with the answers of a batch; half a line, which a kill may leave,
-    is cut off.
+def _stored_answers(
+    file: Path, batch_sizes: Sequence[int], vocabulary_size: int
+) -> list[list[list[int]]]:
+    """The answers of the first batches that an earlier run stored, token ids each.
+
+    A line has the answers of a batch; half a line, which a kill may leave, is cut off.
 
     Raises:
-        UnicodeDecodeError: the file holds something else.
+        ValueError: the file holds anything else.
     """
     if not file.exists():
         return []
@@ -286,24 +287,18 @@ def _complete_lines(file: Path) -> list[str]:
     complete = [line for line in lines if line.endswith("\n")]
     if complete != lines:
         os.truncate(file, len("".join(complete).encode()))
-    return complete
-
-
-def _read_answers(line: str, num_answers: int, vocabulary_size: int) -> list[list[int]]:
-    """The answers of a batch, token ids each.
-
-    Raises:
-        ValueError: the line holds anything else.
-    """
-    answers = json.loads(line)
-    if not isinstance(answers, list) or len(answers) != num_answers:
-        raise ValueError("other answers than were asked for")
-    for answer in answers:
-        if not isinstance(answer, list) or not all(
-            type(token) is int and 0 <= token < vocabulary_size for token in answer
-        ):
-            raise ValueError("an answer with other things than tokens")
-    return answers
+    stored = []
+    for line, size in zip(complete, batch_sizes[: len(complete)], strict=True):
+        answers = json.loads(line)
+        if not isinstance(answers, list) or len(answers) != size:
+            raise ValueError("other answers than were asked for")
+        for answer in answers:
+            if not isinstance(answer, list) or not all(
+                type(token) is int and 0 <= token < vocabulary_size for token in answer
+            ):
+                raise ValueError("an answer with other things than tokens")
+        stored.append(answers)
+    return stored
 
 
 EXPERIMENT = Distill
