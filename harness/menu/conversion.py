@@ -31,7 +31,7 @@ _CHOSEN: Mapping[object, Methods | Engines] = {
 }
 
 # The largest integer of torch and numpy.
-_LARGEST = 2**63 - 1
+_LARGEST_INTEGER = 2**63 - 1
 # Types of values in the words of error messages.
 _IN_WORDS: Mapping[object, Sequence[str]] = {
     int: ("a whole number",),
@@ -69,20 +69,18 @@ def from_config(
     return settings
 
 
-def setting_hints(kind: type, prefix: str = "") -> dict[str, Any]:
+def setting_hints(kind: type) -> dict[str, Any]:
     """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like, with its type."""
     hints: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
-        hints[prefix + name] = hint
+        hints[name] = hint
         group = _group_of(hint)
         if group in _CHOSEN:
             for chosen in _CHOSEN[group].settings_classes():
                 chosen_hints = _hints(chosen)
-                hints |= {
-                    f"{prefix}{name}.{key}": chosen_hints[key] for key in chosen.setting_names()
-                }
+                hints |= {f"{name}.{key}": chosen_hints[key] for key in chosen.setting_names()}
         elif group is not None:
-            hints |= setting_hints(group, f"{prefix}{name}.")
+            hints |= {f"{name}.{key}": of_key for key, of_key in _hints(group).items()}
     return hints
 
 
@@ -151,7 +149,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         is_number = kind in (float, str) and type(value) in (int, float)
         converted = kind(value) if is_number else value
         if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
-            if kind is int and abs(converted) > _LARGEST:
+            if kind is int and abs(converted) > _LARGEST_INTEGER:
                 raise SettingError(setting, "must be below 2^63", value)
             return converted
     if tuple in origins and not isinstance(value, Mapping):

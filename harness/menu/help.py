@@ -29,7 +29,7 @@ from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation, names
 from harness.menu.documentation import Setting
-from harness.menu.typed import meant
+from harness.menu.typed import settings_meant_by
 from harness.records.command import Command
 
 _NAME_WIDTH = 28
@@ -79,7 +79,9 @@ def command_help(
     if topic in sections:
         chosen = {topic: sections[topic]}
     elif topic != "all":
-        settings = meant(topic, [entry.name for entries in sections.values() for entry in entries])
+        settings = settings_meant_by(
+            topic, [entry.name for entries in sections.values() for entry in entries]
+        )
         # The beginning of a word, so that `trees` is in `draft.tree` and in "of dynamic trees".
         beginning = re.compile(rf"\b{re.escape(topic.rstrip('s'))}", re.IGNORECASE)
         chosen = {}
@@ -93,7 +95,7 @@ def command_help(
         raise SettingError(topic, rule)
     parts = []
     for title, entries in chosen.items():
-        lines = [_line(entry.name, entry.meaning, _shown(entry.value)) for entry in entries]
+        lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
         parts.append("\n".join([title, *lines]))
     return "\n\n".join(parts)
 
@@ -149,7 +151,7 @@ def _configured(setting: Setting, config: DictConfig) -> Setting:
     return setting._replace(meaning=meaning, value=value)
 
 
-def _shown(value: Any) -> str:
+def _in_brackets(value: Any) -> str:
     """A value in brackets; nothing for one that is MISSING, and dots for a mapping."""
     if value is MISSING:
         return ""
@@ -179,7 +181,7 @@ def _page(command: Command, sections: dict[str, list[Setting]], overrides: Seque
         for entry in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
             clause = re.split("[;:.] ", entry.meaning)[0]
-            value = _shown(entry.value)
+            value = _in_brackets(entry.value)
             value = value if len(value) <= _LONGEST_VALUE else "[...]"
             space = width - _NAME_WIDTH - len(value) - 1
             lines.append(_line(entry.name, textwrap.shorten(clause, space, placeholder="…"), value))

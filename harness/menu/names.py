@@ -54,9 +54,9 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 # itself.
 DRAFT_OF_HYBRID = "draft_of_hybrid"
 # Ends the name of a draft that proposes dynamic trees.
-_OF_TREES = "_tree"
+_TREE_SUFFIX = "_tree"
 # Begins the name of the configuration of a command that has no file in `conf/`.
-_OF_A_COMMAND = "command:"
+_COMMAND_PREFIX = "command:"
 
 
 # Lists of names -----------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def _draft(name: str) -> dict[str, Any] | None:
 
 def _drafter_of_trees(name: str) -> str | None:
     """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
-    drafter = name.removesuffix(_OF_TREES)
-    is_suffixed = drafter not in (name, "", "none") and not drafter.endswith(_OF_TREES)
+    drafter = name.removesuffix(_TREE_SUFFIX)
+    is_suffixed = drafter not in (name, "", "none") and not drafter.endswith(_TREE_SUFFIX)
     if not is_suffixed or "/" in name or name in presets("model"):
         return None
     return drafter if method_name(drafter) == "model" else None
@@ -202,7 +202,7 @@ def _pair(name: str) -> dict[str, Any]:
 
 def primary(command: str) -> str:
     """The name of the configuration that a run of a command begins with."""
-    return command if COMMANDS.is_built_in(command) else _OF_A_COMMAND + quote(command, safe="")
+    return command if COMMANDS.is_built_in(command) else _COMMAND_PREFIX + quote(command, safe="")
 
 
 def _command(name: str) -> dict[str, Any] | None:
@@ -288,8 +288,8 @@ def configuration(path: str) -> dict[str, Any] | None:
         common = written("common")
         groups["results"] |= common.pop("results")
         return _defaults(RunSettings) | groups | common
-    if path.startswith(_OF_A_COMMAND):
-        return _command(unquote(path.removeprefix(_OF_A_COMMAND)))
+    if path.startswith(_COMMAND_PREFIX):
+        return _command(unquote(path.removeprefix(_COMMAND_PREFIX)))
     if COMMANDS.is_built_in(path):
         return _command(path)
     group, _, name = path.partition("/")

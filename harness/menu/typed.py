@@ -97,7 +97,7 @@ def for_hydra(
         elif word.startswith("-"):
             settings.append(_from_option(word, remaining, command, known))
         elif equals or word.startswith("~"):
-            setting = _only_meant(name, known) if equals else None
+            setting = _setting_meant_by(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
         elif asks_for_help:
             topic = word
@@ -125,7 +125,7 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
     option, equals, value = word.lstrip("-").partition("=")
     name = option.replace("-", "_")
-    setting = _only_meant(name, known)
+    setting = _setting_meant_by(name, known)
     if setting is None:
         hint = nearest(name, known)
         raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
@@ -134,13 +134,13 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     following = remaining[0] if remaining else "-"
     if bool in alternatives(known[setting]) and following not in ("true", "false"):
         return f"{setting}=true"
-    is_setting = "=" in following and meant(following.partition("=")[0], known)
+    is_setting = "=" in following and settings_meant_by(following.partition("=")[0], known)
     if is_setting or re.match(r"-(?!\d)", following):
         raise SettingError(word, f"needs a value: {setting}=...")
     return f"{setting}={remaining.pop(0)}"
 
 
-def meant(name: str, known: Collection[str]) -> list[str]:
+def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
     """The settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] for none."""
     if name in known:
         return [name]
@@ -149,14 +149,14 @@ def meant(name: str, known: Collection[str]) -> list[str]:
     return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
 
 
-def _only_meant(name: str, known: Collection[str]) -> str | None:
+def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
     """The setting that a name means, of the group that it is typed with, if any; None where it means none.
 
     Raises:
         SettingError: it may mean several.
     """
     group, dot, _ = name.rpartition(".")
-    settings = [full for full in meant(name, known) if full.startswith(group + dot)]
+    settings = [full for full in settings_meant_by(name, known) if full.startswith(group + dot)]
     if len(settings) > 1:
         raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
     return settings[0] if settings else None
@@ -164,7 +164,7 @@ def _only_meant(name: str, known: Collection[str]) -> str | None:
 
 def _refuse_word(word: str, remaining: Sequence[str], known: Collection[str]) -> None:
     """Raise the SettingError for a word without an equals sign."""
-    if remaining and (setting := _only_meant(word, known)):
+    if remaining and (setting := _setting_meant_by(word, known)):
         value = " ".join(remaining).lstrip("= ").partition(" ")[0]
         raise SettingError(word, f"is typed with an equals sign and no spaces: {setting}={value}")
     group = group_of(word)
@@ -217,7 +217,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             raise SettingError(name, rule, value)
         is_added = key.startswith("+")
         if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
-            suggestion = did_you_mean(meant(name, known)[:3]) or nearest(name, known)
+            suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, known)
             unknown[name] = f"no such setting{suggestion}"
     if unknown:
         first, *others = unknown
@@ -351,7 +351,7 @@ def changed(settings: Settings, assignments: str, changeable: Collection[str]) -
         words = assignments.split()
     for word in words:
         name = word.partition("=")[0]
-        if meant(name, hints) and not meant(name, changeable):
+        if settings_meant_by(name, hints) and not settings_meant_by(name, changeable):
             rule = f"cannot be changed in a session, only {', '.join(changeable)}"
             raise SettingError(name, rule)
     known = {name: hint for name, hint in hints.items() if name in changeable}
