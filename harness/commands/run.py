@@ -50,7 +50,8 @@ def run_command(
     """
     if settings.results.file:
         check_appendable(settings.results.file)
-    experiment, session = _begin(command, settings, directory, keeper, run_id)
+    experiment: Experiment = COMMANDS[command].begin(settings)
+    session = Session(experiment.settings, settings, directory, keeper, run_id)
     is_mistake = False
     try:
         with session.watch():
@@ -73,18 +74,15 @@ def run_command(
             write_result(directory, session.written, session.devices)
         session.close()
         answer = experiment.document(rows) if rows else []
-        details = experiment.details(rows) if answer else []
         if answer:
-            summary = as_text([*answer, Line(""), *details])
-            replace_file(directory / SUMMARY_FILE, summary.encode())
+            summary = [*answer, Line(""), *experiment.details(rows)]
+            replace_file(directory / SUMMARY_FILE, as_text(summary).encode())
         _remove_own_locks(settings, directory)
         if answer:
             # The line about progress may still be on the terminal.
             show("")
             try:
-                print_document(
-                    [*answer, Line(""), *details] if settings.results.details else answer
-                )
+                print_document(summary if settings.results.details else answer)
             finally:
                 say(str(written))
     experiment.judge(rows)
@@ -101,7 +99,8 @@ def record_failure(
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
     """Write the rows of a run that wrote none before this error ended it."""
-    experiment, session = _begin(command, settings, directory, None, run_id)
+    experiment: Experiment = COMMANDS[command].begin(settings)
+    session = Session(experiment.settings, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
     session.error = str(error)
     rows = experiment.rows(session)
@@ -116,14 +115,3 @@ def _remove_own_locks(settings: RunSettings, directory: Path) -> None:
     shared = settings.results.file
     if shared is None or Path(shared).resolve().parent != directory.resolve():
         remove_locks(directory)
-
-
-def _begin(
-    command: str,
-    settings: RunSettings,
-    directory: Path,
-    keeper: PairKeeper | None,
-    run_id: str | None,
-) -> tuple[Experiment, Session]:
-    experiment: Experiment = COMMANDS[command].begin(settings)
-    return experiment, Session(experiment.settings, settings, directory, keeper, run_id)
