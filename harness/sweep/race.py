@@ -17,15 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from harness.commands.latency.figures.paired import PairedTimes
-from harness.commands.latency.pooling import unit_times
-from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.prompt_times import BothArms, Unit, common_times, ms_of_both_arms
+from harness.commands.latency.rows import LatencyRow, read_prompts
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.schema import LEFT_OUT, RunRow
-from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.multiplicity import ranking
 from harness.results.statistics.stopping import SHARES, eliminated
@@ -42,7 +39,7 @@ class Racer:
 
     Attributes:
         name: the settings in which it differs from other jobs, as typed.
-        times: milliseconds per token of the regular and of the speculative arm, by share and unit.
+        times: milliseconds per token of the regular and of the speculative arm, by unit.
         last: the row of its last measured share; None before the first.
         num_prompts: that it was asked so far.
         left_after: the number of prompts after which it left; None for a job that has not.
@@ -50,7 +47,7 @@ class Racer:
     """
 
     name: str
-    times: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    times: dict[Unit, BothArms] = field(default_factory=dict)
     last: LatencyRow | None = None
     num_prompts: int = 0
     left_after: int | None = None
@@ -60,7 +57,7 @@ class Racer:
     def is_running(self) -> bool:
         return self.left_after is None and self.error is None
 
-    def take(self, share: int, rows: Sequence[LatencyRow]) -> None:
+    def take(self, rows: Sequence[LatencyRow]) -> None:
         """Add the answers to a share, or the error if it was not measured.
 
         Args:
@@ -72,8 +69,8 @@ class Racer:
             return
         [self.last] = speculative
         self.num_prompts += self.last.num_prompts or 0
-        for unit, both_arms in unit_times(rows).items():
-            self.times[share, unit] = both_arms
+        # Shares have different prompts.
+        self.times |= ms_of_both_arms(read_prompts(self.last.directory, self.last.run))
 
     @property
     def speedup(self) -> Interval:
@@ -82,17 +79,9 @@ class Racer:
             return Interval()
         coverage = Coverage.of(self.last.speedup)
         unit = "prompt" if coverage is None else coverage.unit
-        regular, speculative = np.array([self.times[place] for place in sorted(self.times)]).T
+        [regular], [speculative] = common_times([self.times])
         ratio = PairedTimes(regular, speculative, unit).speedup(_NUM_RESAMPLES, 0)
         return dataclasses.replace(ratio, covers=f"{ratio.covers}, after a selection")
-
-
-def _common_times(racers: Sequence[Racer]) -> tuple[Floats, Floats]:
-    """Times of the regular and of the speculative arms, [num_racers, num_units] each, of the units that all have."""
-    common = sorted(set.intersection(*(set(racer.times) for racer in racers)))
-    both_arms = np.array([[racer.times[unit] for unit in common] for racer in racers])
-    both_arms = both_arms.reshape(len(racers), len(common), 2)
-    return both_arms[:, :, 0], both_arms[:, :, 1]
 
 
 def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
@@ -104,11 +93,11 @@ def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
         for number, racer in enumerate(racers):
             job = str((share - 1) * len(racers) + number)
             if racer.is_running:
-                racer.take(share, [row for row in rows if row.job == job])
+                racer.take([row for row in rows if row.job == job])
         running = [racer for racer in racers if racer.is_running]
         if share == SHARES or len(running) < 2:
             continue
-        regular, speculative = _common_times(running)
+        regular, speculative = common_times([racer.times for racer in running])
         if regular.size:
             for index in eliminated(regular, speculative):
                 running[index].left_after = running[index].num_prompts
@@ -148,7 +137,7 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
     remaining = [racer for racer in racers if racer.is_running]
     if not remaining:
         return rows, [Line("Every job of the race failed.", "warning")]
-    ranked = ranking(*_common_times(remaining))
+    ranked = ranking(*common_times([racer.times for racer in remaining]))
     first, *others = [remaining[one.index] for one in ranked if not one.worse]
     figures = f"{times(first.speedup.estimate)}{in_brackets(first.speedup)}"
     answer = f"{first.name} is the fastest: {figures} after {first.num_prompts} prompts."

@@ -11,13 +11,11 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
+from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
+from harness.commands.latency.rows import LatencyRow, read_prompts
 from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.row import Pooling
@@ -112,58 +110,20 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     """The figures of the speed-up; without an interval where the runs' prompts are not found."""
-    times = [unit_times(rows) for rows in runs]
-    units = sorted(set.intersection(*map(set, times)))
-    if not units:
+    times = [ms_of_both_arms(read_prompts(row.directory, row.run)) for row, *_ in runs]
+    regular, speculative = common_times(times)
+    if not regular.size:
         return {}
     last = runs[0][-1]
-    # [num_runs, num_units, 2]
-    milliseconds = np.array([[of_run[unit] for unit in units] for of_run in times])
     # As the run's own interval has it.
     coverage = Coverage.of(last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
-    estimate = ratio_over_runs(milliseconds[..., 0], milliseconds[..., 1], unit_name)
+    estimate = ratio_over_runs(regular, speculative, unit_name)
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
     speedup = dataclasses.replace(estimate.interval(), covers=f"{estimate.covers}{seeds}")
     visible = visible_difference(estimate) if estimate.has_interval else None
     return {"speedup": speedup, "visible_difference": visible}
-
-
-def unit_times(rows: Sequence[LatencyRow]) -> dict[int, tuple[float, float]]:
-    """Milliseconds per token of both arms by the units (prompts, batches or laps) of one run that both answered, from
-    its prompts file; empty where that is gone.
-    """
-    directory = Path(rows[0].directory) if rows[0].directory else None
-    arms: dict[str | None, dict[int | None, LatencyPromptRow]] = {"regular": {}, "speculative": {}}
-    for row in read_prompts(directory, rows[0].run):
-        if row.unit is not None and row.is_timed:
-            arms.setdefault(row.arm, {})[row.prompt_index] = row
-    in_both = arms["regular"].keys() & arms["speculative"].keys()
-    regular, speculative = (
-        _by_unit([arms[name][index] for index in in_both], rows[-1].was_served)
-        for name in ("regular", "speculative")
-    )
-    return {unit: (milliseconds, speculative[unit]) for unit, milliseconds in regular.items()}
-
-
-def _by_unit(prompts: Iterable[LatencyPromptRow], was_served: bool) -> dict[int, float]:
-    """Milliseconds per token by unit, summed over the answers of a unit as a single run sums them.
-
-    Requests of a lap each have a time. Rows of a batch share one, which counts once: they are known
-    by it, because two batches of one unit (turns, or prompts that are asked again) never take
-    equally long.
-    """
-    batches: dict[tuple[int, float | int | None], list[LatencyPromptRow]] = {}
-    for row in prompts:
-        batch = row.prompt_index if was_served else row.time_ms
-        batches.setdefault((row.unit or 0, batch), []).append(row)
-    times: dict[int, float] = {}
-    for (unit, _), rows in batches.items():
-        num_tokens = sum(row.num_tokens or 1 for row in rows)
-        milliseconds = (rows[0].time_ms or 0.0) * len(rows) / num_tokens
-        times[unit] = times.get(unit, 0.0) + milliseconds
-    return times
 
 
 def _digest(measurements: Iterable[str | None]) -> str:

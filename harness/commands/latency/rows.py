@@ -152,6 +152,12 @@ class LatencyPromptRow(Row):
     )
 
     @property
+    def place(self) -> int:
+        """Its place in the prompt set; of older files, which lack it, its index."""
+        place = self.prompt_index if self.prompt_place is None else self.prompt_place
+        return place or 0
+
+    @property
     def is_timed(self) -> bool:
         """Whether it was answered, and how long that took is known. A damaged file may hold any number."""
         has_time = 0 < (self.time_ms or 0) < _MOST_MS
@@ -162,9 +168,9 @@ class LatencyPromptRow(Row):
         return (self.time_ms or 0.0) / (self.num_tokens or 1)
 
 
-def read_prompts(directory: Path | None, run: str | None) -> list[LatencyPromptRow]:
+def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
     """The rows that a run wrote about its prompts, from its directory; [] where that is gone."""
-    if directory is None:
+    if not directory:
         return []
-    rows = rows_in(directory / PROMPTS_FILE, LatencyPromptRow)
+    rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)
     return [row for row in rows if row.run == run]

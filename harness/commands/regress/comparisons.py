@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.commands.eval.rows import read_answers
+from harness.commands.latency.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
 from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
 from harness.commands.read_runs import Run
@@ -48,8 +49,6 @@ _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 # Draft tokens per iteration that differ by more, as a logarithm, are another K.
 _OTHER_K = 0.1
 
-# The prompts of a unit: one, or those of a batch or lap.
-Unit = tuple[int, ...]
 Values = Mapping[Unit, float]
 Floats = NDArray[np.float64]
 
@@ -408,37 +407,11 @@ def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:
     return correct
 
 
-def _units(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[LatencyPromptRow]]:
-    """The rows of an arm by unit; units with a failed request are left out."""
-    rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
-    members = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
-    units = {}
-    for of_unit in members.values():
-        if all(row.is_timed for row in of_unit):
-            places = sorted(row.prompt_index or 0 for row in of_unit)
-            units[tuple(places)] = of_unit
-    return units
-
-
-def _ms_of_arm(prompts: Sequence[LatencyPromptRow], arm: str) -> Values:
-    """Milliseconds per token of an arm by unit."""
-    units = _units(prompts, arm)
-    return {unit: fmean(row.ms_per_token for row in rows) for unit, rows in units.items()}
-
-
-def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
-    """Milliseconds per token of the regular and of the speculative arm, by the units that both
-    have.
-    """
-    regular = _ms_of_arm(prompts, "regular")
-    speculative = _ms_of_arm(prompts, "speculative")
-    return {unit: (regular[unit], ms) for unit, ms in speculative.items() if unit in regular}
-
-
 def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
     """Milliseconds per token of the arm that speculates, or of the only one."""
     has_draft = any(row.arm == "speculative" for row in prompts)
-    return _ms_of_arm(prompts, "speculative" if has_draft else "regular")
+    times = ms_by_unit(prompts, "speculative" if has_draft else "regular")
+    return {unit: fmean(of_unit) for unit, of_unit in times.items()}
 
 
 def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
@@ -447,7 +420,7 @@ def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
 
 def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
     by_unit = {}
-    for unit, rows in _units(prompts, "speculative").items():
+    for unit, rows in rows_by_unit(prompts, "speculative").items():
         lengths = [tokens_per_iteration(row) for row in rows]
         known = [length for length in lengths if length]
         if len(known) == len(lengths):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.run import figure_in_words
-from harness.commands.regress.comparisons import ms_of_both_arms
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import best_of_several, ranking
@@ -158,10 +157,5 @@ def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
     rows: Sequence[Any] = [*pairs.row]
     if len(rows) < 2 or len({row.prompts_digest for row in rows}) > 1:
         return None
-    times = [ms_of_both_arms(run.prompts) for run in pairs.run]
-    units = sorted(set.intersection(*(set(of_pair) for of_pair in times)))
-    if len(units) < FEWEST_FOR_INTERVAL:
-        return None
-    # The last dimension has both arms.
-    both = np.array([[of_pair[unit] for unit in units] for of_pair in times])
-    return both[..., 0], both[..., 1]
+    regular, speculative = common_times([ms_of_both_arms(run.prompts) for run in pairs.run])
+    return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
+from harness.commands.latency.prompt_times import ms_of_both_arms
 from harness.commands.latency.ranking.tables import SPEEDUP
 from harness.commands.latency.tables.costs import costs_in_steps, tokens_per_iteration
 from harness.commands.latency.tables.run import BOUNDS
-from harness.commands.regress.comparisons import ms_of_both_arms
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.tables.table import Column, Table, interval, number, times

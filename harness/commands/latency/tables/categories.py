@@ -62,10 +62,7 @@ def _category(
 ) -> Category:
     """Compares the same prompts in both arms."""
     # Turns of a conversation depend on each other, and so do repetitions: they are one unit.
-    places = [
-        prompt.prompt_index if prompt.prompt_place is None else prompt.prompt_place
-        for prompt in speculative
-    ]
+    places = [prompt.place for prompt in speculative]
     speedup = ratio_of_totals(
         totals_by_unit([prompt.ms_per_token for prompt in regular], places),
         totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
