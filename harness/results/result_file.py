@@ -16,7 +16,7 @@ from typing import Any
 from harness.results.environment import environment
 from harness.results.files import Contents
 from harness.results.locked_files import replace_file
-from harness.results.row import Row
+from harness.results.row import ColumnDescription, Row
 from harness.results.schema import ComparedRow, RunRow
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import verdict_of
@@ -79,9 +79,13 @@ def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
     if content.get("version") != VERSION:
         note = f"{file} has version {content.get('version')}, and {VERSION} can be read; left out"
         return Contents(kind, [], [note])
-    rows = [kind.parse(_cells(row)) for row in content["rows"] if isinstance(row, Mapping)]
+    columns = kind.columns()
+    rows = []
+    for row in content["rows"]:
+        if isinstance(row, Mapping):
+            rows.append(kind.parse({name: _cell(row, columns[name]) for name in columns}))
     torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
-    return Contents(kind, list(rows), torn)
+    return Contents(kind, [*rows], torn)
 
 
 def _as_json(value: Any) -> Any:
@@ -97,26 +101,16 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def _cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """The row as the cells of a CSV file, of which an interval has four."""
-    cells: dict[str, Any] = {}
-    for name, value in row.items():
+def _cell(row: Mapping[str, Any], column: ColumnDescription) -> str:
+    """A column of a row as the cell of a CSV file; of an interval, or of a list of them, its part."""
+    value = row.get(column.field)
+    if column.part:
         intervals = value if isinstance(value, list) else [value]
-        if not intervals or not all(_is_interval(interval) for interval in intervals):
-            cells[name] = value
-            continue
-        for part in ("estimate", "low", "high", "covers"):
-            column = name if part == "estimate" else f"{name}_{part}"
-            parts = [interval.get(part) for interval in intervals]
-            # A list lacks its ends where one of them is not known.
-            whole = None if part == "covers" or None in parts else parts
-            cells[column] = whole if isinstance(value, list) else parts[0]
-    texts = {name: value for name, value in cells.items() if value is not None}
-    return {
-        name: json.dumps(value) if isinstance(value, list | dict) else str(value)
-        for name, value in texts.items()
-    }
-
-
-def _is_interval(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.keys() == {"estimate", "low", "high", "covers"}
+        parts = [one.get(column.part) if isinstance(one, Mapping) else None for one in intervals]
+        value = parts if isinstance(value, list) else parts[0]
+        # A list lacks its ends where one of them is not known.
+        if None in parts:
+            value = None
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

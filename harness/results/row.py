@@ -28,6 +28,8 @@ _FIRST = (
 
 # A damaged file may hold a number of any length.
 _LARGEST = 2**63
+# Truth values as `csv` writes them.
+_IN_JSON = {"True": "true", "False": "false"}
 
 # How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); true if it is true of all,
 # or of any; the value that all runs have in common; or none.
@@ -280,22 +282,15 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
 # Of thousands of rows most have the same value, or one of a few.
 @functools.lru_cache(maxsize=20_000)
 def _parsed_value(cell: str, column: ColumnDescription) -> Any:
-    """The value of a cell that is no text; None where it cannot be read."""
+    """The value of a cell that is no text, written by Python or as JSON; None where it cannot be read."""
     try:
-        value = _converted(cell, column.type)
-    except (KeyError, ValueError, RecursionError):
+        value = json.loads(_IN_JSON.get(cell, cell))
+    except (ValueError, RecursionError):
         return None
-    return value if _fits(value, column.hint) else None
-
-
-def _converted(cell: str, kind: Any) -> Any:
-    if kind is bool:
-        return {"True": True, "False": False}[cell]
+    if not _fits(value, column.hint):
+        return None
     # Some columns have either a number or a list of numbers.
-    is_list = cell.startswith("[") and kind in (int, float)
-    if is_list or kind in (list, dict):
-        return json.loads(cell)
-    return kind(cell)
+    return float(value) if column.type is float and isinstance(value, int) else value
 
 
 def _fits(value: Any, hint: Any) -> bool:
