@@ -322,7 +322,6 @@ class _Reader:
             return False
         findings.files[file] = len(contents.rows)
         findings.notes += contents.unread
-        findings.notes += [f"{file}: {note}" for note in _implausible(contents.rows)]
         findings.runs += group(contents.rows, file)
         self._keep_prompts(contents.rows)
         return True
@@ -404,22 +403,6 @@ def _each_once(runs: Sequence[Run]) -> pd.DataFrame:
     frame["has_directory"] = [run.directory is not None for run in runs]
     frame = frame.sort_values(["id", "num_rows", "has_directory"], kind="stable")
     return frame.drop_duplicates("id", keep="last").reset_index(drop=True)
-
-
-def _implausible(rows: Sequence[Row]) -> list[str]:
-    """Notes about speed-ups outside their intervals, which no run writes."""
-    notes = []
-    for row in rows:
-        if not isinstance(row, LatencyRow):
-            continue
-        speedup = row.speedup
-        if speedup is None or not speedup.excludes(speedup.estimate):
-            continue
-        notes.append(
-            f"run {row.run}: a speed-up of {speedup.estimate:g} is outside its interval,"
-            f" {speedup.low:g} to {speedup.high:g}"
-        )
-    return notes
 
 
 def _files(path: Path) -> Iterator[Path]:

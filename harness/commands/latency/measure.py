@@ -36,7 +36,6 @@ from harness.records.experiment import Experiment
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks, share_of
 from harness.results.verdict import (
-    ArmEvidence,
     judged,
     require_verdict,
     too_many_failures,
@@ -179,11 +178,7 @@ class Latency(Experiment):
                 "prompts_digest": self.prompt_set.digest,
             }
             rows.append(session.row(LatencyRow, **figures))
-        lengths = {
-            name: {request.index: request.num_tokens for request in measured.answered}
-            for name, measured in self.run.arms.items()
-        }
-        return judged(rows, lengths)
+        return judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
 
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)
@@ -345,9 +340,7 @@ class Latency(Experiment):
             if len(failed) == len(requests):
                 number = f"all {len(failed)} requests failed"
                 raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-            evidence.append(
-                ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed))
-            )
+            evidence.append(measured.evidence({"num_prompts": len(requests)}))
             failures += [request for request in failed if request.error is not None]
         reason = too_many_failures(evidence)
         if reason is not None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.autograd import DeviceType
@@ -39,61 +37,41 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Ta
     return tables
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """What the table lists: operators on a CPU, but kernels on a GPU, because those of a CUDA graph
-    belong to no operator.
-    """
-
-    device: str
-    kind: DeviceType
-    activities: Sequence[ProfilerActivity]
-    heading: str
-    self_time: str  # the attribute of an event, in microseconds
-    num_rows: int  # of the table
-
-
-_OPERATORS = _Watched(
-    device="CPU",
-    kind=DeviceType.CPU,
-    activities=[ProfilerActivity.CPU],
-    heading="operator",
-    self_time="self_cpu_time_total",
-    num_rows=8,
-)
-_KERNELS = _Watched(
-    device="GPU",
-    kind=DeviceType.CUDA,
-    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-    heading="kernel",
-    self_time="self_device_time_total",
-    # A layer alone has as many as a table for a CPU.
-    num_rows=25,
-)
-
-
 def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
     on_gpu = any(device.type == "cuda" for device in engine.devices)
-    watched = _KERNELS if on_gpu else _OPERATORS
+    device = "CPU"
+    # Operators on a CPU, but kernels on a GPU: those of a CUDA graph belong to no operator.
+    listed = "operator"
+    listed_type = DeviceType.CPU
+    activities = [ProfilerActivity.CPU]
+    microseconds = operator.attrgetter("self_cpu_time_total")
+    num_rows = 8
+    if on_gpu:
+        device = "GPU"
+        listed = "kernel"
+        listed_type = DeviceType.CUDA
+        activities.append(ProfilerActivity.CUDA)
+        microseconds = operator.attrgetter("self_device_time_total")
+        # A layer alone has as many as a table for a CPU.
+        num_rows = 25
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    with profile(activities=watched.activities) as profiler:
+    with profile(activities=activities) as profiler:
         num_iterations = sum(1 for _ in arm.stream(question))
         synchronize(engine.devices)
     profiler.export_chrome_trace(str(file))
 
-    microseconds = operator.attrgetter(watched.self_time)
     events = []
     for event in profiler.key_averages():
-        if event.device_type == watched.kind and not event.is_user_annotation:
+        if event.device_type == listed_type and not event.is_user_annotation:
             events.append(event)
     total = sum(map(microseconds, events)) or 1.0
     rows = []
-    for event in sorted(events, key=microseconds, reverse=True)[: watched.num_rows]:
+    for event in sorted(events, key=microseconds, reverse=True)[:num_rows]:
         time = microseconds(event)
         rows.append(TableRow((event.key, event.count, time / 1000, time / total)))
     columns = (
-        Column(watched.heading, text=True),
+        Column(listed, text=True),
         Column("calls"),
         Column("ms", number(2)),
         Column("share", percent),
@@ -101,7 +79,7 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
     num_tokens = question.decoding.max_new_tokens
     return Table(
         f"profile-{arm.name}",
-        f"Where {num_tokens} tokens of {arm.name} decoding spend {watched.device} time"
+        f"Where {num_tokens} tokens of {arm.name} decoding spend {device} time"
         f" ({num_iterations} iterations, slowed down by the profiler)",
         columns,
         tuple(rows),

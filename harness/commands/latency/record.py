@@ -67,44 +67,54 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_precision()
-        rule = "is set by race=true"
-        require(self.share is None or self.race, "share", rule, self.share)
-        rule = "cannot be combined with race, which chooses the number of prompts"
-        require(not self.race or self.precision is None, "precision", rule, self.precision)
-        rule = "is of speed-ups, which need a draft"
-        require(not self.race or self.draft is not None, "race", rule, self.race)
-        require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
-        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
-        if self.laps != "auto":
-            require(self.laps >= 1, "laps", "must be auto or at least 1", self.laps)
-        # All of them are in memory at once.
-        for name, number in (
-            ("num_prompts", self.num_asked),
-            ("num_resamples", self.num_resamples),
-        ):
-            require(number <= 10**6, name, "must be at most 10^6", number)
-        require(self.num_asked >= 1, "num_prompts", "must be at least 1", self.num_prompts)
-
-    def _check_precision(self) -> None:
+        races = self.race
+        has_precision = self.precision is not None
+        has_draft = self.draft is not None
         half_width = self.half_width
-        rule = "must be a share of the speed-up, such as 2%"
         is_share = half_width is not None and 0 < half_width < 1
-        require(self.precision is None or is_share, "precision", rule, self.precision)
-        rule = "is that of the speed-up, which needs a draft"
-        has_speedup = self.precision is None or self.draft is not None
-        require(has_speedup, "precision", rule, self.precision)
-        blocks = getattr(self.engine, "blocks", 0)
-        rule = "cannot be combined with engine.blocks, which sets how much is asked"
-        # What `auto` means depends on free memory: `Latency.measure` refuses it where it means blocks.
-        in_blocks = blocks not in ("auto", 0) or len(getattr(self.engine, "places", ())) > 0
-        require(self.precision is None or not in_blocks, "precision", rule, self.precision)
         budget_s = self.budget_s
-        rule = "must be a time, such as 10min, 90s or 2h"
         is_time = budget_s is not None and budget_s > 0
-        require(self.budget is None or is_time, "budget", rule, self.budget)
-        rule = "needs precision=2% or the like: it ends a run that goes on until it is precise"
-        require(self.budget is None or self.precision is not None, "budget", rule, self.budget)
+        # What `auto` means depends on free memory: `Latency.measure` refuses it where it means blocks.
+        has_blocks = getattr(self.engine, "blocks", 0) not in ("auto", 0)
+        has_blocks = has_blocks or len(getattr(self.engine, "places", ())) > 0
+        for is_met, setting, rule in (
+            (
+                not has_precision or is_share,
+                "precision",
+                "must be a share of the speed-up, such as 2%",
+            ),
+            (
+                not has_precision or has_draft,
+                "precision",
+                "is that of the speed-up, which needs a draft",
+            ),
+            (
+                not has_precision or not has_blocks,
+                "precision",
+                "cannot be combined with engine.blocks, which sets how much is asked",
+            ),
+            (self.budget is None or is_time, "budget", "must be a time, such as 10min, 90s or 2h"),
+            (
+                self.budget is None or has_precision,
+                "budget",
+                "needs precision=2% or the like: it ends a run that goes on until it is precise",
+            ),
+            (self.share is None or races, "share", "is set by race=true"),
+            (
+                not (races and has_precision),
+                "precision",
+                "cannot be combined with race, which chooses the number of prompts",
+            ),
+            (not races or has_draft, "race", "is of speed-ups, which need a draft"),
+            (self.repeats <= 1000, "repeats", "must be at most 1000"),
+            (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
+            # All of them are in memory at once.
+            (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
+            (self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6"),
+            (self.num_asked >= 1, "num_prompts", "must be at least 1"),
+        ):
+            require(is_met, setting, rule, getattr(self, setting))
+        require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
 
     @property
     def half_width(self) -> float | None:

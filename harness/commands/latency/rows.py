@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.commands.latency.figures.acceptance import AcceptanceFigures
+from harness.commands.latency.figures.acceptance import AcceptanceFigures, Health
 from harness.commands.latency.figures.answers import Answers
 from harness.commands.latency.figures.costs import Costs
 from harness.commands.latency.figures.ends import Ends
-from harness.commands.latency.figures.energy import Energy
 from harness.commands.latency.figures.experts import Experts
 from harness.commands.latency.figures.goodput import Goodput
-from harness.commands.latency.figures.health import Health
-from harness.commands.latency.figures.machine import Machine
+from harness.commands.latency.figures.machine import Energy, Machine
 from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.latency.figures.server import Server

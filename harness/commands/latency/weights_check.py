@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from harness.commands.acceptance.record import AcceptanceSettings
-from harness.commands.latency.figures.health import Health
+from harness.commands.latency.figures.acceptance import Health
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError, SettingError
 from harness.engines.registry import engine_of

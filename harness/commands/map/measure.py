@@ -40,7 +40,7 @@ from harness.records.experiment import Experiment
 from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
-from harness.results.verdict import ArmEvidence, refusal, require_verdict
+from harness.results.verdict import refusal, require_verdict
 from harness.tables.table import Answer, Document
 
 _ONE_AT_A_TIME = (
@@ -233,13 +233,8 @@ class Map(Experiment):
         evidence = []
         for arm in run.arms.values():
             figures[arm.name] = figures_of(LatencyRow, run, arm)
-            of_arm = ArmEvidence.of(
-                figures[arm.name],
-                arm=arm.name,
-                num_failed=len(arm.requests) - len(arm.answered),
-                lengths={request.index: request.num_tokens for request in arm.answered},
-                drawn=decoding.ignore_eos is False and decoding.temperature > 0,
-            )
+            drawn = decoding.ignore_eos is False and decoding.temperature > 0
+            of_arm = arm.evidence(figures[arm.name], lengths=arm.lengths, drawn=drawn)
             evidence.append(of_arm)
         measured = MeasuredCell(figures["regular"], figures["speculative"])
         measured.refusal = refusal(evidence[0], evidence[1], measured.speedup)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.commands.latency.figures.energy import Energy
+from harness.commands.latency.figures.machine import Energy
 from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse, gpus_of
 from harness.engines.local.engine import LocalEngine

@@ -85,14 +85,6 @@ def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
     assert f"{file}, line 2: ms_per_token cannot be read" in notes
 
 
-def test_a_speedup_outside_its_interval_is_noted(tmp_path: Path) -> None:
-    run = latency_run(4, 2.0, speedup_low=3.0, speedup_high=4.0)
-    file = write_runs(tmp_path / "latency.csv", run, latency_run(2))
-    notes = [part.text for part in build([file]).parts if isinstance(part, Line)]
-    expected = f"{file}: run {run[0].run}: a speed-up of 2 is outside its interval, 3 to 4"
-    assert expected in notes
-
-
 def test_a_number_of_400_digits_is_no_number(tmp_path: Path) -> None:
     file = write_runs(tmp_path / "latency.csv", latency_run())
     file.write_text(file.read_text().replace(",15,", f",{'9' * 400},"))

@@ -1,4 +1,6 @@
-"""Figures of acceptance: in all, by position, by request, and the lengths that smaller K would have yielded."""
+"""Figures of acceptance: in all, by position, by request, the lengths that smaller K would have yielded, and whether an
+engine that loads the weights itself accepts as much as these weights say.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +78,30 @@ class AcceptanceFigures(Group, Accepted):
             acceptance_length_by_num_draft_tokens=lengths,
             **columns,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health(Group):
+    """The answers of the speculative arm, read once more with the weights of both models."""
+
+    health: MaybeText = pooled(
+        "same",
+        "of `engine=vllm`: `as its weights say`, `broken`, `other texts` where its texts are not the model's, or"
+        " `cannot tell`",
+    )
+    served_tokens_per_iteration: MaybeFloat = pooled(
+        "mean", "of these answers, by the iterations that the engine reported", "tokens"
+    )
+    weights_tokens_per_iteration: Interval | None = with_interval(
+        "mean",
+        "that the weights expect of the same texts",
+        "in which an engine with these weights is but for one run in a million",
+        "tokens",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        return cls() if run.health is None or run.pair(arm) is None else run.health
 
 
 def _reported(arm: MeasuredArm) -> dict[str, Any]:

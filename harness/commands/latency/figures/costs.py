@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.acceptance import predicted_speedup
@@ -52,27 +53,27 @@ class Costs(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        is_regular = arm.name == "regular"
         pass_ms = arm.phases.mean_ms("forward")
+        columns: dict[str, Any] = {}
+        if arm.name == "regular":
+            columns["target_step_ms"] = pass_ms
+            columns["target_8bit_share"] = arm.phases.share_in_layers("forward")
+        else:
+            columns["draft_ms"] = arm.phases.mean_ms("drafting")
+            columns["verify_ms"] = pass_ms
+            columns["draft_8bit_share"] = arm.phases.share_in_layers("drafting")
+            columns["iteration_ms"] = _iteration_ms(arm)
         pair = run.pair(arm)
-        target, draft = [*run.roofs, None, None][:2]
-        if pair is None:
-            draft = None
-        return cls(
-            predicted_speedup=None if pair is None else _prediction(*pair),
-            draft_ms=None if is_regular else arm.phases.mean_ms("drafting"),
-            verify_ms=None if is_regular else pass_ms,
-            pass_ms_by_width=None if pair is None else run.pass_ms,
-            target_step_ms=pass_ms if is_regular else None,
-            target_8bit_share=arm.phases.share_in_layers("forward") if is_regular else None,
-            draft_8bit_share=None if is_regular else arm.phases.share_in_layers("drafting"),
-            iteration_ms=None if is_regular else _iteration_ms(arm),
-            step_bytes=None if target is None else target.step_bytes,
-            floor_ms=None if target is None else target.floor_ms,
-            copy_bandwidth_bytes_per_s=None if target is None else target.bandwidth,
-            draft_step_bytes=None if draft is None else draft.step_bytes,
-            draft_floor_ms=None if draft is None else draft.floor_ms,
-        )
+        if pair is not None:
+            columns["predicted_speedup"] = _prediction(*pair)
+            columns["pass_ms_by_width"] = run.pass_ms
+        for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
+            if not prefix or pair is not None:
+                columns[f"{prefix}step_bytes"] = roof.step_bytes
+                columns[f"{prefix}floor_ms"] = roof.floor_ms
+        if run.roofs:
+            columns["copy_bandwidth_bytes_per_s"] = run.roofs[0].bandwidth
+        return cls(**columns)
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:

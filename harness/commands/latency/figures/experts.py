@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
-    from harness.decoding.protocols import Iteration
-    from harness.engines.protocol import Engine, Question, Reference
+    from harness.engines.protocol import Engine, Question
 
 # Passes that are made to count: each reads a whole text again.
 _MOST_PASSES = 64
@@ -44,13 +43,6 @@ class Experts(Group):
         return cls() if run.experts is None or run.pair(arm) is None else run.experts
 
 
-class _Verified(NamedTuple):
-    """A row of a verification: all tokens that it has read, and how many of them were new to it."""
-
-    token_ids: Sequence[int]
-    num_new: int
-
-
 def experts_read(engine: Engine, question: Question) -> Experts | None:
     """Let the speculative arm answer a question again, and count.
 
@@ -62,55 +54,36 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
         return None
     from harness.engines.timing import run_lap
 
-    generation = run_lap(engine, arm, question)
-    verifications = list(_verifications(question.prompts, generation.iterations))
+    iterations = run_lap(engine, arm, question).iterations
+    num_verifications = sum(any(iteration.proposed) for iteration in iterations)
     # Each row of a verification is a pass, so that only every n-th verification is counted.
-    num_passes = len(verifications) * len(question.prompts)
-    every = max(1, math.ceil(num_passes / _MOST_PASSES))
-    layers: list[_Layer] = []
-    for rows in verifications[::every]:
-        layers += _layers(reference, rows)
-    if not layers:
+    every = max(1, math.ceil(num_verifications * len(question.prompts) / _MOST_PASSES))
+    texts = [list(prompt) for prompt in question.prompts]
+    in_steps: list[int] = []
+    in_verifications: list[int] = []
+    place = 0
+    for iteration in iterations:
+        if any(iteration.proposed):
+            if place % every == 0:
+                # The experts that all rows read together, by layer.
+                of_step: defaultdict[int, set[int]] = defaultdict(set)
+                of_verification: defaultdict[int, set[int]] = defaultdict(set)
+                for row, proposed in zip(iteration.rows, iteration.proposed, strict=True):
+                    read = [*texts[row], *proposed]
+                    choices_by_layer = reference.experts(read, len(proposed) + 1)
+                    for layer, choices in enumerate(choices_by_layer):
+                        # A step reads the first of the new tokens alone.
+                        of_step[layer].update(choices[0])
+                        of_verification[layer].update(*choices)
+                in_steps += map(len, of_step.values())
+                in_verifications += map(len, of_verification.values())
+            place += 1
+        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
+            texts[row] += tokens
+    if not in_steps:
         return None
     return Experts(
         num_experts=reference.num_experts,
-        experts_per_step=statistics.fmean(len(layer.step) for layer in layers),
-        experts_per_verification=statistics.fmean(len(layer.verification) for layer in layers),
+        experts_per_step=statistics.fmean(in_steps),
+        experts_per_verification=statistics.fmean(in_verifications),
     )
-
-
-def _verifications(
-    prompts: Sequence[Sequence[int]], iterations: Sequence[Iteration]
-) -> Iterator[list[_Verified]]:
-    """The rows of each verification, from the records of an answer."""
-    texts = [list(prompt) for prompt in prompts]
-    for iteration in iterations:
-        rows = zip(iteration.rows, iteration.proposed, strict=True)
-        verified = [
-            _Verified([*texts[row], *proposed], len(proposed) + 1) for row, proposed in rows
-        ]
-        if any(iteration.proposed):
-            yield verified
-        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-            texts[row] += tokens
-
-
-class _Layer(NamedTuple):
-    """Experts that the rows of a batch read together in a layer: in a step, and in a verification."""
-
-    step: set[int]
-    verification: set[int]
-
-
-def _layers(reference: Reference, rows: Sequence[_Verified]) -> list[_Layer]:
-    """The experts that a verification reads, and that a step in its place would."""
-    layers: list[_Layer] = []
-    for row in rows:
-        for number, choices in enumerate(reference.experts(row.token_ids, row.num_new)):
-            if number == len(layers):
-                layers.append(_Layer(set(), set()))
-            # A step reads the first of the new tokens alone.
-            layers[number].step.update(choices[0])
-            for chosen in choices:
-                layers[number].verification.update(chosen)
-    return layers

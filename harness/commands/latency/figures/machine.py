@@ -1,12 +1,22 @@
-"""What else the machine did while a run was timed."""
+"""What the machine did besides while a run was timed; joules per token, and units in which GPUs were throttled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import pooled, with_interval
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
+from harness.results.statistics.interval import Interval
+
+if TYPE_CHECKING:
+    from harness.engines.timing import Generation
+
+# At most this share of an arm's answers may be shorter than the period in which a GPU counts its
+# energy. Each of them is charged to whatever the GPU does when the period ends.
+_MOST_TOO_SHORT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +40,76 @@ class Machine(Group):
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         return cls() if run.quietness is None else cls(**run.quietness.columns())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy(Group):
+    """Joules per token, and in how many units GPUs were throttled; none without GPUs that report it."""
+
+    num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
+    num_throttled_units: MaybeInt = pooled("mean", "those of them at whose end clocks were lowered")
+    joules_per_token: MaybeFloat = pooled(
+        "mean",
+        "energy of the GPUs per token, by NVML, what they take when idle included; empty for instances"
+        " of a GPU (MIG), and where a tenth of the answers was too short to be counted",
+        "J",
+    )
+    energy_ratio: Interval | None = with_interval(
+        "mean",
+        "regular / speculative energy per token, totals over units",
+        ends="95 % paired interval",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        used = [generation.gpu for generation in arm.generations if generation.gpu is not None]
+        if not used or len(used) < len(arm.generations):
+            return cls()
+        units = arm.units
+        throttled = {unit for unit, gpu in zip(units, used, strict=True) if gpu.throttled}
+        joules = _joules(arm.generations)
+        num_tokens = sum(map(_num_tokens, arm.generations))
+        pair = run.pair(arm)
+        return cls(
+            num_units=len(set(units)),
+            num_throttled_units=len(throttled),
+            joules_per_token=sum(joules) / num_tokens if joules and num_tokens else None,
+            energy_ratio=None if pair is None else _ratio(run, *pair),
+        )
+
+
+def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> Interval | None:
+    """Energy per token of the regular arm over the speculative one's, with a paired interval over units; None where
+    the joules of an arm are unknown.
+
+    A unit in which an arm was too fast for the counter is left out.
+    """
+    import numpy as np
+
+    from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+
+    totals = []
+    size = min(len(regular.generations), len(speculative.generations))
+    for arm in (regular, speculative):
+        generations = arm.generations[:size]
+        joules = _joules(generations)
+        tokens = list(map(_num_tokens, generations))
+        if not joules or 0 in tokens:
+            return None
+        totals.append(totals_by_unit(np.divide(joules, tokens), arm.units[:size]))
+    of_regular, of_speculative = totals
+    counted = (of_regular > 0) & (of_speculative > 0)
+    return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling)
+
+
+def _joules(generations: Sequence[Generation]) -> list[float]:
+    """The energy of each, in joules; [] where one is unknown, or many were too short to be counted."""
+    known = [generation.gpu.joules for generation in generations if generation.gpu is not None]
+    joules = [amount for amount in known if amount is not None]
+    if len(joules) < len(generations) or joules.count(0) > _MOST_TOO_SHORT * len(joules):
+        return []
+    return joules
+
+
+def _num_tokens(generation: Generation) -> int:
+    return sum(request.num_tokens for request in generation.requests if request.answered)

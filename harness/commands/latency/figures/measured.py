@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.engines.timing import Generation
     from harness.measuring.quietness import Quietness
     from harness.prompts.sets import PromptSet
+    from harness.results.verdict import ArmEvidence
 
 
 @dataclass
@@ -58,6 +59,23 @@ class MeasuredArm:
     @property
     def answered(self) -> list[RequestRecord]:
         return [request for request in self.requests if request.answered]
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Tokens of each answer by index of its prompt."""
+        return {request.index: request.num_tokens for request in self.answered}
+
+    def evidence(self, columns: Mapping[str, Any], **further: Any) -> ArmEvidence:
+        """What is known about its work, for a verdict.
+
+        Args:
+            columns: known figures of the arm, by their columns.
+            further: fields that columns do not hold.
+        """
+        from harness.results.verdict import ArmEvidence
+
+        num_failed = len(self.requests) - len(self.answered)
+        return ArmEvidence.of(columns, arm=self.name, num_failed=num_failed, **further)
 
     @property
     def was_sent(self) -> bool:

@@ -40,14 +40,13 @@ class Tax(Group):
         pair = run.pair(arm)
         if pair is None or run.idle is None:
             return cls()
-        from harness.results.verdict import ArmEvidence, why_no_tax
+        from harness.results.verdict import why_no_tax
 
         regular, speculative = pair
         evidence = []
         for one in (regular, run.idle):
             columns = vars(Answers.measured(run, one)) | vars(Server.measured(run, one))
-            num_failed = len(one.requests) - len(one.answered)
-            evidence.append(ArmEvidence.of(columns, arm=one.name, num_failed=num_failed))
+            evidence.append(one.evidence(columns))
         reason = why_no_tax(*evidence)
         if reason is not None:
             return cls(tax_refused=reason)

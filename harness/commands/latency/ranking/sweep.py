@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pandas as pd
 
 from harness.commands.answers import Step, answer_of_sweep
 from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.ranking.tables import SPEEDUP, K, remark
+from harness.commands.latency.ranking.tables import (
+    REGULAR_MS,
+    SPECULATIVE_MS,
+    SPEEDUP,
+    K,
+    differing_settings,
+    remark,
+    setting_column,
+)
 from harness.commands.latency.tables.doubts import not_quiet
 from harness.commands.latency.tables.run import ACCEPTED, BOUNDS
 from harness.commands.read_runs import Run
-from harness.commands.words import FIRST_SETTINGS, cell_of, typed_again
-from harness.tables.table import Answer, Column, Table, number
+from harness.commands.words import typed_again
+from harness.tables.table import Answer, Column, Table
 
 # Settings that get a column, and pairs that are shown.
 _MOST_SETTINGS = 3
@@ -39,32 +46,16 @@ def sweep_answer(runs: Sequence[Run]) -> Answer:
 
 
 def _table(pairs: pd.DataFrame) -> Table:
-    differing = set().union(*(name.settings for name in pairs["name"]))
-    ordered = [column for column in FIRST_SETTINGS if column in differing]
-    ordered += sorted(differing - {*ordered})
-
-    def setting_of(column: str, pair: Any) -> str:
-        return cell_of(pair.row, column) if column in pair.name.settings else ""
-
-    columns = [
-        Column(column.replace("_", " "), of=functools.partial(setting_of, column), text=True)
-        for column in ordered[:_MOST_SETTINGS]
-    ]
+    columns = [*map(setting_column, differing_settings(pairs)[:_MOST_SETTINGS])]
     if pairs["name"].map(lambda name: name.pair).nunique() > 1:
         columns.insert(0, Column("pair", text=True, of="name.pair", once=True))
-    # Of a run without a draft `row` is that of the regular arm.
-    speculative_ms = Column(
-        "spec.\nms/token",
-        number(),
-        lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
-    )
     columns += [
         K,
         SPEEDUP,
         BOUNDS.at("row"),
         Column("", of=remark, optional=True, text=True),
-        speculative_ms,
-        Column("regular\nms/token", number(), "regular.ms_per_token"),
+        SPECULATIVE_MS,
+        REGULAR_MS,
         ACCEPTED.at("row"),
     ]
     shown = pairs.head(_MOST_ROWS).itertuples()

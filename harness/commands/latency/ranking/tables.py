@@ -54,6 +54,25 @@ def _stated(pair: Any) -> Interval | None:
 
 
 SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), _stated, reference=1)
+REGULAR_MS = Column("regular\nms/token", number(), "regular.ms_per_token")
+# A run without a draft has the row of the regular arm alone.
+SPECULATIVE_MS = Column(
+    "spec.\nms/token",
+    number(),
+    lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
+)
+
+
+def differing_settings(pairs: pd.DataFrame) -> list[str]:
+    """The settings in which pairs differ, the usual ones first."""
+    different = dict.fromkeys(column for name in pairs["name"] for column in name.settings)
+    usual = [column for column in FIRST_SETTINGS if column in different]
+    return list(dict.fromkeys([*usual, *different]))
+
+
+def setting_column(setting: str) -> Column:
+    """The column of a setting."""
+    return Column(setting.replace("_", " "), of=lambda pair: cell_of(pair.row, setting), text=True)
 
 
 def remark(pair: Any) -> str | None:
@@ -70,35 +89,21 @@ def remark(pair: Any) -> str | None:
 def pairs_table(pairs: pd.DataFrame) -> Table:
     """Speed-up of each pair and K, with a column for each setting in which they differ."""
     rows = [*pairs.row]
-    different = dict.fromkeys(column for name in pairs.name for column in name.settings)
-    ordered = [column for column in FIRST_SETTINGS if column in different]
-    ordered = list(dict.fromkeys([*ordered, *different]))
+    ordered = differing_settings(pairs)
     repeated = any(run.times > 1 for run in pairs.run)
     together = pairs.num_compared.max() > 1
-
-    def setting_of(column: str, pair: Any) -> str:
-        return cell_of(pair.row, column)
 
     def further(pair: Any) -> str:
         words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
         return " · ".join(filter(None, [*words, *pair.name.circumstances]))
 
-    settings = [
-        Column(column.replace("_", " "), of=functools.partial(setting_of, column), text=True)
-        for column in ordered[:_MOST_SETTINGS]
-    ]
     columns = (
         Column("pair", text=True, of="name.pair", once=True),
-        *settings,
+        *map(setting_column, ordered[:_MOST_SETTINGS]),
         Column("further", text=True, of=further, optional=True),
         K,
-        Column("regular\nms/token", number(), "regular.ms_per_token"),
-        # A run without a draft has the row of the regular arm alone.
-        Column(
-            "spec.\nms/token",
-            number(),
-            lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
-        ),
+        REGULAR_MS,
+        SPECULATIVE_MS,
         SPEEDUP,
         BOUNDS.at("row"),
         Column(
