@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from harness.results.statistics.comparisons import compare
 from harness.results.statistics.multiplicity import best_of_several, ranking
-from harness.results.statistics.power import chance_to_see
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 
@@ -92,7 +91,7 @@ def report_comparisons(options: argparse.Namespace) -> None:
             better += found.change.high < 1
             no_worse += found.verdict in ("better", "no worse")
             if found.estimate is not None:
-                promised += chance_to_see(found.estimate, 1 + slowdown)
+                promised += found.estimate.chance_to_see(1 + slowdown)
         counts = (worse, promised, better, no_worse)
         shares = [f"{100 * count / options.repetitions:.1f}" for count in counts]
         show(f"{100 * slowdown:g}", *shares)

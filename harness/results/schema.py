@@ -8,7 +8,7 @@ group them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from harness.results.row import Row, circumstance, pooled, setting, with_interval
 from harness.results.statistics.interval import Interval
@@ -52,6 +52,26 @@ OF_A_PAIR_HERE = (
     "transformers_version",
     "bitsandbytes_version",
 )
+
+
+class RunnerNames(NamedTuple):
+    """The column `runner`: the runners of the target and of what drafts.
+
+    As text `static`, or `graphs+eager` where they differ; a draft without a runner has the
+    target's.
+    """
+
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        return self.target if self.draft == self.target else f"{self.target}+{self.draft}"
+
+    @classmethod
+    def parse(cls, text: str) -> RunnerNames:
+        """The names in a cell of the column."""
+        target, _, draft = text.partition("+")
+        return cls(target, draft or target)
 
 
 @dataclass(frozen=True, kw_only=True)

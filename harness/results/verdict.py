@@ -16,9 +16,8 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 
 from harness.config.errors import VerdictError
-from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
 from harness.results.statistics.multiplicity import widened
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)

@@ -20,10 +20,9 @@ from pathlib import Path
 from harness.commands.latency.figures.paired import PairedTimes
 from harness.commands.latency.prompt_times import BothArms, Unit, common_times, ms_of_both_arms
 from harness.commands.latency.rows import LatencyRow, read_prompts
-from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.schema import LEFT_OUT, RunRow
-from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.interval import Coverage, Interval, counted
 from harness.results.statistics.multiplicity import ranking
 from harness.results.statistics.stopping import SHARES, eliminated
 from harness.sweep.manifest import Manifest, SweepFile, append_summaries

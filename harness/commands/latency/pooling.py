@@ -16,11 +16,9 @@ from typing import Any
 
 from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
 from harness.commands.latency.rows import LatencyRow, read_prompts
-from harness.results.coverage import Coverage
 from harness.results.environment import new_run_id
 from harness.results.row import Pooling
-from harness.results.statistics.interval import Interval
-from harness.results.statistics.power import visible_difference
+from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
 
@@ -122,8 +120,7 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     # With each run the seed changes, so that what is drawn varies between runs too.
     seeds = " with a seed each" if last.temperature else ""
     speedup = dataclasses.replace(estimate.interval(), covers=f"{estimate.covers}{seeds}")
-    visible = visible_difference(estimate) if estimate.has_interval else None
-    return {"speedup": speedup, "visible_difference": visible}
+    return {"speedup": speedup, "visible_difference": estimate.visible_difference}
 
 
 def _digest(measurements: Iterable[str | None]) -> str:

@@ -27,7 +27,7 @@ from harness.commands.words import (
     too_long_warning,
     typed_again,
 )
-from harness.results.runner_names import RunnerNames
+from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import counted
 from harness.tables.table import Answer, Column, Document, Line, Style, Table, sentences
 

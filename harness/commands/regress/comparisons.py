@@ -37,7 +37,6 @@ from harness.results.statistics.comparisons import (
 )
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import adjusted_p_values
-from harness.results.statistics.power import visible_difference
 from harness.results.verdict import ArmEvidence, why_other_work
 from harness.tables.table import grouped
 
@@ -159,9 +158,7 @@ class Compared:
     def visible(self) -> float | None:
         """The smallest change that such a comparison finds in 80 % of the cases."""
         estimate = None if self.comparison is None else self.comparison.estimate
-        if estimate is None or not estimate.has_interval:
-            return None
-        return visible_difference(estimate)
+        return None if estimate is None else estimate.visible_difference
 
     def _signed(self, change: float) -> str:
         """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""

@@ -32,7 +32,7 @@ from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
 from harness.models.detokenizer import BROKEN
 from harness.models.tokenizers import Chat, encode_prompts, max_context
-from harness.results.runner_names import RunnerNames
+from harness.results.schema import RunnerNames
 
 # How long other programs' use of the CPU is watched before the first choice of threads.
 _FIRST_SAMPLE_S = 0.3

@@ -22,7 +22,7 @@ from harness.engines.pair import Pair
 from harness.engines.record import Preparation
 from harness.models.loading import LoadedModel
 from harness.models.tokenizers import vocabulary_size
-from harness.results.runner_names import RunnerNames
+from harness.results.schema import RunnerNames
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import sharing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -177,40 +177,7 @@ def change_between(
     changes = sides[1].mean(axis=0) - sides[0].mean(axis=0)
     num_runs = [len(side) for side in sides]
     inverse_runs = sum(1 / runs for runs in num_runs)
-    between_runs = _between_runs(sides, noise)
-    covers = counted(num_units, unit)
-    if max(num_runs) > 1:
-        covers += f" and {num_runs[0]} + {num_runs[1]} runs"
-    elif noise is not None:
-        differences = counted(noise.degrees_of_freedom, "difference")
-        covers += f" and the noise of {differences} between identical runs"
-    return RatioEstimate.from_variances(
-        float(changes.mean()),
-        num_units,
-        over_units=float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN,
-        over_runs=between_runs.run_mean_variance * inverse_runs,
-        residual=between_runs.residual_variance / num_units * inverse_runs,
-        run_degrees_of_freedom=between_runs.degrees_of_freedom,
-        covers=covers,
-    )
-
-
-class _BetweenRuns(NamedTuple):
-    """How much runs of one side differ, pooled over both sides; 0 where neither has a second run.
-
-    Attributes:
-        run_mean_variance: of a run's mean over its units.
-        residual_variance: of a single value, without what its run and its unit explain.
-        degrees_of_freedom: of `run_mean_variance`.
-    """
-
-    run_mean_variance: float
-    residual_variance: float
-    degrees_of_freedom: int
-
-
-def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> _BetweenRuns:
-    num_units = sides[0].shape[1]
+    # How much runs of one side differ, pooled over both; 0 where neither has a second run.
     degrees_of_freedom = 0
     squares_of_means = 0.0
     residual_variance = 0.0
@@ -222,12 +189,26 @@ def _between_runs(sides: Sequence[Floats], noise: Noise | None) -> _BetweenRuns:
         residual_variance += side_degrees * mean_squares.residual
     if degrees_of_freedom:
         residual_variance /= degrees_of_freedom
+    covers = counted(num_units, unit)
+    if max(num_runs) > 1:
+        covers += f" and {num_runs[0]} + {num_runs[1]} runs"
+    elif noise is not None:
+        differences = counted(noise.degrees_of_freedom, "difference")
+        covers += f" and the noise of {differences} between identical runs"
     if noise is not None:
         # The ratio of two runs has twice the variance of one.
         squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2
         degrees_of_freedom += noise.degrees_of_freedom
-    run_mean_variance = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
-    return _BetweenRuns(run_mean_variance, residual_variance, degrees_of_freedom)
+    variance_of_means = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
+    return RatioEstimate.from_variances(
+        float(changes.mean()),
+        num_units,
+        over_units=float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN,
+        over_runs=variance_of_means * inverse_runs,
+        residual=residual_variance / num_units * inverse_runs,
+        run_degrees_of_freedom=degrees_of_freedom,
+        covers=covers,
+    )
 
 
 def _logs(values: ArrayLike) -> Floats:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 NAN = float("nan")
 
@@ -15,8 +17,10 @@ FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 # Names of units, whose times are independent of each other: a prompt, a batch of prompts, a lap of requests, and
-# a block, all answers between one start of each arm and the next. `coverage` finds them in `Interval.covers`.
+# a block, all answers between one start of each arm and the next. `Coverage` finds them in `Interval.covers`.
 UNITS = ("prompt", "batch", "lap", "block")
+# Behind units that share prompts.
+SAME_TEXTS = " of the same texts"
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,29 @@ def counted(number: int, name: str) -> str:
     if number == 1:
         return f"1 {name}"
     return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
+
+
+class Coverage(NamedTuple):
+    """`15 prompts and 5 runs`, `8 laps of the same texts`, or `1 batch`.
+
+    Attributes:
+        unit: one of `UNITS`.
+        num_runs: None for one run.
+        same_texts: whether units share prompts, so that the interval does not allow for others.
+    """
+
+    unit: str
+    num_units: int
+    num_runs: int | None = None
+    same_texts: bool = False
+
+    @classmethod
+    def of(cls, interval: Interval | None) -> Coverage | None:
+        """What an interval covers; None where that is not known."""
+        text = "" if interval is None else interval.covers
+        units = re.match(rf"(\d+) ({'|'.join(UNITS)})", text)
+        if units is None:
+            return None
+        runs = re.search(r"(\d+) runs?\b", text)
+        num_runs = None if runs is None else int(runs[1])
+        return cls(units[2], int(units[1]), num_runs, SAME_TEXTS in text)

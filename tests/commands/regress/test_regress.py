@@ -17,7 +17,6 @@ from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.read_runs import every_run
 from harness.commands.regress.comparisons import compared_runs
 from harness.results.files import append_rows
-from harness.results.statistics.power import chance_to_see
 from in_process import Harness
 from report_files import eval_run, latency_run, run_id
 from wording import mentions
@@ -83,7 +82,7 @@ def simulated(
         assert ms.figure.name == "ms per token"
         assert ms.comparison is not None
         assert ms.comparison.estimate is not None
-        power = chance_to_see(ms.comparison.estimate, 1 + slowdown)
+        power = ms.comparison.estimate.chance_to_see(1 + slowdown)
         found.append((ms.verdict, ms.comparison.p_value, power))
     return found
 

@@ -16,7 +16,6 @@ from harness.results.statistics.comparisons import (
     compare_proportions,
     noise_of_runs,
 )
-from harness.results.statistics.power import chance_to_see, visible_difference
 
 Floats = NDArray[np.float64]
 NUMBER = 1000
@@ -76,7 +75,7 @@ def test_planted_slowdowns_are_found_as_often_as_promised(slowdown: float) -> No
     found = simulate(num_runs=5, slowdown=slowdown)
     significant = np.mean([comparison.change.low > 1 for comparison in found])
     promised = np.mean(
-        [chance_to_see(one.estimate, 1 + slowdown) for one in found if one.estimate is not None]
+        [one.estimate.chance_to_see(1 + slowdown) for one in found if one.estimate is not None]
     )
     assert significant == pytest.approx(promised, abs=0.06)
 
@@ -93,7 +92,7 @@ def test_the_visible_difference_is_found_in_80_percent() -> None:
     """The deviations are known here, so that the promise is one number."""
     first = simulate(num_runs=5)
     visible = float(
-        np.median([visible_difference(one.estimate) for one in first if one.estimate is not None])
+        np.median([one.estimate.visible_difference for one in first if one.estimate is not None])
     )
     found = simulate(num_runs=5, slowdown=visible)
     assert np.mean([comparison.change.low > 1 for comparison in found]) == pytest.approx(

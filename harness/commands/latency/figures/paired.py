@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.coverage import of_same_texts
 from harness.results.row import pooled, setting, with_interval
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import CONFIDENCE, SAME_TEXTS, Interval
 
 if TYPE_CHECKING:
     from harness.engines.timing import Generation
@@ -63,7 +62,6 @@ class Speedup(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
-        from harness.results.statistics.power import visible_difference
         from harness.results.statistics.ratios import drift
         from harness.results.statistics.runs import ratio_over_runs
 
@@ -72,11 +70,11 @@ class Speedup(Group, WithSpeedup):
         speedup = times.speedup(*run.resampling, run.confidence)
         if share_prompts(run, pair[0]):
             # Units with the same prompts do not allow for other texts.
-            speedup = dataclasses.replace(speedup, covers=of_same_texts(speedup.covers))
+            speedup = dataclasses.replace(speedup, covers=f"{speedup.covers}{SAME_TEXTS}")
         visible = None
         if times.regular.size:
             estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
-            visible = visible_difference(estimate) if estimate.has_interval else None
+            visible = estimate.visible_difference
         in_time = paired_times(run, *pair, by="moment")
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_times = paired_times(run, *pair, decode_only=True)

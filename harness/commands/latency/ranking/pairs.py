@@ -10,8 +10,7 @@ import pandas as pd
 from harness.commands.names import told_apart
 from harness.commands.read_runs import Run
 from harness.commands.words import called, labels
-from harness.results.runner_names import RunnerNames
-from harness.results.schema import NO_VERDICT
+from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.verdict import verdict_of, why_no_ranking
 
 # Columns in which rows must be equal for their regular arms to do the same work. A method may need

@@ -22,9 +22,8 @@ from harness.commands.latency.tables.reason import choice_of_k, not_reported
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.commands.words import arm_name, settings_line, typed_again
 from harness.engines.registry import is_elsewhere
-from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 from harness.results.verdict import verdict_of
 from harness.tables.table import Answer, Bar, Bars, interval
 

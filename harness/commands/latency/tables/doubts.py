@@ -13,10 +13,8 @@ from harness.commands.words import lossy_warning, smaller_batch, synthetic_value
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.engines.registry import is_elsewhere
-from harness.results.coverage import Coverage
-from harness.results.runner_names import RunnerNames
-from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
+from harness.results.schema import NO_VERDICT, RunnerNames
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.verdict import (
     MOST_CACHED,
     MOST_DIFFERENCE,

@@ -10,9 +10,8 @@ from harness.commands.latency.tables.categories import Category, by_category, by
 from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
 from harness.commands.words import arm_name, settings_line, title
-from harness.results.coverage import Coverage
 from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
 from harness.results.verdict import Verdict, verdict_of
 from harness.tables.table import (
     UNKNOWN,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.results.coverage import Coverage, of_same_texts
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import SAME_TEXTS, Coverage, Interval
 
 
 @pytest.mark.parametrize(
@@ -16,7 +15,7 @@ from harness.results.statistics.interval import Interval
         ("1 batch", Coverage("batch", 1)),
         ("12 batches", Coverage("batch", 12)),
         ("15 prompts and 5 runs with a seed each", Coverage("prompt", 15, num_runs=5)),
-        (of_same_texts("8 laps"), Coverage("lap", 8, same_texts=True)),
+        (f"8 laps{SAME_TEXTS}", Coverage("lap", 8, same_texts=True)),
     ],
 )
 def test_a_cell_is_read_back(text: str | None, coverage: Coverage | None) -> None:
