@@ -87,10 +87,6 @@ class Run:
             return "incomplete"
         return self.last.status or "ok"
 
-    def read_prompts(self) -> list[LatencyPromptRow]:
-        """The rows of its prompts, of a run of `latency`; [] where they cannot be found."""
-        return read_prompts(self.directory, self.last.run)
-
     @property
     def has_figures(self) -> bool:
         """Whether anything was measured, even in part."""
@@ -227,7 +223,12 @@ class _Reader:
         self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
-            self._read_path(path)
+            if path.is_dir():
+                self._read_directory(path)
+            elif not path.exists():
+                raise SettingError(str(path), "no such file or directory")
+            elif path not in self.findings.files and not self._read_file(path):
+                raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
 
     def finish(self) -> None:
         """Give the runs of `latency` the rows of their prompts.
@@ -245,15 +246,8 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
         for run in findings.of(LatencyRow):
-            run.prompts = self._prompts.get(run.last.run) or run.read_prompts()
-
-    def _read_path(self, path: Path) -> None:
-        if path.is_dir():
-            self._read_directory(path)
-        elif not path.exists():
-            raise SettingError(str(path), "no such file or directory")
-        elif path not in self.findings.files and not self._read_file(path):
-            raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
+            of_files = self._prompts.get(run.last.run)
+            run.prompts = of_files or read_prompts(run.directory, run.last.run)
 
     def _read_directory(self, directory: Path) -> None:
         has_any = False
@@ -323,12 +317,9 @@ class _Reader:
         findings.files[file] = len(contents.rows)
         findings.notes += contents.unread
         findings.runs += group(contents.rows, file)
-        self._keep_prompts(contents.rows)
-        return True
-
-    def _keep_prompts(self, rows: Sequence[Row]) -> None:
-        prompts = [row for row in rows if isinstance(row, LatencyPromptRow)]
+        prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
+        return True
 
 
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:

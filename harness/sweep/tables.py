@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from harness.commands.latency.rows import read_prompts
 from harness.commands.overview import failures_table
 from harness.commands.read_runs import group, merge
 from harness.commands.words import labels
@@ -102,7 +103,7 @@ def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:
         return record.brief(runs), []
     runs, failures = merge(runs)
     for run in runs:
-        run.prompts = run.read_prompts()
+        run.prompts = read_prompts(run.directory, run.id)
     failed = without_empty([failures_table(failures)])
     answer = [*record.brief(runs), *failed] or [Line("Nothing was measured.")]
     return answer, without_empty(record.tables(runs)) if runs else []

@@ -5,7 +5,7 @@ next prompt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
 
 from harness.engines.protocol import Question
 from harness.engines.registry import engine_of
@@ -13,7 +13,7 @@ from harness.engines.timing import Generation
 from harness.measuring.encoding import last, most_answered
 from harness.measuring.progress import say
 from harness.measuring.session import Session
-from harness.prompts.sets import Occurrence, Prompt, PromptSet
+from harness.prompts.sets import Prompt, PromptSet
 
 
 class Conversations:
@@ -53,28 +53,28 @@ class Conversations:
 
         Their prompts have empty answers until `for_arm` fills them in.
         """
-        conversations = [self._prompt_set.occurrence(index) for index in first.indices]
-        num_turns = max(self._num_turns(occurrence) for occurrence in conversations)
+        prompts = self._prompt_set.prompts
+        going_on = [self._prompt_set.occurrence(index) for index in first.indices]
         questions = []
-        for turn in range(1, num_turns):
+        for turn in itertools.count(1):
             going_on = [
-                occurrence for occurrence in conversations if turn < self._num_turns(occurrence)
+                occurrence for occurrence in going_on if turn < len(prompts[occurrence.place].turns)
             ]
-            questions.append(self._later(first, going_on, turn))
+            if not going_on:
+                break
+            asked = [prompts[occurrence.place].after([""] * turn) for occurrence in going_on]
+            question = dataclasses.replace(
+                first,
+                prompts=self._session.encode_unchecked(asked),
+                indices=[
+                    self._prompt_set.index(occurrence._replace(turn=turn))
+                    for occurrence in going_on
+                ],
+                salts=[str(occurrence.repeat) for occurrence in going_on] if first.salts else (),
+                chats=(),
+            )
+            questions.append(question)
         return questions
-
-    def _later(self, first: Question, conversations: Sequence[Occurrence], turn: int) -> Question:
-        """The question about one turn of some conversations."""
-        indices = [
-            self._prompt_set.index(occurrence._replace(turn=turn)) for occurrence in conversations
-        ]
-        prompts = [
-            self._prompt_set.prompts[occurrence.place].after([""] * turn)
-            for occurrence in conversations
-        ]
-        token_ids = self._session.encode_unchecked(prompts)
-        salts = [str(occurrence.repeat) for occurrence in conversations] if first.salts else ()
-        return dataclasses.replace(first, prompts=token_ids, indices=indices, salts=salts, chats=())
 
     def for_arm(self, question: Question, arm: str) -> Question:
         """The question with this arm's own answers to the turns before."""
@@ -95,9 +95,6 @@ class Conversations:
         for request in generation.requests:
             text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
             self._answers[generation.arm, request.index] = str(text)
-
-    def _num_turns(self, occurrence: Occurrence) -> int:
-        return len(self._prompt_set.prompts[occurrence.place].turns)
 
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
         """The conversation up to a turn, with the answers of an arm, and its token ids.

@@ -87,11 +87,10 @@ class Latency(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = decide_ignore_eos(self.settings, session.tokenizer)
-        session.settings = self.settings = self.run.settings = settings
+        session.settings = self.settings = settings
         new_tokens = settings.decoding.max_new_tokens
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts
-        by_place = dict(zip(encoded.indices, encoded.token_ids, strict=True))
         self._check_batch()
         # Facts that the printed settings do not show.
         if self.overridden:
@@ -103,8 +102,8 @@ class Latency(Experiment):
                 again = "one prompt, which is asked again"
             say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
         first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
-        conversations = Conversations(session, self.prompt_set, first_turns)
-        longest = max(encoded.longest, conversations.longest)
+        self.conversations = Conversations(session, self.prompt_set, first_turns)
+        longest = max(encoded.longest, self.conversations.longest)
         batch_size = settings.batch_size
         if not asks_again(settings, self.prompt_set):
             # Prompts that are too long may have been skipped.
@@ -112,31 +111,27 @@ class Latency(Experiment):
 
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
-        # A server alone may be the speculative arm.
-        self.run.arms = {arm.name: MeasuredArm(arm.name) for arm in engine.arms}
-        if engine.idle is not None:
-            self.run.idle = MeasuredArm(engine.idle.name)
-        if "regular" not in self.run.arms:
-            rule = "needs two arms: it is about the speed-up, which a single server does not have"
-            require(settings.precision is None, "precision", rule, settings.precision)
-        rule = "cannot be combined with blocks, whose number engine.blocks sets"
-        require(
-            settings.precision is None or not engine.num_blocks,
-            "precision",
-            rule,
-            settings.precision,
+        self.run = dataclasses.replace(
+            self.run,
+            settings=settings,
+            # A server alone may be the speculative arm.
+            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
+            idle=None if engine.idle is None else MeasuredArm(engine.idle.name),
+            in_blocks=engine.num_blocks > 0,
+            salted=engine.salts,
+            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
+            smaller_k_follow=smaller_k_follow(session.planned, settings),
         )
         if settings.precision is not None:
+            rule = "needs two arms: it is about the speed-up, which a single server does not have"
+            require("regular" in self.run.arms, "precision", rule, settings.precision)
+            rule = "cannot be combined with blocks, whose number engine.blocks sets"
+            require(not engine.num_blocks, "precision", rule, settings.precision)
             self.run.confidence = CONFIDENCE_OF_LOOKS
-        if settings.weights == "stored":
-            self.run.end_tokens = session.end_tokens()
-        self.conversations = conversations
+            self.run.stopped_by = "prompts"
         self.warmup, self.questions = questions_to_ask(
-            session, settings, self.prompt_set, encoded, conversations
+            session, settings, self.prompt_set, encoded, self.conversations
         )
-        self.run.in_blocks = engine.num_blocks > 0
-        self.run.salted = engine.salts
-        self.run.smaller_k_follow = smaller_k_follow(session.planned, settings)
         self._time_arms(session, engine)
         self._check_failures()
         if settings.engine.aa:
@@ -160,12 +155,7 @@ class Latency(Experiment):
         if can_be_read(settings):
             # The engine's memory is free for the weights, which are loaded once more.
             engine.close()
-            answered = []
-            for request in self.run.arms["speculative"].answered:
-                occurrence = self.prompt_set.occurrence(request.index)
-                if occurrence.turn == 0:
-                    answered.append((by_place[occurrence.place], request))
-            self.run.health = read_again(settings, answered)
+            self.run.health = read_again(settings, self.run)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
@@ -215,8 +205,6 @@ class Latency(Experiment):
 
         started = time.monotonic()
         budget_s = settings.budget_s or math.inf
-        if settings.half_width is not None:
-            self.run.stopped_by = "prompts"
         num_answered = 0
         units: set[int] = set()
         answers: Answers = {}

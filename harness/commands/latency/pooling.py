@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
@@ -21,6 +21,15 @@ from harness.results.row import Pooling
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import judged
+
+_RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
+    "mean": fmean,
+    "sum": sum,
+    "largest": max,
+    "smallest": min,
+    "all": all,
+    "any": any,
+}
 
 
 def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
@@ -35,13 +44,15 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
     succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
     if len(succeeded) < 2:
         return []
+    measurements = "|".join(sorted(str(rows[0].measurement) for rows in succeeded))
     common = {
         "run": new_run_id(),
         "job": None,
         "repeat": "all",
         "repeats": len(succeeded),
         "pooled_runs": [str(rows[0].run) for rows in succeeded],
-        "measurement": _digest(rows[0].measurement for rows in succeeded),
+        # Equal where the same runs were repeated.
+        "measurement": hashlib.sha256(measurements.encode()).hexdigest()[:16],
         "directory": None,
     }
     pooled = []
@@ -86,24 +97,12 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
         return None
     if isinstance(known[0], Interval):
         return Interval(_pooled(rule, [value.estimate for value in known]))
-    match rule:
-        case "mean":
-            mean = fmean(known)
-            return round(mean) if isinstance(known[0], int) else mean
-        case "sum":
-            return sum(known)
-        case "largest":
-            return max(known)
-        case "smallest":
-            return min(known)
-        case "all":
-            return all(known)
-        case "any":
-            return any(known)
-        case "same":
-            return known[0] if len(set(known)) == 1 else None
-        case "none":
-            return None
+    if rule == "none":
+        return None
+    if rule == "same":
+        return known[0] if len(set(known)) == 1 else None
+    pooled = _RULES[rule](known)
+    return round(pooled) if rule == "mean" and isinstance(known[0], int) else pooled
 
 
 def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
@@ -121,9 +120,3 @@ def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
     seeds = " with a seed each" if last.temperature else ""
     speedup = dataclasses.replace(estimate.interval(), covers=f"{estimate.covers}{seeds}")
     return {"speedup": speedup, "visible_difference": estimate.visible_difference}
-
-
-def _digest(measurements: Iterable[str | None]) -> str:
-    """The `measurement` of a pooled row: equal where the same runs were repeated."""
-    text = "|".join(sorted(map(str, measurements)))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

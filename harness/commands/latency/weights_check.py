@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.latency.figures.acceptance import Health
+from harness.commands.latency.figures.measured import MeasuredRun
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError, SettingError
 from harness.engines.registry import engine_of
@@ -29,22 +30,28 @@ def can_be_read(settings: LatencySettings) -> bool:
     return True
 
 
-def read_again(
-    settings: LatencySettings, answered: Sequence[tuple[Sequence[int], RequestRecord]]
-) -> Health | None:
-    """Load the weights and read answers, each after its prompt; None, with a line, where memory does not hold them."""
+def read_again(settings: LatencySettings, run: MeasuredRun) -> Health | None:
+    """Load the weights and read the speculative answers to first turns, each after its prompt; None, with a line, where
+    memory does not hold them.
+    """
     # torch, which a run that only sends requests needs not wait for.
     from harness.engines.local.reading import TextReader, health_columns, most_drafted
     from harness.engines.pair import plan_pair
     from harness.models.case import Demand
 
-    long_enough = [one for one in answered if len(one[1].token_ids) > 1]
-    if not long_enough:
+    prompts: list[Sequence[int]] = []
+    answers: list[RequestRecord] = []
+    for generation in run.arms["speculative"].generations:
+        assert generation.question is not None
+        for prompt, request in zip(generation.question.prompts, generation.requests, strict=True):
+            is_first_turn = run.prompt_set.occurrence(request.index).turn == 0
+            if is_first_turn and request.answered and len(request.token_ids) > 1:
+                prompts.append(prompt)
+                answers.append(request)
+    if not answers:
         return None
-    answers = [answer for _, answer in long_enough]
     most = most_drafted(answers) or settings.decoding.most_draft_tokens
-    longest = max(len(prompt) for prompt, _ in long_enough)
-    demand = Demand(1, longest, settings.decoding.max_new_tokens, most, "eager")
+    demand = Demand(1, max(map(len, prompts)), settings.decoding.max_new_tokens, most, "eager")
     say("reading the answers with the weights of the draft")
     try:
         planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
@@ -53,6 +60,9 @@ def read_again(
         say(f"not compared with what the draft's weights say: {error}")
         return None
     reader = TextReader(pair, settings.decoding, most)
-    read = [reader.read(prompt, answer.token_ids) for prompt, answer in long_enough]
+    read = [
+        reader.read(prompt, answer.token_ids)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     reader.close()
     return Health(**health_columns(read, answers, most))
