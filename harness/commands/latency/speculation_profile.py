@@ -8,7 +8,7 @@ intervals among them. `docs/acceptance.md` describes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,14 @@ def write_acceptance(session: Session, run: MeasuredRun) -> None:
         "seed": settings.seed,
         "synthetic": decoding.synthetic_acceptance is not None,
     }
-    profile = speculation_profile(
-        measured,
-        method=method,
-        is_block=decoding.rule == "block",
-        about={
-            "target_model": _checkpoint(settings.model),
-            "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
-            "measurement_conditions": conditions,
-        },
-        own=own,
-    )
+    profile = {
+        "method": method,
+        "target_model": _checkpoint(settings.model),
+        "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
+        "measurement_conditions": conditions,
+        **speculation_profile(measured, is_block=decoding.rule == "block"),
+    }
+    profile["harness"] |= own
     content = json.dumps(profile, indent=2) + "\n"
     replace_file(session.directory / PROFILE_FILE, content.encode())
 
@@ -104,21 +101,11 @@ def _checkpoint(model: ModelSettings) -> dict[str, Any]:
     return {"id": name, "revision": model.revision, "quantization": model.quantization}
 
 
-def speculation_profile(
-    measured: MeasuredAcceptance,
-    *,
-    method: str,
-    is_block: bool,
-    about: Mapping[str, Any],
-    own: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The profile of a run in which something was drafted.
+def speculation_profile(measured: MeasuredAcceptance, *, is_block: bool) -> dict[str, Any]:
+    """The figures of the profile of a run in which something was drafted.
 
     Args:
-        method: how it was drafted.
         is_block: whether whole blocks were verified, so that no rate by position describes it.
-        about: further entries of the schema: models, conditions.
-        own: further entries under `harness`.
     """
     total = measured.total
     num_places = measured.num_places
@@ -144,7 +131,6 @@ def speculation_profile(
     profile: dict[str, Any] = {
         "schema_version": _SCHEMA_VERSION,
         "measured": True,
-        "method": method,
         "num_speculative_tokens": num_places,
         "conditional_accept_rates": None if is_block else _rounded(conditional),
         "marginal_accept_rates": None if is_block else _rounded(marginal),
@@ -160,7 +146,6 @@ def speculation_profile(
         "accept_length_model": "chain_analytic" if measured.extrapolates else "measured_per_k",
         "verification_method": "block" if is_block else "longest_prefix",
         "per_category": by_category or None,
-        **about,
         "validation": {
             "mean_consistency": {
                 "passed": abs(implied - reported) < 1e-6,
@@ -172,26 +157,27 @@ def speculation_profile(
             },
         },
     }
-    own = dict(own)
     if is_block:
         # The entry `validation` needs no vectors: accepted counts add up for blocks, too.
         reason = "block verification does not keep the longest-prefix of accepted tokens"
         profile["vectors_unavailable_reason"] = reason
-        return profile | {"harness": own | {"intervals_95": {}}}
+        return profile | {"harness": {"intervals_95": {}}}
     rates_of_tested = [rate or 0.0 for rate in total.conditional_rates[:num_places]]
     num_tested = [total.num_tested_at(place) for place in range(num_places)]
-    own["accept_rates_of_tested"] = _rounded(rates_of_tested)
-    own[TESTED_SHARES] = _rounded([number / total.num_iterations for number in num_tested])
     # 95 % intervals over prompts; None where there are too few.
     places = range(min(num_places, MOST_INTERVALS))
     length = measured.length_with(num_places)
-    own["intervals_95"] = {
-        "covers": length.covers,
-        "mean_accept_length": _bounds(length),
-        "accept_rates_of_tested": [_bounds(measured.rate_of_tested(place)) for place in places],
-        "marginal_accept_rates": [_bounds(measured.marginal(place)) for place in places],
+    profile["harness"] = {
+        "accept_rates_of_tested": _rounded(rates_of_tested),
+        TESTED_SHARES: _rounded([number / total.num_iterations for number in num_tested]),
+        "intervals_95": {
+            "covers": length.covers,
+            "mean_accept_length": _bounds(length),
+            "accept_rates_of_tested": [_bounds(measured.rate_of_tested(place)) for place in places],
+            "marginal_accept_rates": [_bounds(measured.marginal(place)) for place in places],
+        },
     }
-    return profile | {"harness": own}
+    return profile
 
 
 def _bounds(interval: Interval) -> list[float] | None:

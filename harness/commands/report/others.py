@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from harness.commands.latency.figures.requests import percentile_columns
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.run import REQUESTS, TIMES
-from harness.results.statistics.percentiles import percentile_columns
 from harness.tables.table import Column, Table, number, percent
 
 # How the contents of each tool's files begin, by suffix: the keys are within `_LONGEST_BEGINNING` characters.

@@ -27,8 +27,7 @@ def measured(*requests: list[tuple[int, int]], categories: Any = None) -> Measur
 
 
 def profile(of: MeasuredAcceptance, **changes: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = {"method": "eagle3", "is_block": False}
-    return speculation_profile(of, **(asked | changes), about={}, own={})
+    return speculation_profile(of, **({"is_block": False} | changes))
 
 
 def from_histogram(lengths: Mapping[int, int], k: int) -> MeasuredAcceptance:

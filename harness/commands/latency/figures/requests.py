@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
-from harness.results.statistics.percentiles import percentile_columns
+
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +105,16 @@ class Requests(Group):
                 ),
             ),
         )
+
+
+def percentile_columns(**series: Iterable[float | None]) -> dict[str, float | None]:
+    """`<name>_p50_ms` and so on of each series of milliseconds; None for one without values."""
+    import numpy as np
+
+    columns: dict[str, float | None] = {}
+    for name, times in series.items():
+        known = [time for time in times if time is not None]
+        for share in PERCENTILES:
+            value = float(np.percentile(known, share)) if known else None
+            columns[f"{name}_p{share}_ms"] = value
+    return columns
