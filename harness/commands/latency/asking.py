@@ -54,14 +54,13 @@ class Part(NamedTuple):
     """Prompts that are asked together: a batch, or a lap of requests.
 
     Attributes:
-        places: of the prompts, among those that are measured.
-        repeats: how often each of them was asked before.
+        prompts: the place of each prompt among those that are measured, and how often it was asked
+            before.
         unit: a number, the same whenever the same prompts are asked: their answers are not
             independent.
     """
 
-    places: Sequence[int]
-    repeats: Sequence[int]
+    prompts: Sequence[tuple[int, int]]
     unit: int
 
 
@@ -72,8 +71,9 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
     too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
     if size > num_prompts or too_few:
         return _sharing(num_prompts, num_asked, math.ceil(num_asked / size), seed)
-    parts = [slice(first, first + size) for first in range(0, num_prompts, size)]
-    return _same_again(parts, num_prompts, num_asked, seed)
+    firsts = range(0, num_prompts, size)
+    units = [range(first, min(first + size, num_prompts)) for first in firsts]
+    return _same_again(units, num_asked, seed)
 
 
 def laps_to_ask(
@@ -89,31 +89,28 @@ def laps_to_ask(
     one_prompt_each = number == num_prompts
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
     if num_asked == num_prompts or one_prompt_each or has_interval:
-        return _same_again(in_laps(num_prompts, number), num_prompts, num_asked, seed)
+        return _same_again(in_laps(num_prompts, number), num_asked, seed)
     return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
 
 
-def _same_again(parts: Sequence[slice], num_prompts: int, num_asked: int, seed: int) -> list[Part]:
-    """Each part, and again in another order each time, until `num_asked` prompts have been asked."""
-    units = [range(num_prompts)[part] for part in parts]
-    chosen: list[Part] = []
+def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]:
+    """Each unit, and again in another order each time, until `num_asked` prompts have been asked."""
+    parts: list[Part] = []
+    num_left = num_asked
     for unit, repeat in _again_and_again(len(units), seed):
-        num_left = num_asked - sum(len(part.places) for part in chosen)
         if not num_left:
             break
         places = units[unit][:num_left]
-        chosen.append(Part(places, [repeat] * len(places), unit))
-    return chosen
+        num_left -= len(places)
+        parts.append(Part([(place, repeat) for place in places], unit))
+    return parts
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
     """Parts that take the prompts as they come, again and again; each is one unit."""
-    requests = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
-    parts = []
-    for unit, part in enumerate(in_laps(num_asked, num_parts)):
-        places, repeats = zip(*requests[part], strict=True)
-        parts.append(Part(places, repeats, unit))
-    return parts
+    prompts = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
+    laps = in_laps(num_asked, num_parts)
+    return [Part(prompts[lap.start : lap.stop], unit) for unit, lap in enumerate(laps)]
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
@@ -146,12 +143,10 @@ def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) 
     return max(1, num_prompts // lap_size)
 
 
-def in_laps(num_prompts: int, num_laps: int) -> list[slice]:
-    """Return the prompts of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6,
-    6:10.
-    """
+def in_laps(num_prompts: int, num_laps: int) -> list[range]:
+    """The places of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6, 6:10."""
     ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
-    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+    return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
@@ -264,15 +259,16 @@ def first_turns(
         extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
     questions = []
     for moment, part in enumerate(parts):
-        prompts = encoded.part(part.places)
-        pairs = zip(prompts.indices, part.repeats, strict=True)
+        places, repeats = zip(*part.prompts, strict=True)
+        prompts = encoded.part(places)
+        pairs = zip(prompts.indices, repeats, strict=True)
         question = session.ask(
             prompts.token_ids,
             [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs],
             decoding,
             chats=prompts.chats,
             seed=seed,
-            salts=[str(repeat) for repeat in part.repeats],
+            salts=[str(repeat) for repeat in repeats],
         )
         unit = part.unit // engine.questions_per_block
         question = dataclasses.replace(question, extra=extra, unit=unit, moment=moment)

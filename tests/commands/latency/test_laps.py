@@ -51,7 +51,7 @@ def test_laps_are_long_where_there_are_many(
 ) -> None:
     number = choose_num_laps(num_prompts, batch_size, open_loop)
     assert number == expected
-    sizes = [len(range(num_prompts)[lap]) for lap in in_laps(num_prompts, number)]
+    sizes = [len(lap) for lap in in_laps(num_prompts, number)]
     assert sum(sizes) == num_prompts
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(batch_size, num_prompts)

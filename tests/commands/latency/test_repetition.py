@@ -19,7 +19,7 @@ QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=
 
 
 def share_prompts(parts: list[Part]) -> bool:
-    units = {(place, part.unit) for part in parts for place in part.places}
+    units = {(place, part.unit) for part in parts for place, _ in part.prompts}
     return len(units) > len({place for place, _ in units})
 
 
@@ -35,7 +35,7 @@ def share_prompts(parts: list[Part]) -> bool:
     ],
 )
 def test_every_prompt_is_asked_as_often_as_the_others(parts: list) -> None:
-    asked = [pair for part in parts for pair in zip(part.places, part.repeats, strict=True)]
+    asked = [prompt for part in parts for prompt in part.prompts]
     assert len(asked) == len(set(asked)) in (34, 200)
     counts = Counter(place for place, _ in asked)
     most = max(counts.values())
@@ -52,7 +52,8 @@ def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
     assert len({tuple(order) for order in orders}) == 3
     assert all(sorted(order) == list(range(8)) for order in orders)
     for part in parts:
-        assert list(part.places) == list(range(4 * part.unit, 4 * part.unit + 4))
+        places = [place for place, _ in part.prompts]
+        assert places == list(range(4 * part.unit, 4 * part.unit + 4))
     assert batches_to_ask(32, 96, 4, 0) == parts != batches_to_ask(32, 96, 4, 1)
 
 
@@ -68,12 +69,12 @@ def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
     """Of 40 prompts in batches of 16 there would be three units, however often they are asked."""
     parts = batches_to_ask(40, 128, 16, 0)
     assert [part.unit for part in parts] == list(range(8))
-    assert {len(part.places) for part in parts} == {16}
+    assert {len(part.prompts) for part in parts} == {16}
     assert share_prompts(parts)
     assert not share_prompts(batches_to_ask(40, 128, 4, 0))
     assert not share_prompts(batches_to_ask(40, 64, 16, 0))
     # No batch has more rows than were asked for.
-    assert max(len(part.places) for part in batches_to_ask(3, 34, 8, 0)) <= 8
+    assert max(len(part.prompts) for part in batches_to_ask(3, 34, 8, 0)) <= 8
 
 
 def test_indices_of_turns_and_repetitions_are_all_different() -> None:
