@@ -74,6 +74,12 @@ class Generation:
         return [request.token_ids for request in self.requests]
 
     @property
+    def with_prompts(self) -> list[tuple[Sequence[int], RequestRecord]]:
+        """The token ids of each prompt, with the request about it."""
+        assert self.question is not None
+        return list(zip(self.question.prompts, self.requests, strict=True))
+
+    @property
     def acceptance(self) -> Acceptance:
         return Acceptance.of(outcome for request in self.requests for outcome in request.outcomes)
 

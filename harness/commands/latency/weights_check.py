@@ -42,8 +42,7 @@ def read_again(settings: LatencySettings, run: MeasuredRun) -> Health | None:
     prompts: list[Sequence[int]] = []
     answers: list[RequestRecord] = []
     for generation in run.arms["speculative"].generations:
-        assert generation.question is not None
-        for prompt, request in zip(generation.question.prompts, generation.requests, strict=True):
+        for prompt, request in generation.with_prompts:
             is_first_turn = run.prompt_set.occurrence(request.index).turn == 0
             if is_first_turn and request.answered and len(request.token_ids) > 1:
                 prompts.append(prompt)

@@ -106,8 +106,7 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
     """
     cached: dict[tuple[int, ...], int] = {}
     for generation in arm.generations:
-        assert generation.question is not None
-        for prompt, request in zip(generation.question.prompts, generation.requests, strict=True):
+        for prompt, request in generation.with_prompts:
             occurrence = run.prompt_set.occurrence(request.index)
             # The later turns of a conversation go on after answers.
             is_new = occurrence.repeat == 0 and occurrence.turn == 0

@@ -64,11 +64,8 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Gene
     assert session.engine is not None
     divergences = run.arms["speculative"].divergences
     regular, speculative = (answers[name] for name in run.arms)
-    assert regular.question is not None
-    assert speculative.question is not None
-    prompts = zip(regular.question.prompts, speculative.question.prompts, strict=True)
-    requests = zip(regular.requests, speculative.requests, strict=True)
-    for (prompt, other_prompt), (request, other) in zip(prompts, requests, strict=True):
+    pairs = zip(regular.with_prompts, speculative.with_prompts, strict=True)
+    for (prompt, request), (other_prompt, other) in pairs:
         if not (request.answered and other.answered and prompt == other_prompt):
             continue
         texts = [request.token_ids, other.token_ids]
