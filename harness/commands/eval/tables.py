@@ -71,18 +71,14 @@ def accuracy_sweep(runs: Sequence[Run]) -> Answer:
 
 def eval_details(rows: Sequence[EvalRow]) -> Document:
     """The accuracies of each arm and seed, and sentences about them."""
-    # The sentences have K and the difference.
-    table = _table(_lines_of(Run(list(rows))), without={"K", "difference", "McNemar p"})
-    return [table, *_sentences(merged_rows(rows))]
+    return [accuracy_table([Run(list(rows))]), *_sentences(merged_rows(rows))]
 
 
 def _bar(row: EvalRow) -> Bar:
-    figures = [f"{_percent(row.accuracy or 0)} % correct"]
-    if row.wilson_low is not None and row.wilson_high is not None:
-        figures.append(f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}")
+    figures = [f"{_percent(row.accuracy or 0)} % correct", _wilson(row)]
     if row.ms_per_answer is not None:
         figures.append(f"{row.ms_per_answer:.2f} ms/answer")
-    return Bar(arm_name(row), row.accuracy or 0.0, tuple(figures))
+    return Bar(arm_name(row), row.accuracy or 0.0, tuple(filter(None, figures)))
 
 
 def _finding(row: EvalRow) -> Line:
@@ -133,16 +129,50 @@ def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
-    """One run with all its seeds, or several, each merged over its seeds."""
-    lines = []
+    """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds."""
     if len(runs) == 1:
-        lines = _lines_of(runs[0])
+        rows = runs[0].rows
+        # Of one seed the merged rows are the same again.
+        if len({row.seed for row in rows} - {"all"}) < 2:
+            rows = merged_rows(rows)
+        lines = [Named(Name("", None), runs[0], row) for row in rows]
     else:
+        lines = []
         for named in named_runs(runs):
             lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
+    with_seeds = len({line.row.seed for line in lines}) > 1
+    seed = Column("seed", of="row.seed", identifies_row=True)
+    columns = (
+        Column("pair", text=True, of="name.cell", optional=True, once=True),
+        Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
+        ARM[0].at("row"),
+        *([seed] if with_seeds else []),
+        Column("asked", of="row.num_prompts"),
+        Column("correct %\n± Wald", of=_with_margin),
+        Column("Wilson\n95 %", of=_wilson).at("row"),
+        Column("parsed", of="row.num_parsed", optional=True),
+        Column("difference", _difference, "row.difference", optional=True, reference=0),
+        Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
+        Column("ms per\nanswer", number(), "row.ms_per_answer"),
+        ACCEPTED.at("row"),
+        Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
+    )
+    notes = []
+    if any(line.row.accuracy in (0, 1) for line in lines):
+        notes.append(_NO_WIDTH)
+    if any(line.row.published_accuracy is not None for line in lines):
+        notes.append(MULTIPLICATION_NOTE)
     common = common_settings([line.row for line in lines])
-    about = f"{common}. Difference: speculative minus regular, percentage points."
-    return _table(lines, without={"parsed"}, title="Accuracy", about=about)
+    return Table.of(
+        "accuracy",
+        "Accuracy",
+        lines,
+        columns,
+        strong=lambda line: with_seeds and line.row.seed == "all",
+        faint=lambda line: line.row.status != "ok",
+        about=f"{common}. Difference: speculative minus regular, percentage points.",
+        notes=tuple(notes),
+    )
 
 
 def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
@@ -185,53 +215,6 @@ def _differs(row: EvalRow) -> bool:
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
     """The rows over all seeds, regular first."""
     return [row for row in rows if row.seed == "all"]
-
-
-def _lines_of(run: Run) -> list[Named]:
-    """The rows of a single run, without a name; of one seed only the merged ones, which equal it."""
-    has_one_seed = len({row.seed for row in run.rows} - {"all"}) < 2
-    rows = merged_rows(run.rows) if has_one_seed else run.rows
-    return [Named(Name("", None), run, row) for row in rows]
-
-
-def _table(lines: Sequence[Named], without: set[str], title: str = "", about: str = "") -> Table:
-    """One row per line.
-
-    Args:
-        without: headings of the columns that are left out.
-    """
-    with_seeds = len({line.row.seed for line in lines}) > 1
-    columns = [
-        Column("pair", text=True, of="name.cell", optional=True, once=True),
-        Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
-        ARM[0].at("row"),
-        Column("asked", of="row.num_prompts"),
-        Column("correct %\n± Wald", of=_with_margin),
-        Column("Wilson\n95 %", of=_wilson).at("row"),
-        Column("parsed", of="row.num_parsed", optional=True),
-        Column("difference", _difference, "row.difference", optional=True, reference=0),
-        Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
-        Column("ms per\nanswer", number(), "row.ms_per_answer"),
-        ACCEPTED.at("row"),
-        Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
-    ]
-    if with_seeds:
-        columns.insert(3, Column("seed", of="row.seed", identifies_row=True))
-    notes = []
-    if any(line.row.accuracy in (0, 1) for line in lines):
-        notes.append(_NO_WIDTH)
-    if any(line.row.published_accuracy is not None for line in lines):
-        notes.append(MULTIPLICATION_NOTE)
-    return Table.of(
-        "accuracy",
-        title,
-        lines,
-        [column for column in columns if column.heading not in without],
-        strong=lambda line: with_seeds and line.row.seed == "all",
-        faint=lambda line: line.row.status != "ok",
-        about=about,
-        notes=tuple(notes),
-    )
 
 
 def _percent(share: float) -> str:

@@ -49,7 +49,7 @@ def headings(table: Table) -> list[str]:
 def test_one_seed_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(rows("0"), capsys)
     box = [line for line in shown.splitlines() if line and line[0] in "╭│├╰"]
-    assert len(box) == 7, "two lines of headings, two arms, three rules"
+    assert len(box) == 8, "two lines of headings, two arms, an interval, three rules"
     for cell in ("42.5 ± 3.1", "39.5 to 45.6", "990", "12.35", "61.0%"):
         assert cell in shown
     head = "13B + 7B · a GPU · multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16"
