@@ -113,8 +113,9 @@ def _doubts(row: EvalRow) -> list[str]:
 
 
 def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[Step]:
-    row = merged_rows(rows)[-1]
-    if row.difference is None or row.status != "ok":
+    row = next(reversed(merged_rows(rows)), None)
+    # A file may have rows of single seeds alone.
+    if row is None or row.difference is None or row.status != "ok":
         return
     if _differs(row):
         pair = f"model={row.model} draft={row.draft}"
