@@ -30,10 +30,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     itself = ("model=tiny_draft", "draft=tiny_draft")
     runs = (
-        (("latency", "decoding.num_draft_tokens=2", *quick), 0),
-        (("latency", "decoding.num_draft_tokens=4", *quick), 0),
+        (("latency", *itself, "decoding.num_draft_tokens=2", *quick), 0),
+        (("latency", *itself, "decoding.num_draft_tokens=4", *quick), 0),
         (("eval", *QUICKEST_PAIR, "num_prompts=8"), 0),
-        (("recovery", *itself, "num_prompts=1", "num_draws=1000", *short), 3),
+        (("recovery", *itself, "num_prompts=1", "num_draws=1000", "batch_size=500", *short), 3),
         (("compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"), 0),
         (("latency", "model=./nowhere", "draft=tiny_draft"), 2),
     )

@@ -88,7 +88,14 @@ def test_two_gpus_give_the_tokens_of_one_and_split_models_are_captured(tmp_path:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run_with_a_failed_row(tmp_path: Path) -> None:
-    long = [*SHORT, "placement=tensor_parallel", "num_prompts=40", "decoding.max_new_tokens=40"]
+    long = [
+        *SHORT,
+        "model=tiny_draft",
+        "draft=lookup",
+        "placement=tensor_parallel",
+        "num_prompts=100",
+        "decoding.max_new_tokens=40",
+    ]
     # Written when the first prompt has been answered.
     running = start(*long, cwd=tmp_path, until="**/latency_prompts.csv", command=TORCHRUN, **NO_GPU)
     everybody = psutil.Process(running.pid).children(recursive=True)
