@@ -103,7 +103,9 @@ def races(regular: Floats, speculative: Floats, num_races: int) -> None:
                         if share < SHARES and len(running) > 1:
                             upto = slice(asked.stop)
                             left = eliminated(
-                                of_regular[running, upto], of_speculative[running, upto]
+                                of_regular[running, upto],
+                                of_speculative[running, upto],
+                                len(speeds),
                             )
                             running = [job for at, job in enumerate(running) if at not in left]
                     kept += int(np.argmax(speeds)) in running

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from harness.commands.latency.rows import PROMPTS_FILE
+import psutil
+
+from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
 from harness.config.errors import (
     HarnessError,
     RunError,
@@ -21,14 +23,13 @@ from harness.config.errors import (
     UnreachableError,
     VerdictError,
 )
-from harness.config.run import RunSettings
+from harness.config.machine import gpu_names
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
 from harness.records.registry import COMMANDS
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
-from harness.results.schema import LEFT_OUT, NO_VERDICT, RunRow
-from harness.sweep import repeats
+from harness.results.schema import RunRow
 from harness.sweep.gpus import lease
 from harness.sweep.manifest import Manifest, SweepFile
 from harness.sweep.ranks import num_ranks
@@ -40,59 +41,86 @@ from harness.tables.table import Document
 _IDLE_S = 5.0
 
 
-@dataclass
-class _Crew:
-    """The worker of this process, if it has one.
+class Crew:
+    """The workers of this process's sweep: one, and in a race one for each pair, as far as memory allows.
 
     Attributes:
-        held: all settings that decide which pair the worker loads and on how many GPUs, as text.
-            The number of a repeat is among them, so that each repeat has a new process.
-        idle: ends the worker when no job comes for a while; None for a worker without leased GPUs.
-        failures: errors of pairs that failed to load, by pair, number of GPUs and limit of time.
+        workers: by the text of all settings that decide which pair a worker loads and on how many GPUs. The number of
+            a repeat is among them, so that each repeat has a new process.
     """
 
-    worker: Worker | None = None
-    held: str = ""
-    idle: threading.Timer | None = None
-    failures: dict[str, HarnessError] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        # Ends a worker with leased GPUs when no job comes for a while.
+        self._idle: threading.Timer | None = None
+        # Errors of pairs that failed to load, by pair and limit of time: with more time one may load.
+        self._failures: dict[tuple[str, float | None], HarnessError] = {}
 
-    def worker_for(self, settings: RunSettings) -> Worker:
-        """The worker that holds the pair of these settings, or a new one."""
-        # The job that follows keeps it busy.
+    def run(self, job: Job) -> HarnessError | None:
+        """Run a job in the worker that has loaded its pair, or in a new one.
+
+        Returns:
+            The error that ended it early, or its bad answer.
+        """
+        settings = job.settings
+        pair = repr((pair_of(settings), settings.gpus_per_job))
+        earlier = self._failures.get((pair, settings.job_timeout_s))
+        if isinstance(earlier, SettingError):
+            return earlier
+        if earlier is not None:
+            return RunError(f"not tried, because the pair failed to load before: {earlier}")
+        # The job keeps its worker busy.
         self._stop_timer()
-        held = repr((pair_of(settings), settings.gpus_per_job))
-        if self.worker is None or self.held != held:
-            self._end_worker()
+        if pair not in self.workers:
+            if not (getattr(settings, "race", False) and _has_room()):
+                self._end_workers()
             gpus = lease(settings.gpus_per_job)
-            self.worker = Worker(num_ranks(settings, len(gpus)), gpus)
-            self.held = held
-        return self.worker
+            self.workers[pair] = Worker(num_ranks(settings, len(gpus)), gpus)
+        worker = self.workers[pair]
+        error = worker.run(job, settings.job_timeout_s)
+        if error is not None and worker.loading and not isinstance(error, UnreachableError):
+            self._failures[pair, settings.job_timeout_s] = error
+        is_answer = error is None or isinstance(error, VerdictError)
+        if worker.has_ended or not is_answer:
+            # A failure may have left something behind. A process also ends by itself after a good job,
+            # where the capture of a CUDA graph failed in it.
+            self.dismiss()
+        elif settings.gpus_per_job is not None:
+            self._idle = threading.Timer(_IDLE_S, self._end_workers)
+            self._idle.daemon = True
+            self._idle.start()
+        return error
 
     def dismiss(self) -> None:
-        """End the worker, and free its GPUs."""
+        """End the workers, and free their GPUs."""
         self._stop_timer()
-        self._end_worker()
-
-    def dismiss_when_idle(self) -> None:
-        """End the worker if no job comes soon."""
-        self.idle = threading.Timer(_IDLE_S, self._end_worker)
-        self.idle.daemon = True
-        self.idle.start()
+        self._end_workers()
 
     def _stop_timer(self) -> None:
         """Stop the timer; if it is ending the worker already, wait until it has."""
-        if self.idle is not None:
-            self.idle.cancel()
-            self.idle.join()
-        self.idle = None
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle.join()
+        self._idle = None
 
-    def _end_worker(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
-        self.worker = None
+    def _end_workers(self) -> None:
+        while self.workers:
+            _, worker = self.workers.popitem()
+            worker.close()
 
 
-_crew = _Crew()
+def _has_room() -> bool:
+    """Whether main memory has room for two more workers as large as the largest.
+
+    On GPUs no second one is kept: where a model is placed depends on the memory that others leave free there.
+    """
+    if gpu_names():
+        return False
+    sizes = [process.memory_info().rss for process in psutil.Process().children()]
+    return bool(psutil.virtual_memory().available > 2 * max(sizes, default=0))
+
+
+_crew = Crew()
 
 
 def run_job(job: Job) -> Sequence[RunRow]:
@@ -101,17 +129,13 @@ def run_job(job: Job) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
-    assert job.sweep is not None
-    rows: Sequence[RunRow]
-    # `map` has a share too, of the cells that it measures.
-    share = getattr(job.settings, "share", None) if hasattr(job.settings, "race") else None
-    if share is not None:
-        # Statistics take a second to load, which only a race waits for.
-        from harness.sweep import race
+    rows: Sequence[RunRow] = []
+    if getattr(job.settings, "race", False):
+        # Statistics take a second to load, which only such a sweep waits for.
+        from harness.sweep.rounds import rows_left_out
 
-        reason = race.reason_to_leave(share, job.sweep, job.number)
-        if reason is not None:
-            rows = [race.row_left_out(job, reason)]
+        rows = rows_left_out(job)
+        if rows:
             _record(job, rows)
             return rows
     rows = _measured_before(job)
@@ -120,8 +144,28 @@ def run_job(job: Job) -> Sequence[RunRow]:
         _record(job, rows, "measured before")
         return rows
     started = time.monotonic()
-    # A command that measures nothing, such as `plan`, loads nothing that could end the process.
-    rows = _measure(job) if COMMANDS[job.command].measures else _run_quietly(job)
+    error: HarnessError | None = None
+    try:
+        if COMMANDS[job.command].measures:
+            error = _crew.run(job)
+        else:
+            # Such as `plan`, which loads nothing that could end this process.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                try:
+                    job.run()
+                except HarnessError as known:
+                    error = known
+        rows = job.ensure_rows(error or RunError("its process wrote no row"))
+    except KeyboardInterrupt:
+        rows = job.rows()
+        if rows:
+            _record(job, rows, _duration(time.monotonic() - started))
+        raise
+    # An error after complete rows were written: the run's own file has them, and the sweep's no measurement. The bad
+    # answer of a run that succeeded is no failure.
+    has_failed = error is not None and not isinstance(error, VerdictError)
+    if has_failed and all(row.status == "ok" for row in rows):
+        rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
     _record(job, rows, _duration(time.monotonic() - started))
     return rows
 
@@ -143,9 +187,9 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     if not rows or rows[0].directory is None:
         return rows
     directory = Path(rows[0].directory)
-    has_prompts = (directory / PROMPTS_FILE).is_file()
-    if COMMANDS[job.command].repeats and settings.repeats > 1 and not has_prompts:
-        # The interval over several runs needs the times of their prompts.
+    is_part = getattr(settings, "race", False) or getattr(settings, "repeats", 1) > 1
+    if is_part and not (directory / PROMPTS_FILE).is_file():
+        # The interval over several runs or shares needs the times of their prompts.
         return []
     original = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
     figures = [column for column in kind.columns().items() if column[1].kind == "figure"]
@@ -184,20 +228,24 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     Args:
         is_refused: whether jobs have no rows because of a wrong setting.
     """
+    global _crew
     _crew.dismiss()
-    _crew.failures.clear()
+    _crew = Crew()
     manifest = Manifest.read(directory)
     if not manifest.num_jobs:
         return [], 2
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
-    pooled = repeats.pool(directory, rows)
+    pooled: list[list[LatencyRow]] = []
     raced: Document = []
-    if manifest.racers and rows:
-        from harness.sweep import race
+    if manifest.num_rounds > 1 and rows:
+        from harness.sweep import rounds
 
-        rows_of_race, raced = race.finish(directory)
-        pooled = [[row] for row in rows_of_race]
+        if manifest.racers:
+            rows_of_race, raced = rounds.finish_race(directory)
+            pooled = [[row] for row in rows_of_race]
+        else:
+            pooled = rounds.pool(directory, rows)
     print_sweep(
         command,
         rows,
@@ -215,85 +263,37 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     return [*rows, *pooled_rows], exit_code(command, rows) or (2 if missing else 0)
 
 
-def _run_quietly(job: Job) -> Sequence[RunRow]:
-    """Run the job in this process, without its output."""
-    discarded = io.StringIO()
-    error: HarnessError | None = None
-    with redirect_stdout(discarded), redirect_stderr(discarded):
-        try:
-            job.run()
-        except HarnessError as known:
-            error = known
-    rows = job.rows() if error is None else job.ensure_rows(error)
-    return _with_error(rows, error)
-
-
-def _with_error(rows: Sequence[RunRow], error: HarnessError | None) -> Sequence[RunRow]:
-    """Mark complete rows as failed if the run raised an error after it had written them.
-
-    So the sweep's file does not hold them as a measurement, although the file of the run does. A
-    VerdictError is no failure: it is the result of a complete measurement.
-    """
-    is_complete = all(row.status == "ok" for row in rows)
-    if error is None or isinstance(error, VerdictError) or not is_complete:
-        return rows
-    return [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
-
-
-def _measure(job: Job) -> Sequence[RunRow]:
-    """Run the job in the worker that has loaded its pair."""
-    settings = job.settings
-    # With more GPUs or more time it may load.
-    attempt = repr((pair_of(settings), settings.gpus_per_job, settings.job_timeout_s))
-    earlier = _crew.failures.get(attempt)
-    if isinstance(earlier, SettingError):
-        return job.ensure_rows(earlier)
-    if earlier is not None:
-        reason = f"not tried, because the pair failed to load before: {earlier}"
-        return job.ensure_rows(RunError(reason))
-    worker = _crew.worker_for(settings)
-    started = time.monotonic()
-    try:
-        error = worker.run(job, settings.job_timeout_s)
-    except KeyboardInterrupt:
-        _crew.dismiss()
-        rows = job.rows()
-        if rows:
-            _record(job, rows, _duration(time.monotonic() - started))
-        raise
-    rows = job.ensure_rows(error or RunError("its process wrote no row"))
-    rows = _with_error(rows, error)
-    failed = any(row.status not in ("ok", NO_VERDICT, LEFT_OUT) for row in rows)
-    if error is not None and worker.loading and not isinstance(error, UnreachableError):
-        _crew.failures[attempt] = error
-    if failed or worker.has_ended:
-        # A failure may have left something behind. A process also ends by itself after a good job,
-        # where the capture of a CUDA graph failed in it.
-        _crew.dismiss()
-    elif settings.gpus_per_job is not None:
-        _crew.dismiss_when_idle()
-    return rows
-
-
 def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     """Put a job's rows into the sweep's file, and print a line about it.
 
-    The line is such as `[3/12] draft=lookup: 1.31× (8.2 s; 9 left, about 75.0 s)`.
+    The line is such as `[3/12] draft=lookup: 1.31× (0:00:08; 9 left, about 0:01:15)`.
 
     Args:
         note: how long the job took, or that it was measured before.
     """
     assert job.sweep is not None
-    file = SweepFile(job.sweep, row_kind(job.command))
-    rows_of_sweep = file.put(job.number, rows)
+    rows_of_sweep = SweepFile(job.sweep, row_kind(job.command)).put(job.number, rows)
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
+    num_left = manifest.num_jobs - num_ended
+    notes = [note] if note else []
+    if num_left > 0:
+        began = datetime.fromtimestamp(manifest.started).astimezone()
+        # Others were taken over from earlier sweeps.
+        measured = {
+            row.job
+            for row in rows_of_sweep
+            if row.timestamp and datetime.fromisoformat(row.timestamp) >= began
+        }
+        notes.append(f"{num_left} left")
+        if measured:
+            seconds_per_job = (time.time() - manifest.started) / len(measured)
+            notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
     label = " ".join(manifest.differing(job.overrides))
     label = label.replace("decoding.num_draft_tokens=", "K=")
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
-    notes = "; ".join(filter(None, [note, _remaining(manifest, rows_of_sweep)]))
     if notes:
-        words += f" ({notes})"
+        words += f" ({'; '.join(notes)})"
     # The line about progress may still be on the terminal.
     show("")
     # One write, so that lines of jobs side by side do not mix.
@@ -301,21 +301,6 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     sys.stderr.flush()
 
 
-def _remaining(manifest: Manifest, rows_of_sweep: Sequence[RunRow]) -> str:
-    """`9 left, about 75.0 s`, or nothing. The time is known once a job has been measured."""
-    num_left = manifest.num_jobs - len({row.job for row in rows_of_sweep})
-    if num_left <= 0:
-        return ""
-    num_measured = len({row.job for row in rows_of_sweep if manifest.has_measured(row)})
-    if not num_measured:
-        return f"{num_left} left"
-    seconds_per_job = (time.time() - manifest.started) / num_measured
-    return f"{num_left} left, about {_duration(num_left * seconds_per_job)}"
-
-
 def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    """Hours, minutes and seconds: `0:01:15`."""
+    return str(timedelta(seconds=round(seconds)))

@@ -6,25 +6,27 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from harness.config.errors import RunError
+from harness.config.settings import require
 from harness.menu.names import method_name
 from harness.records.registry import COMMANDS, row_kinds
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
+from harness.results.statistics.stopping import SHARES
 
 _FILE = "sweep.json"
 
@@ -64,12 +66,6 @@ class Manifest:
         keys = [override.lstrip("+").partition("=")[0] for override in overrides]
         pairs = zip(keys, overrides, strict=True)
         return [override for key, override in pairs if key in self.varying]
-
-    def has_measured(self, row: RunRow) -> bool:
-        """Whether a row was measured in this sweep, not taken over from an earlier one."""
-        if row.timestamp is None:
-            return False
-        return datetime.fromisoformat(row.timestamp).timestamp() >= self.started
 
 
 class SweepFile:
@@ -149,7 +145,8 @@ def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
 
 
 class SweepCallback(Callback):
-    """Writes the manifest, in the process that the user started, before the first job.
+    """Writes the manifest before the first job, in the process that the user started, and sees to it that every job
+    runs once before any runs again, so that drift of the machine meets all jobs alike.
 
     Attributes:
         directory: where the sweep that this process started writes; None before.
@@ -167,22 +164,34 @@ class SweepCallback(Callback):
             if is_taken or collects_in(directory, kind, results_file):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
-        sweeps = _swept_overrides(config)
+        choices = _choices(config)
+        is_race = bool(OmegaConf.select(config, "race"))
+        rounds = "share" if is_race else "repeat"
+        if rounds in choices:
+            # The first setting varies slowest. An experiment's own list would come before what is typed.
+            choices = {rounds: choices.pop(rounds), **choices}
+            params = config.hydra.sweeper.get("params") or {}
+            with read_write(config.hydra):
+                config.hydra.sweeper.params = {rounds: ",".join(choices[rounds]), **params}
         # `pair=7B+lookup` sets both models.
-        of_pairs = [pair.partition("+")[2] for pair in _choices(sweeps, "pair")]
-        drafts = [*_choices(sweeps, "draft"), *of_pairs]
+        of_pairs = [pair.partition("+")[2] for pair in choices.get("pair", ())]
+        drafts = [*choices.get("draft", ()), *of_pairs]
+        racers: list[str] = []
+        if is_race:
+            own = [
+                [f"{key}={value}" for value in choices[key]] for key in choices if key != "share"
+            ]
+            racers = [" ".join(settings) for settings in itertools.product(*own)]
         # An optimiser has a number of jobs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
-        if not num_jobs:
-            num_jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
         manifest = Manifest(
-            num_jobs=num_jobs,
+            num_jobs=num_jobs or math.prod(map(len, choices.values())),
             started=time.time(),
-            varying=[sweep.key_or_group for sweep in sweeps],
+            varying=list(choices),
             methods=sorted(set(map(method_name, drafts))),
-            engines=sorted(set(_choices(sweeps, "engine"))),
-            num_rounds=len(_choices(sweeps, "repeat")) or 1,
-            racers=_racers(sweeps),
+            engines=sorted(set(choices.get("engine", ()))),
+            num_rounds=len(choices.get(rounds, ())) or 1,
+            racers=racers,
             results_file=results_file,
             details=bool(OmegaConf.select(config, "results.details")),
         )
@@ -194,8 +203,7 @@ class SweepCallback(Callback):
             # Hydra would turn it into a warning; it fails itself at the same place.
             return
         SweepCallback.directory = directory
-        jobs = "job" if num_jobs == 1 else "jobs"
-        print(f"{num_jobs} {jobs} in {directory}", file=sys.stderr)
+        print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
 
 
 def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) -> bool:
@@ -206,36 +214,45 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
     return file.resolve() == Path(collecting_file).resolve()
 
 
-def _swept_overrides(config: DictConfig) -> list[Override]:
-    """The settings with several values, typed or chosen by an optimiser."""
+def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
+    """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, `["share=1,2,3,4"]` for
+    race=true, [] for a single round.
+
+    Raises:
+        SettingError: repeats or a race together with a search, a race with repeats, or a race without -m.
+    """
+    is_search = any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings)
+    is_race = any(re.fullmatch(r"\+*race=true", setting, re.IGNORECASE) for setting in settings)
+    matches = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
+    *_, repeats = [1, *(int(match[1]) for match in matches if match)]
+    # A larger number is not made into a sweep: the settings refuse it.
+    is_repeated = 1 < repeats <= 1000
+    if not COMMANDS[command].repeats or not (is_repeated or is_race):
+        return []
+    if is_race:
+        rule = "cannot be combined with a search or with repeats"
+        require(not is_search and not is_repeated, "race", rule, True)
+        require(is_sweep, "race", "needs -m and several jobs: harness latency -m K=2,4,8", True)
+    rule = "cannot be combined with a search, which chooses its own runs"
+    require(not is_search, "repeats", rule, repeats)
+    setting, number = ("share", SHARES) if is_race else ("repeat", repeats)
+    return [f"{setting}={','.join(map(str, range(1, number + 1)))}"]
+
+
+def _choices(config: DictConfig) -> dict[str, list[str]]:
+    """The values of every setting that has several, as typed; [] where an optimiser has a range of numbers."""
     # An optimiser has its choices in the configuration. Hydra ignores them for a typed setting.
-    choices = config.hydra.sweeper.get("params") or {}
-    texts = [f"{key}={value}" for key, value in choices.items()]
+    params = config.hydra.sweeper.get("params") or {}
+    texts = [f"{key}={value}" for key, value in params.items()]
     texts += config.hydra.overrides.task
     # The parser needs the configurations, because `glob(...)` is over them.
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     # Of several overrides of one setting the last counts.
-    overrides: dict[str, Override] = {}
-    for override in parser.parse_overrides(texts):
-        overrides[override.get_key_element()] = override
-    return [override for override in overrides.values() if override.is_sweep_override()]
-
-
-def _racers(sweeps: list[Override]) -> list[str]:
-    """The settings in which each job of a race differs, in the order of the job numbers of a share."""
-    if not _choices(sweeps, "share"):
-        return []
-    varying = [
-        [f"{sweep.get_key_element()}={value}" for value in sweep.sweep_string_iterator()]
-        for sweep in sweeps
-        if sweep.key_or_group != "share"
-    ]
-    return [" ".join(settings) for settings in itertools.product(*varying)]
-
-
-def _choices(sweeps: list[Override], setting: str) -> list[str]:
-    """The values that a setting has in the jobs, as text; [] where all jobs have the same."""
-    for sweep in sweeps:
-        if sweep.key_or_group == setting:
-            return list(map(str, sweep.sweep_iterator()))
-    return []
+    overrides = {override.key_or_group: override for override in parser.parse_overrides(texts)}
+    choices: dict[str, list[str]] = {}
+    for setting, override in overrides.items():
+        if override.is_interval_sweep():
+            choices[setting] = []
+        elif override.is_sweep_override():
+            choices[setting] = list(override.sweep_string_iterator())
+    return choices

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import psutil
 
@@ -95,7 +95,8 @@ class Job:
         if engine_of(self.settings).computes_here:
             # Now, with torch and transformers: an exception within their imports may abort the process.
             signals.load("harness.engines.local.engine")
-        rows: Sequence[RunRow] = _runner().run_command(
+        runner = signals.load("harness.commands.run", must_go_on=True)
+        rows: Sequence[RunRow] = runner.run_command(
             self.command,
             self.settings,
             directory or self.directory,
@@ -118,10 +119,12 @@ class Job:
         rows = self.rows()
         if rows:
             return rows
-        failed_rows: Sequence[RunRow] = _runner().record_failure(
+        runner = signals.load("harness.commands.run", must_go_on=True)
+        rows = runner.record_failure(
             self.command, self.settings, self.directory, error, run_id=self.run_id
         )
-        return failed_rows
+        assert isinstance(rows, Sequence)
+        return rows
 
 
 def row_kind(command: str) -> type[RunRow]:
@@ -170,10 +173,17 @@ class Worker:
         }
         if gpus:
             common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        self._meeting = _MeetingPoint(num_ranks)
-        for meeting in self._meeting.environments:
+        ranks: list[dict[str, str]] = [{}]
+        self._meeting: tempfile.TemporaryDirectory[str] | None = None
+        if num_ranks > 1:
+            # Ranks find each other at a file: a port that is free now may be taken before rank 0 opens it.
+            self._meeting = tempfile.TemporaryDirectory(prefix="harness-ranks-")
+            common[MEETING_FILE] = f"{self._meeting.name}/meeting"
+            common["WORLD_SIZE"] = str(num_ranks)
+            ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+        for rank in ranks:
             ours, theirs = Pipe()
-            process = start_process(theirs, common | meeting, list(gpus.values()))
+            process = start_process(theirs, common | rank, list(gpus.values()))
             # With the only other copy in the process, its death ends the connection.
             theirs.close()
             self._connections.append(ours)
@@ -203,7 +213,8 @@ class Worker:
             process.kill()
         for process in self._processes:
             process.wait()
-        self._meeting.close()
+        if self._meeting is not None:
+            self._meeting.cleanup()
 
     def _watch(self, timeout_s: float | None) -> HarnessError | None:
         """Wait for each rank's answer, and return the first error, from which the others follow."""
@@ -218,7 +229,13 @@ class Worker:
                 self.has_ended = True
                 self._end(error)
                 return error
-            for connection, message in self._messages(unanswered, min(seconds_left, 3600)):
+            messages: list[tuple[Connection, bool | _Answer]] = []
+            for connection in wait(unanswered, min(seconds_left, 3600)):
+                assert isinstance(connection, Connection)
+                messages.append((connection, self._receive(connection)))
+            # Deaths first: they explain the errors of other ranks.
+            messages.sort(key=lambda pair: isinstance(pair[1], bool) or not pair[1].died)
+            for connection, message in messages:
                 if isinstance(message, bool):
                     self.loading = message
                     continue
@@ -229,29 +246,6 @@ class Worker:
                     deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
         return error
 
-    def _messages(
-        self, connections: Sequence[Connection], timeout_s: float
-    ) -> list[tuple[Connection, bool | _Answer]]:
-        """Wait for messages. The deaths come first: they explain the errors of other ranks."""
-        deaths: list[tuple[Connection, bool | _Answer]] = []
-        others: list[tuple[Connection, bool | _Answer]] = []
-        for connection in wait(connections, timeout_s):
-            assert isinstance(connection, Connection)
-            message = self._receive(connection)
-            is_death = isinstance(message, _Answer) and message.died
-            group = deaths if is_death else others
-            group.append((connection, message))
-        return deaths + others
-
-    def _receive(self, connection: Connection) -> bool | _Answer:
-        """A message of a rank; the cause of its death if it is dead."""
-        try:
-            message: bool | _Answer = connection.recv()
-        except (EOFError, OSError):
-            rank = self._connections.index(connection)
-            return _Answer(RunError(self._cause_of_death(rank)), is_last=True, died=True)
-        return message
-
     def _end(self, error: BaseException) -> None:
         """Raise an error in rank 0, which then writes its rows, and end all ranks."""
         try:
@@ -261,20 +255,27 @@ class Worker:
         finally:
             self.close()
 
-    def _cause_of_death(self, rank: int) -> str:
-        process = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
+    def _receive(self, connection: Connection) -> bool | _Answer:
+        """A message of a rank; the cause of its death if it is dead."""
+        try:
+            message: bool | _Answer = connection.recv()
+            return message
+        except (EOFError, OSError):
+            rank = self._connections.index(connection)
+        cause = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
         try:
             code = self._processes[rank].wait(_RANKS_GRACE_S)
         except subprocess.TimeoutExpired:
-            return f"{process} closed its connection and went on"
-        if code >= 0:
-            return f"{process} ended with exit code {code}"
-        killer = signal.Signals(-code)
-        cause = f"{process} was killed by {killer.name}"
-        if killer == signal.SIGKILL:
-            free = psutil.virtual_memory().available / 1e9
-            cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
-        return cause
+            cause += " closed its connection and went on"
+        else:
+            if code >= 0:
+                cause += f" ended with exit code {code}"
+            else:
+                cause += f" was killed by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                free = psutil.virtual_memory().available / 1e9
+                cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
+        return _Answer(RunError(cause), is_last=True, died=True)
 
 
 def start_process(
@@ -383,32 +384,3 @@ def _run(job: Job, keeper: object, rank: int, terminal: IO[str] | None) -> Harne
         shutil.rmtree(directory)
         return error
     return RunError(f"rank {rank}: {error}")
-
-
-def _runner() -> Any:
-    """The module that runs experiments, which imports torch."""
-    return signals.load("harness.commands.run", must_go_on=True)
-
-
-class _MeetingPoint:
-    """A file at which ranks find each other. A port that is free now may be taken before rank 0
-    opens it.
-
-    Attributes:
-        environments: variables of each rank, with torchrun's names where it has them.
-    """
-
-    def __init__(self, num_ranks: int) -> None:
-        self.environments: list[dict[str, str]] = [{}]
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
-        if num_ranks == 1:
-            return
-        self._directory = tempfile.TemporaryDirectory(prefix="harness-ranks-")
-        shared = {"WORLD_SIZE": str(num_ranks), MEETING_FILE: f"{self._directory.name}/meeting"}
-        numbers = map(str, range(num_ranks))
-        self.environments = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in numbers]
-
-    def close(self) -> None:
-        """Remove the file."""
-        if self._directory is not None:
-            self._directory.cleanup()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError
-from harness.results.schema import RunRow
+from harness.drafting.methods.model import ModelDraftSettings
+from harness.engines.registry import pair_of
 from harness.sweep import jobs
-from report_files import latency_run
 from some_settings import settings_of
 
 
@@ -21,9 +22,6 @@ class SomeJob:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings_of(LatencySettings, **settings)
-
-    def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
-        return latency_run(status="failed", error=str(error))
 
 
 class SlowLoader:
@@ -43,37 +41,57 @@ class SlowLoader:
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> jobs._Crew:
-    crew = jobs._Crew()
-    monkeypatch.setattr(jobs, "_crew", crew)
+def crew(monkeypatch: pytest.MonkeyPatch) -> jobs.Crew:
     monkeypatch.setattr(jobs, "Worker", SlowLoader)
     monkeypatch.setattr(jobs, "lease", lambda number: dict.fromkeys("012"[: number or 0], 0))
-    return crew
+    return jobs.Crew()
 
 
-def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs._Crew) -> None:
-    one, two = (settings_of(LatencySettings, gpus_per_job=number) for number in (1, 2))
-    first: Any = crew.worker_for(one)
-    assert crew.worker_for(one) is first
+def worker_of(crew: jobs.Crew, **settings: Any) -> Any:
+    """The worker that has run such a job."""
+    job: Any = SomeJob(**settings)
+    crew.run(job)
+    return crew.workers[repr((pair_of(job.settings), job.settings.gpus_per_job))]
+
+
+def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs.Crew) -> None:
+    first = worker_of(crew, gpus_per_job=1)
+    assert worker_of(crew, gpus_per_job=1) is first
     assert first.gpus == ["0"]
-    second: Any = crew.worker_for(two)
-    assert second.gpus == ["0", "1"]
+    assert worker_of(crew, gpus_per_job=2).gpus == ["0", "1"]
+    assert len(crew.workers) == 1
+    crew.dismiss()
 
 
-def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs._Crew) -> None:
+def test_in_a_race_pairs_stay_loaded_while_memory_has_room(
+    crew: jobs.Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = ModelDraftSettings(name="other", repository="an/other")
+    monkeypatch.setattr(jobs, "gpu_names", list)
+    racing = {"race": True, "share": 1}
+    first = worker_of(crew, **racing)
+    second = worker_of(crew, **racing, draft=draft)
+    assert second is not first
+    assert worker_of(crew, **racing) is first
+    monkeypatch.setattr(jobs, "gpu_names", lambda: ["a GPU"])
+    third = worker_of(crew, **racing, draft=dataclasses.replace(draft, name="third"))
+    assert list(crew.workers.values()) == [third]
+
+
+def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.Crew) -> None:
     errors = []
     for timeout_s in (10.0, 10.0, 600.0):
         job: Any = SomeJob(job_timeout_s=timeout_s)
-        errors.append(jobs._measure(job)[0].error)
-    assert errors == [
+        errors.append(crew.run(job))
+    assert list(map(str, errors)) == [
         "no end after 10.0 s",
         "not tried, because the pair failed to load before: no end after 10.0 s",
-        "its process wrote no row",
+        "None",
     ]
 
 
 def test_a_worker_that_ends_while_idle_is_not_ended_twice(
-    crew: jobs._Crew, monkeypatch: pytest.MonkeyPatch
+    crew: jobs.Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweep ends while the timer is ending the worker."""
     is_closing = threading.Event()
@@ -90,9 +108,9 @@ def test_a_worker_that_ends_while_idle_is_not_ended_twice(
 
     monkeypatch.setattr(SlowLoader, "close", close)
     monkeypatch.setattr(jobs, "_IDLE_S", 0.0)
-    crew.worker_for(settings_of(LatencySettings, gpus_per_job=1))
-    crew.dismiss_when_idle()
-    timer: Any = crew.idle
+    job: Any = SomeJob(gpus_per_job=1)
+    crew.run(job)
+    timer: Any = crew._idle
     join = timer.join
 
     def join_when_closed() -> None:

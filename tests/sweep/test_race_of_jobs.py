@@ -39,7 +39,7 @@ def test_a_slower_job_leaves_and_an_interrupted_race_goes_on(harness: Harness) -
     assert left["error"].str.contains("slower than the best beyond chance").all()
     whole = rows[rows["share"] == "all"]
     assert sorted(whole["num_prompts"])[1] == 40
-    assert sorted(whole["num_prompts"])[0] in (8, 16, 32)
+    assert sorted(whole["num_prompts"])[0] in (8, 14, 23)
     assert whole["speedup_covers"].str.endswith("prompts, after a selection").all()
     assert (whole["speedup_low"] < whole["speedup"]).all()
 

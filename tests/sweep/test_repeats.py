@@ -12,8 +12,8 @@ from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
-from harness.sweep.manifest import Manifest
-from harness.sweep.repeats import pool, rounds
+from harness.sweep.manifest import Manifest, rounds
+from harness.sweep.rounds import pool
 from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from wording import mentions
@@ -58,7 +58,7 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 4
     for line, repeat, k in zip(lines, (1, 1, 2, 2), (2, 3, 2, 3), strict=True):
-        assert f"repeat={repeat} decoding.num_draft_tokens={k}" in line
+        assert f"repeat={repeat} K={k}" in line
     rows = results()
     rows = rows[rows["arm"] == "speculative"]
     pooled = rows[rows["repeat"] == "all"]

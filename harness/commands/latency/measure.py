@@ -34,7 +34,14 @@ from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
 from harness.records.experiment import Experiment
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks, share_of
+from harness.results.statistics.stopping import (
+    CONFIDENCE_OF_LOOKS,
+    FIRST_LOOK,
+    FIRST_LOOK_AT_BLOCKS,
+    is_precise,
+    looks,
+    share_of,
+)
 from harness.results.verdict import (
     judged,
     require_verdict,
@@ -125,8 +132,6 @@ class Latency(Experiment):
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
             require("regular" in self.run.arms, "precision", rule, settings.precision)
-            rule = "cannot be combined with blocks, whose number engine.blocks sets"
-            require(not engine.num_blocks, "precision", rule, settings.precision)
             self.run.confidence = CONFIDENCE_OF_LOOKS
             self.run.stopped_by = "prompts"
         self.warmup, self.questions = questions_to_ask(
@@ -207,6 +212,7 @@ class Latency(Experiment):
         budget_s = settings.budget_s or math.inf
         num_answered = 0
         units: set[int] = set()
+        first_look = FIRST_LOOK_AT_BLOCKS if engine.num_blocks else FIRST_LOOK
         answers: Answers = {}
         for generation in self._answers(session, timed, so_far):
             name = generation.arm
@@ -234,7 +240,8 @@ class Latency(Experiment):
             if time.monotonic() - started > budget_s:
                 self.run.stopped_by = "budget"
                 break
-            if len(units) in looks(len(units)):
+            is_whole = num_answered % engine.questions_per_block == 0
+            if is_whole and len(units) in looks(len(units), first_look):
                 times = paired_times(self.run, *self.run.arms.values())
                 speedup = times.speedup(*self.run.resampling, self.run.confidence)
                 if is_precise(speedup, settings.half_width):

@@ -74,9 +74,6 @@ class LatencySettings(PromptedSettings):
         is_share = half_width is not None and 0 < half_width < 1
         budget_s = self.budget_s
         is_time = budget_s is not None and budget_s > 0
-        # What `auto` means depends on free memory: `Latency.measure` refuses it where it means blocks.
-        has_blocks = getattr(self.engine, "blocks", 0) not in ("auto", 0)
-        has_blocks = has_blocks or len(getattr(self.engine, "places", ())) > 0
         for is_met, setting, rule in (
             (
                 not has_precision or is_share,
@@ -87,11 +84,6 @@ class LatencySettings(PromptedSettings):
                 not has_precision or has_draft,
                 "precision",
                 "is that of the speed-up, which needs a draft",
-            ),
-            (
-                not has_precision or not has_blocks,
-                "precision",
-                "cannot be combined with engine.blocks, which sets how much is asked",
             ),
             (self.budget is None or is_time, "budget", "must be a time, such as 10min, 90s or 2h"),
             (

@@ -31,6 +31,8 @@ IDLE = "idle"
 SERVERS = ("regular", IDLE, "speculative")
 # `engine.blocks=auto` where one arm after the other has the devices.
 BLOCKS = 4
+# The same at most, of a run that ends as soon as it is precise enough (`precision`).
+_MOST_BLOCKS = 24
 # Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
     "model": "engine.model",
@@ -84,7 +86,7 @@ class ServerSettings(EngineSettings):
         start_timeout_s: until a server that is started here must be ready.
         blocks: how often each server is started, in turns on the same devices, where both at once
             do not fit: a block is the unit of the interval. 0 starts both at once; `auto` is 0 where
-            memory holds both, else 4.
+            memory holds both, else 4; with `precision` at most that often, and `auto` at most 24 times.
         places: of servers that are started here, the variables of the environment that give each
             one its devices, `[{CUDA_VISIBLE_DEVICES: 0}, {CUDA_VISIBLE_DEVICES: 1}]`. They run side
             by side, and in each block every one is started in every place, so that a slower
@@ -313,7 +315,10 @@ class Server(EngineRecord):
             return ServerEngine(opening, served)
         num_blocks = 0
         if run.draft is not None:
-            num_blocks = settings.blocks if settings.blocks != "auto" else BLOCKS
+            is_precise = getattr(run, "precision", None) is not None
+            num_blocks = _MOST_BLOCKS if is_precise else BLOCKS
+            if settings.blocks != "auto":
+                num_blocks = settings.blocks
             if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
                 num_blocks = 0
         environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})

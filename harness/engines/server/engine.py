@@ -115,13 +115,15 @@ class ServerEngine(Engine):
             number = num_blocks * self.questions_per_block * len(servers)
             at_once = len(servers) if places else 1
             minutes = number / at_once * (self.setup_seconds or 0.0) / 60
+            # Such a run ends as soon as its interval is narrow enough.
+            up_to = " up to" if getattr(opening.settings, "precision", None) is not None else ""
             how = (
                 "in each place, all at once"
                 if places
                 else "one after the other on the same devices"
             )
             opening.say(
-                f"engine.blocks={num_blocks}: each server is started"
+                f"engine.blocks={num_blocks}: each server is started{up_to}"
                 f" {number // len(servers)} times, {how}; {number} starts take about {minutes:.1f} min"
             )
         if len(self.arms) == 1 and self.arms[0].drafts:

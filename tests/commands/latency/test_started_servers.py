@@ -194,11 +194,29 @@ def test_a_race_of_restarted_servers_is_over_blocks(harness: Harness) -> None:
     assert list(whole["speedup_covers"]) == ["8 blocks, after a selection"] * 2
 
 
-def test_precision_is_refused_where_blocks_set_how_much_is_asked(harness: Harness) -> None:
-    """Before any server is started."""
-    refused = harness.refused("latency", *started(), *QUICK, "engine.blocks=2", "precision=5%")
-    assert mentions(refused, "precision=5%", "engine.blocks")
-    assert not list(Path().glob("**/regular_server.log"))
+@pytest.mark.parametrize(
+    ("settings", "blocks", "stopped_by"),
+    [
+        (["engine.blocks=6", "precision=99%"], 4, "precision"),
+        (["engine.blocks=2", "precision=99%"], 2, "prompts"),
+        (["engine.blocks=3", "precision=99%", "budget=0.001s"], 1, "budget"),
+    ],
+)
+def test_a_run_over_blocks_ends_after_a_whole_block(
+    harness: Harness, settings: list[str], blocks: int, stopped_by: str
+) -> None:
+    outcome = harness("latency", *started(), *QUICK, *settings)
+    assert mentions(outcome.stderr, settings[0], "each server is started up to")
+    row = results().iloc[-1]
+    assert row["stopped_by"] == stopped_by
+    assert row["speedup_covers"].startswith(f"{blocks} block")
+
+
+def test_a_run_over_places_ends_when_every_server_was_in_every_place(harness: Harness) -> None:
+    settings = ["engine.places=[{PLACE: 1},{PLACE: 2}]", "engine.blocks=5", "precision=99%"]
+    harness("latency", *started(), *QUICK, *settings, "num_prompts=10")
+    row = results().iloc[-1]
+    assert (row["speedup_covers"], row["num_prompts"]) == ("4 blocks", 8)
 
 
 def test_one_block_has_no_interval(harness: Harness) -> None:

@@ -1,13 +1,15 @@
-"""`-m ... race=true`: jobs that are slower than the best beyond chance leave, and the others are asked more prompts.
+"""Sweeps of several rounds, in each of which every job runs once: `repeats=5` and `-m ... race=true`.
 
-Every job is asked the first share of the prompts before any is asked the second (`statistics.stopping.share_of`), all
-of them the same prompts. With `draft=lookup,suffix race=true` the jobs are
+With draft=lookup,suffix and repeats=2 the jobs are
 
-    job 0   share=1 draft=lookup
-    job 1   share=1 draft=suffix
-    job 2   share=2 draft=lookup      ... up to job 7
+    job 0   repeat=1 draft=lookup
+    job 1   repeat=1 draft=suffix
+    job 2   repeat=2 draft=lookup
+    job 3   repeat=2 draft=suffix
 
-A job that has left writes a row with that reason in place of each further share (`status=left_out`).
+so that jobs 0 and 2 are pooled at the end, and jobs 1 and 3. In a race the rounds are shares of the prompts
+(`statistics.stopping.share_of`), the same ones for every job. Jobs that are slower than the best beyond chance leave:
+in place of each further share they write a row with that reason (`status=left_out`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.commands.latency.figures.paired import PairedTimes
+from harness.commands.latency.pooling import pooled_rows
 from harness.commands.latency.prompt_times import BothArms, Unit, common_times, ms_of_both_arms
 from harness.commands.latency.rows import LatencyRow, read_prompts
 from harness.results.environment import new_run_id
@@ -27,9 +30,40 @@ from harness.results.statistics.multiplicity import ranking
 from harness.results.statistics.stopping import SHARES, eliminated
 from harness.sweep.manifest import Manifest, SweepFile, append_summaries
 from harness.sweep.worker import Job
-from harness.tables.table import Column, Document, Line, Table, in_brackets, interval, times
+from harness.tables.table import (
+    Column,
+    Document,
+    Line,
+    Table,
+    grouped,
+    in_brackets,
+    interval,
+    times,
+)
 
 _NUM_RESAMPLES = 10_000
+
+
+def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
+    """Pool the rows of each job over its rounds, and add the pooled rows to the sweep's file and to `results.file`.
+
+    Args:
+        rows: the rows of all jobs.
+
+    Returns:
+        The pooled rows, one list for each job of a round that succeeded at least twice.
+    """
+    manifest = Manifest.read(sweep)
+    jobs_per_round = manifest.num_jobs // manifest.num_rounds
+    latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
+    runs = grouped(latency_rows, lambda row: int(row.job or 0))
+    pooled = []
+    for numbers in grouped(runs, lambda number: number % jobs_per_round).values():
+        rows_of_job = pooled_rows([runs[number] for number in numbers])
+        if rows_of_job:
+            pooled.append(rows_of_job)
+    append_summaries(sweep, [row for rows_of_job in pooled for row in rows_of_job])
+    return pooled
 
 
 @dataclass
@@ -41,35 +75,14 @@ class Racer:
         times: milliseconds per token of the regular and of the speculative arm, by unit.
         last: the row of its last measured share; None before the first.
         num_prompts: that it was asked so far.
-        left_after: the number of prompts after which it left; None for a job that has not.
-        error: why it was not measured to the end; None where nothing went wrong.
+        left: why it is asked no more; None for a job that goes on.
     """
 
     name: str
     times: dict[Unit, BothArms] = field(default_factory=dict)
     last: LatencyRow | None = None
     num_prompts: int = 0
-    left_after: int | None = None
-    error: str | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.left_after is None and self.error is None
-
-    def take(self, rows: Sequence[LatencyRow]) -> None:
-        """Add the answers to a share, or the error if it was not measured.
-
-        Args:
-            rows: of the share's job.
-        """
-        speculative = [row for row in rows if row.arm == "speculative" and row.status == "ok"]
-        if not speculative:
-            self.error = next((row.error for row in rows if row.error), "it was not measured")
-            return
-        [self.last] = speculative
-        self.num_prompts += self.last.num_prompts or 0
-        # Shares have different prompts.
-        self.times |= ms_of_both_arms(read_prompts(self.last.directory, self.last.run))
+    left: str | None = None
 
     @property
     def speedup(self) -> Interval:
@@ -86,35 +99,48 @@ class Racer:
 def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
     """The jobs after some shares. Which of them have left follows from the files alone, in any process at any time."""
     rows = [row for row in SweepFile(sweep, LatencyRow).job_rows() if isinstance(row, LatencyRow)]
-    names = Manifest.read(sweep).racers
-    racers = [Racer(name) for name in names]
+    racers = [Racer(name) for name in Manifest.read(sweep).racers]
     for share in range(1, num_shares + 1):
         for number, racer in enumerate(racers):
+            if racer.left is not None:
+                continue
             job = str((share - 1) * len(racers) + number)
-            if racer.is_running:
-                racer.take([row for row in rows if row.job == job])
-        running = [racer for racer in racers if racer.is_running]
+            of_share = [row for row in rows if row.job == job]
+            errors = [row.error for row in of_share if row.error]
+            measured = [row for row in of_share if row.arm == "speculative" and row.status == "ok"]
+            if not measured:
+                racer.left = f"failed: {errors[0] if errors else 'it was not measured'}"
+                continue
+            [racer.last] = measured
+            racer.num_prompts += racer.last.num_prompts or 0
+            # Shares have different prompts.
+            racer.times |= ms_of_both_arms(read_prompts(racer.last.directory, racer.last.run))
+        running = [racer for racer in racers if racer.left is None]
         if share == SHARES or len(running) < 2:
             continue
         regular, speculative = common_times([racer.times for racer in running])
         if regular.size:
-            for index in eliminated(regular, speculative):
-                running[index].left_after = running[index].num_prompts
+            for index in eliminated(regular, speculative, len(racers)):
+                asked = counted(running[index].num_prompts, "prompt")
+                running[index].left = f"slower than the best beyond chance after {asked}"
     return racers
 
 
-def reason_to_leave(share: int, sweep: Path, number: int) -> str | None:
-    """Why job `number` is not measured in this share; None for one that is."""
-    racers = _standings(sweep, share - 1)
-    racer = racers[number % len(racers)]
-    if racer.error is not None:
-        return f"an earlier share of the race failed: {racer.error}"
-    if racer.left_after is None:
-        return None
-    return f"slower than the best beyond chance after {racer.left_after} prompts"
+def rows_left_out(job: Job) -> list[LatencyRow]:
+    """The row of a job that is not measured in its share, with the reason; [] for one that is."""
+    settings = LatencyRow.setting_columns(job.settings)
+    assert job.sweep is not None
+    racers = _standings(job.sweep, settings["share"] - 1)
+    reason = racers[job.number % len(racers)].left
+    if reason is None:
+        return []
+    directory = str(job.directory)
+    return [
+        LatencyRow(run=job.run_id, status=LEFT_OUT, error=reason, directory=directory, **settings)
+    ]
 
 
-def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
+def finish_race(sweep: Path) -> tuple[list[LatencyRow], Document]:
     """End a race: write a row for each job, over all prompts that it was asked.
 
     Returns:
@@ -133,25 +159,23 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
             rows.append(LatencyRow(**values))
     append_summaries(sweep, rows)
 
-    remaining = [racer for racer in racers if racer.is_running]
+    remaining = [racer for racer in racers if racer.left is None]
     if not remaining:
         return rows, [Line("Every job of the race failed.", "warning")]
     ranked = ranking(*common_times([racer.times for racer in remaining]))
-    first, *others = [remaining[one.index] for one in ranked if not one.worse]
-    figures = f"{times(first.speedup.estimate)}{in_brackets(first.speedup)}"
-    answer = f"{first.name} is the fastest: {figures} after {first.num_prompts} prompts."
-    if others:
-        names = ", ".join(racer.name for racer in [first, *others])
+    best, *ties = [remaining[one.index] for one in ranked if not one.worse]
+    figures = f"{times(best.speedup.estimate)}{in_brackets(best.speedup)}"
+    answer = f"{best.name} is the fastest: {figures} after {best.num_prompts} prompts."
+    if ties:
+        names = ", ".join(racer.name for racer in [best, *ties])
         answer = f"Cannot tell which is the fastest: {names}."
 
     def outcome(racer: Racer) -> str:
-        if racer.error is not None:
-            return f"failed: {racer.error}"
-        if racer.left_after is not None:
-            return f"left after {counted(racer.left_after, 'prompt')}"
-        if racer not in (first, *others):
+        if racer.left is not None:
+            return racer.left
+        if racer not in (best, *ties):
             return "slower than the best"
-        return "cannot be told apart" if others else "best"
+        return "cannot be told apart" if ties else "best"
 
     columns_of_table = [
         Column("job", of="name", text=True),
@@ -164,11 +188,3 @@ def finish(sweep: Path) -> tuple[list[LatencyRow], Document]:
     note = "Each interval is over all that its job was asked, after a selection."
     table = Table.of("race", "", racers, columns_of_table, notes=(note,))
     return rows, [Line(answer, "strong"), table]
-
-
-def row_left_out(job: Job, reason: str) -> RunRow:
-    """The row of a job that has left."""
-    settings = LatencyRow.setting_columns(job.settings)
-    return LatencyRow(
-        run=job.run_id, status=LEFT_OUT, error=reason, directory=str(job.directory), **settings
-    )
