@@ -14,7 +14,7 @@ from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session
-from harness.records.experiment import Experiment
+from harness.records.command import Experiment
 from harness.records.registry import COMMANDS
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file

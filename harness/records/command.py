@@ -1,4 +1,4 @@
-"""The record of a command: its settings, its experiment, its rows, and how they are shown.
+"""The record of a command, with its settings, its rows and how they are shown, and the interface of its measurement.
 
 A command is a subclass of `Command` in `commands/<name>/record.py`, in an installed package (entry point group
 `harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from harness.config.registry import Record
 from harness.config.run import RunSettings
@@ -34,7 +34,7 @@ class Command(Record):
         help_order: where it stands in the list of commands, the smallest first.
         settings: the dataclass of its settings; None for a command that takes paths, whose module has
             `main(arguments)`.
-        experiment: the class of its measurement (see `menu/experiment.py`), or the module whose
+        experiment: the class of its measurement (see `Experiment` below), or the module whose
             `EXPERIMENT` it is.
         row: the kind of row that a run writes; None for a command that measures nothing, whose module has
             `run(settings, loading)`.
@@ -93,7 +93,7 @@ class Command(Record):
         """The tables of a sweep's runs.
 
         Args:
-            runs: see `Run` in `report/runs.py`.
+            runs: see `Run` in `commands/read_runs.py`.
         """
         from harness.tables.figures import figures_table
 
@@ -120,9 +120,40 @@ class Command(Record):
         return {}
 
     def changes(self, sides: Any) -> Sequence[Any]:
-        """Each figure of a measurement before and after a change, for `regress`: `Compared` in `report/regression.py`.
+        """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
 
         Args:
-            sides: runs before and after, `Sides` in the same file.
+            sides: runs before and after, as `Sides`; both are in `commands/regress/comparisons.py`.
         """
         return []
+
+
+class Experiment(Protocol):
+    """A command's measurement, the class that its record names, without torch, so that a command can be one file.
+
+    Attributes:
+        settings: those given, with the command's own changes, checked early and without models.
+    """
+
+    settings: Any
+
+    def measure(self, session: Any) -> None:
+        """Measure, with the `Session` of `measuring/session.py`.
+
+        If anything ends this early, earlier measurements are kept.
+        """
+
+    def rows(self, session: Any) -> Sequence[RunRow]:
+        """The rows of all measurements so far; rows that say so where there are none."""
+
+    def document(self, rows: Sequence[Any]) -> Answer:
+        """The answer to print; none by default, or where nothing was measured."""
+        return []
+
+    def details(self, rows: Sequence[Any]) -> Document:
+        """The figures behind the answer: in `summary.txt`, and printed with `details=true`."""
+        return []
+
+    def judge(self, rows: Sequence[Any]) -> None:
+        """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
+        return

@@ -32,7 +32,7 @@ from harness.measuring.session import Session
 from harness.menu.conversion import setting_hints
 from harness.menu.typed import changed
 from harness.prompts.sets import Prompt, load_prompts
-from harness.records.experiment import Experiment
+from harness.records.command import Experiment
 from harness.results.acceptance import Rejection
 from harness.tables.table import visible
 from harness.tables.terminal import PLAIN_WIDTH, print_document

@@ -32,7 +32,7 @@ from harness.measuring.progress import say
 from harness.measuring.quietness import Quietness
 from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
-from harness.records.experiment import Experiment
+from harness.records.command import Experiment
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,

@@ -42,7 +42,7 @@ from harness.models.remedies import (
 )
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
-from harness.records.experiment import Experiment
+from harness.records.command import Experiment
 from harness.results.acceptance import predicted_speedup
 from harness.tables.table import Answer, Document
 

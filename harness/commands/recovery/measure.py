@@ -43,7 +43,7 @@ from harness.measuring.progress import progress, say
 from harness.measuring.references import References
 from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
-from harness.records.experiment import Experiment
+from harness.records.command import Experiment
 
 
 class Recovery(Experiment):
