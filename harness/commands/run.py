@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import logging
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.config.errors import HarnessError, SettingError
+from harness.config.machine import command_line
 from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
@@ -52,6 +55,8 @@ def run_command(
         check_appendable(settings.results.file)
     experiment: Experiment = COMMANDS[command].begin(settings)
     session = Session(experiment.settings, settings, directory, keeper, run_id)
+    log = logging.getLogger("harness")
+    log.info(command_line())
     is_mistake = False
     try:
         with session.watch():
@@ -60,6 +65,8 @@ def run_command(
         is_mistake = True
         raise
     finally:
+        if session.error is not None:
+            log.info("%s: %s", session.status, session.error)
         with finishing():
             try:
                 rows = experiment.rows(session)
@@ -84,7 +91,12 @@ def run_command(
             try:
                 print_document(summary if settings.results.details else answer)
             finally:
-                say(str(written))
+                # Two paths, a line each where one has no room for both.
+                where = textwrap.TextWrapper(
+                    80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+                )
+                say(where.fill(str(written)))
+                )
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written

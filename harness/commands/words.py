@@ -246,7 +246,7 @@ def _prompts(row: Any) -> str | None:
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
         return f"{different} prompts ({name}) asked {number} times"
-    return f"{number} prompts ({name})"
+    return f"{counted(number, 'prompt')} ({name})"
 
 
 def _batch(row: RunRow) -> str:

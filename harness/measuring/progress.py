@@ -6,6 +6,7 @@ writes its output into a file, and its living line to the terminal of the sweep.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -21,6 +22,8 @@ from harness.tables.terminal import LastingConsole
 # Without a terminal only what takes longer is announced.
 _LONG_S = 60.0
 _BAR = 20
+# Into the run's log.txt.
+_log = logging.getLogger("harness")
 # To the beginning of the line, and clear it.
 _CLEAR = "\r\x1b[2K"
 
@@ -39,19 +42,23 @@ def live_on(terminal: IO[str] | None, prefix: str = "") -> None:
 def say(message: str) -> None:
     """One message to the user, which stays."""
     show("")
-    LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
-        message, style="dim", markup=False
-    )
+    _print(message)
 
 
 def note(message: str) -> None:
     """What is happening: on a terminal in place of what was shown before, elsewhere a line."""
     if sys.stderr.isatty() or _elsewhere is not None:
         show(message)
-    if not sys.stderr.isatty():
-        LastingConsole(stderr=True, highlight=False, soft_wrap=True).print(
-            message, style="dim", markup=False
-        )
+    if sys.stderr.isatty():
+        _log.info(message)
+    else:
+        _print(message)
+
+
+def _print(message: str) -> None:
+    _log.info(message)
+    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
+    console.print(message, style="dim", markup=False)
 
 
 def show(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 
-from harness.config.machine import num_usable_cores, world
+from harness.config.machine import num_usable_cores, threads_are_set, world
 from harness.engines.energy import throttle_reasons
 from harness.measuring.progress import load_average, load_in_words
 
@@ -21,6 +21,8 @@ from harness.measuring.progress import load_average, load_in_words
 # asks for.
 _LONG_S = 60.0
 _LITTLE = 0.5
+# With a load of more than this many times the cores others use them too. A run that has just ended leaves one of all.
+_CROWDED = 1.25
 
 
 class ProcessorTime(NamedTuple):
@@ -43,6 +45,17 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> ProcessorTime | Non
     except (OSError, ValueError, IndexError):
         return None
     return ProcessorTime(ran, waited) if ran else None
+
+
+def crowding() -> str | None:
+    """A sentence about a machine on which threads would wait for other programs, before anything is measured there.
+
+    None where cores are free, and where the user has set the number of threads.
+    """
+    load = load_average()
+    if load is None or threads_are_set() or load <= _CROWDED * num_usable_cores():
+        return None
+    return f"other programs use this machine {load_in_words()}: OMP_NUM_THREADS=1 may be many times faster"
 
 
 @dataclass

@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.errors import SettingError
-from harness.config.machine import share_cores
+from harness.config.machine import gpu_names, share_cores
 from harness.config.run import RunSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
+from harness.measuring.progress import note, say
 from harness.menu import conversion
 from harness.records.command import Command
 from harness.records.registry import COMMANDS, settings_of
@@ -50,10 +51,15 @@ def run(config: Any) -> Sequence[Any]:
     settings = _settings(command, plain, manifest)
     if command.measures:
         engine_of(settings).check_installed()
+    if command.measures and engine_of(settings).computes_here and not gpu_names():
+        from harness.measuring.quietness import crowding
+
+        crowded = crowding()
+        # Of a sweep once.
+        if crowded is not None and (sweep is None or hydra.job.num == 0):
+            say(crowded)
     if sweep is None and "torch" not in sys.modules:
         # Before libraries are imported that take seconds.
-        from harness.measuring.progress import note
-
         draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
         computes_here = engine_of(settings).computes_here
         libraries = "torch and transformers" if computes_here else "transformers"

@@ -55,6 +55,22 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.columns()["processor_share"] == 0.2
 
 
+def test_a_crowded_machine_is_reported_before_anything_is_loaded(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said after the first minute only, once a run with four threads had taken ten."""
+    quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    assert "OMP_NUM_THREADS" not in harness(*quick).stderr, "the user has set it"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    lines = harness(*quick).stderr.splitlines()
+    assert mentions(lines[0], "load 1000.0", "OMP_NUM_THREADS=1")
+    swept = harness(*quick, "-m", "seed=1,2").stderr
+    assert swept.count("OMP_NUM_THREADS=1") == 1
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+    assert "OMP_NUM_THREADS" not in harness(*quick).stderr
+
+
 class Nvml:
     """A GPU whose clock falls by heat, with a neighbour."""
 
