@@ -96,7 +96,6 @@ def run_command(
                     80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
                 )
                 say(where.fill(str(written)))
-                )
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written
