@@ -7,12 +7,14 @@ numbers each time: tokens per iteration over all of these answers are the long-r
 texts. A line for each K compares what it expects of the texts of the other two K (*other texts*) and of those of this
 one (*the same texts*, where nothing but the coins of decoding differs) with the long run, with the standard errors.
 
-Then 200 repetitions take 15 of the texts each, and 15 of the answers as `latency` would: how often the interval holds
-the long-run value, and how wide the two are. Where the width comes from is the last line: the variance of an answer's
-iterations is that between prompts, between texts of a prompt, and that of the coins for a text. `acceptance` has no
-coins; one that knew the expectation of every prompt would still have the first, which bounds what any can reach.
+Then 1,000 repetitions draw 15 prompts, or 30, with four texts for each as `acceptance` writes them, and with one answer
+for each as `latency` decodes it: how often their intervals hold the value of all, and how wide the two are. Both cover
+the choice of the prompts and what the target draws for them. Where the width comes from is the last line: the variance
+of an answer's iterations is that between prompts, between texts of a prompt, and that of the coins for a text.
+`acceptance` has no coins; one that knew the expectation of every prompt would still have the first, which bounds what
+any can reach.
 
-With `--seconds`: of the processor, for 15 prompts, to read their texts and to decode both arms.
+With `--seconds`: of the processor, for 15 prompts, to write and read their texts and to decode both arms.
 At temperature 0 all answers to a prompt are the same, and one round is enough.
 """
 
@@ -25,6 +27,8 @@ import common
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.commands.acceptance.record import AcceptanceSettings
+from harness.config.settings import DecodingSettings
 from harness.engines.local.engine import LocalEngine
 from harness.engines.local.reading import TextReader
 from harness.engines.pair import Pair
@@ -32,23 +36,29 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import ratio_of_totals, skewed_ratio_of_totals
 
 NUMBERS = (2, 4, 8)
 NUM_PROMPTS = 40
-UNITS = 15
-REPETITIONS = 200
+UNITS = (15, 30)
+TEXTS = AcceptanceSettings.texts_per_prompt
+REPETITIONS = 1000
 NEW_TOKENS = 64
 
 Counts = NDArray[np.float64]
 
 
 def answered(
-    pair: Pair, prompts: list[list[int]], decoding: object, number: int, arm: int, rounds: int
+    pair: Pair,
+    prompts: list[list[int]],
+    decoding: DecodingSettings,
+    number: int,
+    arm: int,
+    rounds: int,
 ) -> list[RequestRecord]:
     """Each answer, a round of all prompts after the other."""
     found: list[RequestRecord] = []
-    how = dataclasses.replace(decoding, num_draft_tokens=number)  # type: ignore[type-var]
+    how = dataclasses.replace(decoding, num_draft_tokens=number)
     preparation = Preparation(
         decoding=how, runner="static", batch_size=len(prompts), longest_prompt=128
     )
@@ -95,29 +105,40 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
         f" {np.sqrt(coins.sum()) / decoded.sum():.2%})",
         flush=True,
     )
+    # Of texts and answers that were drawn from these ones, the long run is known exactly.
+    truths = (tokens / other.mean(), tokens / decoded.mean())
     chosen = np.random.default_rng(0)
-    held = [0, 0]
-    widths: list[list[float]] = [[], []]
-    for repetition in range(REPETITIONS):
-        asked = chosen.choice(NUM_PROMPTS, UNITS)
-        for side, values in enumerate((other, decoded)):
-            sample = values[chosen.integers(0, len(values), UNITS), asked]
-            found = ratio_of_totals(np.full(UNITS, tokens), sample, 1000, repetition)
-            held[side] += not found.excludes(truth)
-            widths[side].append(found.high - found.low)
-    line = (
-        f"  intervals of 15 hold it {held[0] / REPETITIONS:.1%} (latency's {held[1] / REPETITIONS:.1%}),"
-        f" {np.mean(widths[0]) / np.mean(widths[1]):.2f} times as wide"
-    )
+    for units in UNITS:
+        held = [0, 0]
+        widths: list[list[float]] = [[], []]
+        for repetition in range(REPETITIONS):
+            asked = chosen.choice(NUM_PROMPTS, units)
+            # `rounds` is 1 at temperature 0, where all texts of a prompt are the same.
+            written = chosen.integers(0, len(other), (1 if rounds == 1 else TEXTS, units))
+            of_prompts = other[written, asked].mean(axis=0)
+            answers = decoded[chosen.integers(0, len(decoded), units), asked]
+            all_tokens = np.full(units, tokens)
+            intervals = (
+                skewed_ratio_of_totals(all_tokens, of_prompts),
+                ratio_of_totals(all_tokens, answers, 1000, repetition),
+            )
+            for side, found in enumerate(intervals):
+                held[side] += not found.excludes(truths[side])
+                widths[side].append(found.high - found.low)
+        print(
+            f"  intervals of {units} prompts hold it {held[0] / REPETITIONS:.1%} (latency's"
+            f" {held[1] / REPETITIONS:.1%}), {np.median(widths[0]) / np.median(widths[1]):.2f} times as wide",
+            flush=True,
+        )
     if rounds > 1:
         of_texts = float(other.var(axis=0, ddof=1).mean())
         of_prompts = max(float(other.mean(axis=0).var(ddof=1)) - of_texts / len(other), 0.0)
         total = of_prompts + of_texts + float(coins.mean())
-        line += (
-            f"; variance of iterations: prompts {of_prompts / total:.0%}, texts of a prompt {of_texts / total:.0%},"
-            f" coins {coins.mean() / total:.0%}"
+        print(
+            f"  variance of iterations: prompts {of_prompts / total:.0%}, texts of a prompt"
+            f" {of_texts / total:.0%}, coins {coins.mean() / total:.0%}",
+            flush=True,
         )
-    print(line, flush=True)
 
 
 def main() -> None:
@@ -151,20 +172,22 @@ def main() -> None:
     for place in range(len(NUMBERS)):
         report(counted, means, variances, place)
     if options.seconds:
-        seconds = []
-        texts = [request.token_ids for request in answered(pair, prompts, decoding, 4, 0, 1)]
-        for _ in range(2):
-            started = time.process_time()
-            for place in range(UNITS):
-                expected(reader, prompts[place], texts[place])
-            seconds.append(time.process_time() - started)
+        few = prompts[: UNITS[0]]
         started = time.process_time()
-        for prompt in prompts[:UNITS]:
+        texts = [
+            request.token_ids for request in answered(pair, few, decoding, 4, 0, min(rounds, TEXTS))
+        ]
+        wrote = time.process_time()
+        for place, text in enumerate(texts):
+            expected(reader, few[place % len(few)], text)
+        ready = time.process_time()
+        for prompt in few:
             for arm in (0, 1):
                 answered(pair, [prompt], decoding, 4, arm, 1)
+        decoded = time.process_time()
         print(
-            f"processor seconds for {UNITS} prompts: {min(seconds):.1f} to read their texts,"
-            f" {time.process_time() - started:.1f} to decode both arms one by one",
+            f"processor seconds for {len(few)} prompts: {wrote - started:.1f} to write {len(texts)} texts,"
+            f" {ready - wrote:.1f} to read them, {decoded - ready:.1f} to decode both arms one by one",
             flush=True,
         )
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from harness.commands.acceptance.record import EXIT_CODES, RECORD, AcceptanceSettings
+from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.acceptance.tables import (
     acceptance_answer,
@@ -255,9 +255,9 @@ class AcceptanceOfTexts(Experiment):
 
     def judge(self, rows: Sequence[AcceptanceRow]) -> None:
         """Raises VerdictError for an engine that does not accept what its weights say, or where that is unknown."""
-        for row in rows:
-            if row.health in EXIT_CODES:
-                raise VerdictError(health_in_words(row), EXIT_CODES[row.health])
+        code = RECORD.exit_code(rows)
+        if code:
+            raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
 
     def document(self, rows: Sequence[AcceptanceRow]) -> Answer:
         return acceptance_answer(rows, self.texts, [text.cut for text in self.read])

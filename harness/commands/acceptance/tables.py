@@ -118,21 +118,16 @@ def health_in_words(row: AcceptanceRow) -> str:
 
 def off_policy(row: AcceptanceRow) -> str | None:
     """How unlikely the texts are under the target; None where they are as likely as its own."""
-    z = row.likelihood_z or 0.0
+    found = row.log_probability
+    own = row.own_log_probability
     impossible = row.impossible_share or 0.0
-    if abs(z) <= MOST_DEVIATIONS and impossible <= MOST_IMPOSSIBLE:
-        return None
     parts = []
-    if (
-        row.log_probability is not None
-        and row.own_log_probability is not None
-        and abs(z) > MOST_DEVIATIONS
-    ):
-        parts.append(
-            f"{-row.log_probability:.2f} nats per token where its own have {-row.own_log_probability:.2f}"
-        )
+    if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and found is not None and own is not None:
+        parts.append(f"{-found:.2f} nats per token where its own have {-own:.2f}")
     if impossible > MOST_IMPOSSIBLE:
         parts.append(f"{impossible:.1%} of their tokens it cannot draw")
+    if not parts:
+        return None
     return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"
 
 
@@ -287,9 +282,7 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
 
 def headlines(runs: Sequence[Run]) -> list[Line]:
     """Each pair at its best K."""
-    lines = []
-    for named in named_runs([run for run in runs if run.has_figures]):
-        lines.append(
-            Line(f"{named.name.label()}: {in_short(named.run.rows)}, from probabilities alone.")
-        )
-    return lines
+    return [
+        Line(f"{named.name.label()}: {in_short(named.run.rows)}, from probabilities alone.")
+        for named in named_runs([run for run in runs if run.has_figures])
+    ]
