@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.decoding.protocols import Iteration, Origin
-from harness.engines.server.chunks import Chunk, Drafts, DraftSums, read_drafts
 from harness.results.acceptance import Acceptance
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class RequestRecord:
         num_read: tokens of the prompt by the server's count; None where it does not tell.
         num_cached: tokens of the prompt that the server took from a cache; None where it does not
             tell.
-        sums: draft tokens over all iterations, as a server told them.
+        num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.
         error: why it failed; None where it did not.
@@ -97,7 +96,8 @@ class RequestRecord:
     branches: list[Branch] = field(default_factory=list)
     num_read: int | None = None
     num_cached: int | None = None
-    sums: DraftSums | None = None
+    num_drafted: int | None = None
+    num_accepted: int | None = None
     leave_after: int | None = None
     error: RequestError | None = None
 
@@ -150,35 +150,6 @@ class RequestRecord:
             self.token_ids += tokens
             self.num_tokens += len(tokens)
             self.seconds = seconds
-
-    def note(self, chunk: Chunk, seconds: float) -> None:
-        """Note a chunk of a server's answer, and after how many seconds it came."""
-        if chunk.text or chunk.token_ids or chunk.verbose.token_ids:
-            self.arrivals.append(seconds)
-        self.text += chunk.text
-        self.token_ids += chunk.token_ids
-        self.shown_ids += chunk.verbose.token_ids
-        num_tokens = max(len(chunk.token_ids), len(chunk.verbose.token_ids), len(chunk.logprobs))
-        self.logprobs += chunk.logprobs
-        self.logprobs += [None] * (num_tokens - len(chunk.logprobs))
-        self.never_drawn |= frozenset(chunk.verbose.never_drawn)
-        if chunk.num_read is not None:
-            self.num_read = chunk.num_read
-        if chunk.num_cached is not None:
-            self.num_cached = chunk.num_cached
-        if chunk.drafts is not None:
-            self._set_drafts(chunk.drafts)
-
-    def read_drafts(self, event: Mapping[str, Any]) -> None:
-        """Note the counts of drafts in an event of a server's, if it has them."""
-        drafts = read_drafts(event)
-        if drafts is not None:
-            self._set_drafts(drafts)
-
-    def _set_drafts(self, drafts: Drafts) -> None:
-        self.sums = drafts.sums
-        self.outcomes = drafts.outcomes
-        self.outcomes_in_order = drafts.in_order
 
     def count_undrafted(self) -> None:
         """Add the iterations that drafted nothing to `outcomes`, from which vLLM leaves them out.
@@ -286,10 +257,10 @@ def _gaps_ms(seconds: Sequence[float]) -> list[float]:
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     """The columns about acceptance that the figures of these requests give."""
-    told = [request for request in requests if request.outcomes or request.sums]
-    if all(request.outcomes for request in told):
-        return Acceptance.of(outcome for request in told for outcome in request.outcomes).columns()
-    sums = [request.sums for request in told if request.sums is not None]
-    num_drafted = sum(one.num_drafted for one in sums)
-    num_accepted = sum(one.num_accepted for one in sums)
+    drafting = [request for request in requests if request.outcomes or request.num_drafted is not None]
+    if all(request.outcomes for request in drafting):
+        outcomes = (outcome for request in drafting for outcome in request.outcomes)
+        return Acceptance.of(outcomes).columns()
+    num_drafted = sum(request.num_drafted or 0 for request in drafting)
+    num_accepted = sum(request.num_accepted or 0 for request in drafting)
     return {"acceptance_rate": num_accepted / num_drafted if num_drafted else None}

@@ -147,8 +147,8 @@ def health_columns(
     for request, text in zip(requests, texts, strict=True):
         if request.outcomes:
             reported.append(len(request.outcomes))
-        elif request.sums is not None:
-            reported.append(text.cut.num_tokens - request.sums.num_accepted)
+        elif request.num_accepted is not None:
+            reported.append(text.cut.num_tokens - request.num_accepted)
     counted = sum(reported) if len(reported) == len(texts) else None
     place = num_draft_tokens - 1
     num_tokens = sum(text.cut.num_tokens for text in texts)

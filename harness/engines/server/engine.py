@@ -525,10 +525,8 @@ class ServerArm(Arm):
                 self.reports_token_ids = reads_as_known and not request.from_text
                 self.never_drawn = request.never_drawn
                 counted = self._page.read()
-                sums = request.sums
                 self.drafts = bool(
-                    (sums and sums.num_drafted)
-                    or (counted and (counted.drafts or counted.proposed))
+                    request.num_drafted or (counted and (counted.drafts or counted.proposed))
                 )
                 return
             # Of another status the form is not the reason.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.engines.server.chunks import AnswerError
+from harness.engines.server.events import AnswerError
 
 # The likeliest tokens before a token of a text, and that token if the server adds it: their
 # log-probabilities by id.

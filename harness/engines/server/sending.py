@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
-from harness.engines.server.chunks import check_length, check_usage, joined_surrogates, read_chunk
 from harness.engines.server.connection import closed_by_server, events, is_about_connections, sent
+from harness.engines.server.events import (
+    check_length,
+    check_usage,
+    joined_surrogates,
+    note_event,
+    read_event,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -135,17 +141,17 @@ class Sender:
         started = time.perf_counter()
         try:
             async with completions.with_streaming_response.create(**body) as response:
-                async for event in events(response):
+                async for content in events(response):
                     self.last_event = time.perf_counter()
-                    chunk = read_chunk(event)
-                    request.note(chunk, self.last_event - started)
+                    event = read_event(content)
+                    note_event(request, event, self.last_event - started)
                     check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
-                    if chunk.token_ids:
-                        add(chunk.token_ids)
+                    if event.token_ids:
+                        add(event.token_ids)
                     if request.may_be_left:
                         return
-                    finished = finished or chunk.finished
-                    usage = usage if chunk.usage is None else chunk.usage
+                    finished = finished or event.is_last
+                    usage = usage if event.num_tokens is None else event.num_tokens
         finally:
             request.seconds = time.perf_counter() - started
         if not finished:

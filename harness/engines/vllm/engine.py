@@ -25,6 +25,7 @@ from harness.engines.energy import gpus_of
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord, as_records
+from harness.engines.server.events import note_drafts, read_event
 from harness.engines.vllm.arguments import arm_arguments, check, run_together
 from harness.models.failures import as_run_error, first_line
 
@@ -217,7 +218,8 @@ def _note(request: _Request, output: Any, step: _Step) -> bool:
         record.add(step.tokens[request.row], time.perf_counter() - request.started)
     metrics = completion.spec_decode_metrics
     if output.finished and metrics is not None:
-        record.read_drafts({"metrics": {"speculative_decoding": metrics.to_dict()}})
+        reported = {"metrics": {"speculative_decoding": metrics.to_dict()}}
+        note_drafts(record, read_event(reported))
         record.count_undrafted()
     has_ended = output.finished or record.may_be_left
     if has_ended:

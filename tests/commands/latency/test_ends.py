@@ -12,6 +12,7 @@ from harness.commands.latency.figures.ends import Ends
 from harness.commands.latency.tables.doubts import notes
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
+from harness.engines.server.events import note_drafts, read_event
 from harness.engines.timing import Generation
 from in_process import Harness, results
 from measured_runs import figures
@@ -87,7 +88,7 @@ def test_iterations_without_a_known_order_are_not_divided(per_step: bool) -> Non
     histogram = {"acceptance_histogram": [2, 0, 1]}
     steps = {"per_step_drafted": [2, 2, 2], "per_step_accepted": [2, 0, 0]}
     reported = counts | (steps if per_step else histogram)
-    request.read_drafts({"metrics": {"speculative_decoding": reported}})
+    note_drafts(request, read_event({"metrics": {"speculative_decoding": reported}}))
     assert len(request.outcomes) == 3
     rates = ends(request)
     assert rates["acceptance_rate_before_end"] == (0.5 if per_step else None)

@@ -81,13 +81,13 @@ class Server(Group):
         answered = arm.answered
         cached = [request.num_cached for request in answered if request.num_cached is not None]
         read = [request.num_read for request in answered if request.num_read is not None]
-        sums = [request.sums for request in answered if request.sums is not None]
+        drafted = [one.num_drafted for one in answered if one.num_drafted is not None]
         if cached:
             columns["cached_tokens"] = sum(cached)
         if read and len(read) == len(answered):
             columns["read_prompt_tokens"] = sum(read)
-        if sums:
-            columns["drafted"] = any(drafts.num_drafted for drafts in sums)
+        if drafted:
+            columns["drafted"] = any(drafted)
         if arm.counted is not None:
             from harness.engines.server.counters import counter_columns, traffic_columns
 

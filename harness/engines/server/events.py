@@ -1,0 +1,259 @@
+"""The events of a server's answer: what is read of them, what a request's record notes of that, and
+refusals of what cannot be true.
+
+A wrong type, more tokens than were asked for, more accepted tokens than drafted ones all make the request fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
+
+from harness.config.errors import RunError
+from harness.engines.requests import RequestRecord
+
+# The most draft tokens of one iteration, those of a tree included, and iterations of one answer.
+# They bound the memory that a hostile server could make us take.
+_MOST_DRAFTED = 4096
+_MOST_ITERATIONS = 2**20
+
+# No vocabulary or answer has more.
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Counts = list[Count] | None
+
+# Where vLLM and SGLang report drafts.
+_VLLM = "metrics speculative_decoding"
+_SGLANG = "sglext spec_tokens_details"
+
+
+class AnswerError(RunError):
+    """A server sent something that cannot be true."""
+
+
+def _at(*paths: str) -> Any:
+    """A field that is read from the first of these places that an event has: `usage prompt_tokens`."""
+    places = [AliasPath(*path.split()) for path in paths]
+    return Field(None, validation_alias=AliasChoices(*places))
+
+
+class Fields(BaseModel):
+    """What is read of a JSON object; each field may also be missing or null."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ScoredToken(Fields):
+    logprob: float | None = None
+
+
+class Choice(Fields):
+    """Part of an answer: the text of a completion, or what a chat adds to the answer or the thoughts before it."""
+
+    text: str | None = None
+    content: str | None = _at("delta content")
+    # Thoughts have one of two names, and some servers send them under both.
+    reasoning: str | None = _at("delta reasoning")
+    reasoning_content: str | None = _at("delta reasoning_content")
+    token_ids: Counts = None
+    logprobs: list[float | None] | None = _at("logprobs token_logprobs")
+    chat_logprobs: list[ScoredToken] | None = _at("logprobs content")
+    finish_reason: Any = None
+
+
+class LogitBias(Fields):
+    """A bias of minus infinity, which JSON cannot hold, is null."""
+
+    token: Count
+    bias: Any = None
+
+
+class Event(Fields):
+    """An event of a completion or a chat, or the whole answer where it was not streamed.
+
+    Attributes:
+        num_tokens: of the answer so far, by the server's count.
+        num_read, num_cached: tokens of the prompt by the server's count, and those that it took from a cache.
+        num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
+        drafted_by_step, accepted_by_step: those of each iteration.
+        histogram: how many iterations accepted 0, 1, 2, ... tokens.
+        shown_ids: of the event's text, which llama.cpp adds if a request says `verbose`. A token that ends within a
+            character has no event.
+        biases: of the request, by llama.cpp.
+    """
+
+    error: Any = None
+    choices: list[Choice] | None = None
+    num_tokens: Count | None = _at("usage completion_tokens")
+    num_read: Count | None = _at("usage prompt_tokens")
+    num_cached: Count | None = _at("usage prompt_tokens_details cached_tokens", "timings cache_n")
+    num_drafted: Count | None = _at(
+        f"{_VLLM} num_draft_tokens", f"{_SGLANG} spec_num_proposed_drafts", "timings draft_n"
+    )
+    num_accepted: Count | None = _at(
+        f"{_VLLM} num_accepted_draft_tokens",
+        f"{_SGLANG} spec_num_correct_drafts",
+        "timings draft_n_accepted",
+    )
+    drafted_by_step: Counts = _at(f"{_VLLM} per_step_drafted")
+    accepted_by_step: Counts = _at(f"{_VLLM} per_step_accepted")
+    histogram: Counts = _at(
+        f"{_VLLM} acceptance_histogram", f"{_SGLANG} spec_correct_drafts_histogram"
+    )
+    shown_ids: Counts = _at("__verbose tokens")
+    biases: list[LogitBias] | None = _at("__verbose generation_settings logit_bias")
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for choice in self.choices or () for token in choice.token_ids or ()]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends the answer; the usage may follow."""
+        return any(choice.finish_reason is not None for choice in self.choices or ())
+
+
+def read_event(content: Any) -> Event:
+    """An event from its JSON.
+
+    Raises:
+        AnswerError: it has a wrong shape.
+        RunError: it reports a failure.
+    """
+    try:
+        event = Event.model_validate(content)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        place = ".".join(map(str, error["loc"])) or "an event of the stream"
+        value = repr(error["input"])
+        shown = value if len(value) <= 40 else f"{value[:40]}…"
+        raise AnswerError(f"{place} is {shown}: {error['msg']}") from invalid
+    if event.error:
+        message = event.error.get("message") if isinstance(event.error, dict) else None
+        raise RunError(str(message or event.error))
+    return event
+
+
+def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
+    """Note in a request's record what an event brought, and after how many seconds.
+
+    Raises:
+        AnswerError: as `note_drafts`.
+    """
+    text = ""
+    logprobs: list[float | None] = []
+    for choice in event.choices or ():
+        thoughts_and_answer = (choice.reasoning_content, choice.reasoning, choice.content)
+        for part in (choice.text, *dict.fromkeys(thoughts_and_answer)):
+            text += part or ""
+        logprobs += choice.logprobs or []
+        logprobs += [token.logprob for token in choice.chat_logprobs or ()]
+    token_ids = event.token_ids
+    shown_ids = event.shown_ids or []
+    if text or token_ids or shown_ids:
+        request.arrivals.append(seconds)
+    request.text += text
+    request.token_ids += token_ids
+    request.shown_ids += shown_ids
+    num_tokens = max(len(token_ids), len(shown_ids), len(logprobs))
+    request.logprobs += [*logprobs, *[None] * (num_tokens - len(logprobs))]
+    request.never_drawn |= {bias.token for bias in event.biases or () if bias.bias is None}
+    if event.num_read is not None:
+        request.num_read = event.num_read
+    if event.num_cached is not None:
+        request.num_cached = event.num_cached
+    note_drafts(request, event)
+
+
+def note_drafts(request: RequestRecord, event: Event) -> None:
+    """Note in a request's record how many tokens were drafted and accepted, if the event has that.
+
+    Raises:
+        AnswerError: more were accepted than drafted.
+    """
+    if event.num_drafted is None or event.num_accepted is None:
+        return
+    _check_accepted(event.num_drafted, event.num_accepted)
+    request.num_drafted = event.num_drafted
+    request.num_accepted = event.num_accepted
+    if event.drafted_by_step and event.accepted_by_step:
+        request.outcomes = _outcomes(event.drafted_by_step, event.accepted_by_step)
+        request.outcomes_in_order = True
+    else:
+        # A histogram does not say which iteration came first.
+        request.outcomes = _outcomes_of_histogram(event.num_drafted, event.histogram or ())
+        request.outcomes_in_order = False
+
+
+def _check_accepted(num_drafted: int, num_accepted: int) -> None:
+    if num_accepted > num_drafted:
+        raise AnswerError(
+            f"the server counts {num_accepted} accepted of {num_drafted} draft tokens"
+        )
+
+
+def _outcomes(drafted: Sequence[int], accepted: Sequence[int]) -> list[tuple[int, int]]:
+    if len(drafted) != len(accepted):
+        numbers = f"{len(drafted)} iterations that drafted, and {len(accepted)} that accepted"
+        raise AnswerError(f"the server counts {numbers}")
+    outcomes = list(zip(drafted, accepted, strict=True))
+    for num_drafted, num_accepted in outcomes:
+        _check_accepted(num_drafted, num_accepted)
+        if num_drafted > _MOST_DRAFTED:
+            raise AnswerError(f"the server counts {num_drafted} draft tokens in one iteration")
+    return outcomes
+
+
+def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[tuple[int, int]]:
+    """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
+
+    12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations
+    drafted different numbers, which do not follow from their sum.
+    """
+    num_iterations = sum(histogram)
+    if num_iterations > _MOST_ITERATIONS:
+        raise AnswerError(f"the server counts {num_iterations} iterations")
+    if num_iterations == 0 or num_drafted % num_iterations != 0:
+        return []
+    each = num_drafted // num_iterations
+    most_accepted = max(count for count, num_times in enumerate(histogram) if num_times)
+    if most_accepted > each or each > _MOST_DRAFTED:
+        return []
+    outcomes: list[tuple[int, int]] = []
+    for num_accepted, num_times in enumerate(histogram):
+        outcomes += [(each, num_accepted)] * num_times
+    return outcomes
+
+
+def check_length(number: int, max_tokens: int, what: str = "tokens") -> None:
+    """Raise an AnswerError for more tokens than were asked for, or more iterations: each yields one
+    at least.
+    """
+    if number > max_tokens:
+        raise AnswerError(f"the server sent {number} {what} for max_tokens={max_tokens}")
+
+
+def check_usage(usage: int, num_ids: int, text: str, max_tokens: int) -> None:
+    """Compare a server's own count with what was asked for and with what arrived.
+
+    Raises:
+        AnswerError: they contradict each other.
+    """
+    counts = f"the server counts {usage} tokens"
+    if usage > max_tokens:
+        raise AnswerError(f"{counts} for max_tokens={max_tokens}")
+    # Some servers count the token that ended the text and do not send it.
+    if num_ids and usage not in (num_ids, num_ids + 1):
+        raise AnswerError(f"{counts} and sent {num_ids}")
+    if text and usage == 0:
+        raise AnswerError(f"{counts} and sent text")
+
+
+def joined_surrogates(text: str) -> str:
+    """Text that can be encoded as UTF-8.
+
+    JSON may hold an emoji as two surrogates, even in two events: they are joined. One without its
+    other half becomes a replacement character.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
