@@ -257,7 +257,9 @@ def _gaps_ms(seconds: Sequence[float]) -> list[float]:
 
 def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     """The columns about acceptance that the figures of these requests give."""
-    drafting = [request for request in requests if request.outcomes or request.num_drafted is not None]
+    drafting = [
+        request for request in requests if request.outcomes or request.num_drafted is not None
+    ]
     if all(request.outcomes for request in drafting):
         outcomes = (outcome for request in drafting for outcome in request.outcomes)
         return Acceptance.of(outcomes).columns()

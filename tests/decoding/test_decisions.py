@@ -26,7 +26,7 @@ from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
 from harness.drafting.registry import METHODS
-from harness.engines.local.fault import fault_names, fault_of
+from harness.engines.local.fault import FaultyRule, fault_names, fault_of
 from harness.engines.local.rules import decisions_of
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -180,7 +180,9 @@ def test_what_makes_decisions_equal() -> None:
     rows.set_rows([Warp(0.7), Warp(0.8)])
     assert Draw(Warp(0.7)) != Draw(rows.current)
     for fault in fault_names():
-        rules = [fault_of(fault).verification(AcceptByCoin((0.5,)), Warp(0.7)) for _ in range(2)]
+        rules = [
+            FaultyRule(fault_of(fault).verdict, AcceptByCoin((0.5,)), Warp(0.7)) for _ in range(2)
+        ]
         assert rules[0] == rules[1]
 
     def other(offer: Offer) -> Verdict:

@@ -25,7 +25,7 @@ def test_a_fault_takes_every_kind_of_draft(
     target, tokens, draft, *numbers = arguments(2000, 2)
     lengths = torch.arange(2000) % 3
     offer = Offer(target, tokens, draft if drawn else None, *numbers, lengths=lengths)
-    verdict, honest = fault_of(fault).verification(rule, Warp(0.5, 0, 1.0))(offer), rule(offer)
+    verdict, honest = fault_of(fault).verdict(rule, offer, Warp(0.5, 0, 1.0)), rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # All but the first are mistakes elsewhere than in the verification.

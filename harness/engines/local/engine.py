@@ -201,14 +201,14 @@ class LocalArm(Arm):
                 warp=warp,
                 agree=of_rank_0,
             )
-        rule = rule_of(decoding, self.fault)
+        verification, lenience = rule_of(decoding, self.fault)
         return speculative(
             target,
             self._drafter(warp),
             request,
             num_draft_tokens=num_draft_tokens,
-            lenience=rule.lenience,
-            verification=rule.verification,
+            lenience=lenience,
+            verification=verification,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
             ahead=self.runners.works_ahead,

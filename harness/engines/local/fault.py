@@ -1,21 +1,22 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
-in `engines/local/faults/`, and no other file names it. It takes the place of the real rule, warp or runner, compares by
+in `engines/local/faults/`, and no other file names it. What takes the place of the real rule, warp or runner compares by
 value and passes other calls on, so that it runs on the same prepared code as the real arm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.registry import Record, Registry
 
 if TYPE_CHECKING:
     from harness.config.settings import DecodingSettings
     from harness.decoding.protocols import Runner
-    from harness.decoding.tree_rules import TreeRule
+    from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
     from harness.decoding.verify import Offer, Verdict
     from harness.decoding.warp import BatchWarp, Warp
     from harness.engines.local.logprobs import Burst, TokenLogprob
@@ -55,13 +56,13 @@ class Fault(Record):
         is_greedy = decoding.temperature == 0
         return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 
-    def verification(self, rule: Verification, warp: Warp) -> Verification:
-        """The rule of acceptance for chains, with the mistake in it."""
-        return rule
+    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+        """The verdict of a rule of acceptance over a chain, with the mistake in it."""
+        return rule(offer)
 
-    def tree_rule(self, rule: TreeRule) -> TreeRule:
-        """The rule of acceptance for trees, with the mistake in it."""
-        return rule
+    def tree_verdict(self, rule: TreeRule, offer: TreeOffer, warp: Warp) -> TreeVerdict:
+        """The verdict of a rule of acceptance over a tree, with the mistake in it."""
+        return rule(offer)
 
     def runner(self, runner: Runner) -> Runner:
         """The target's runner, with the mistake in its cache."""
@@ -76,6 +77,23 @@ class Fault(Record):
     def logprobs(self, burst: Burst) -> list[TokenLogprob]:
         """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them."""
         return burst.logprobs()
+
+
+@dataclass(frozen=True)
+class FaultyRule:
+    """A rule of acceptance with a mistake in it.
+
+    Attributes:
+        verdict: `Fault.verdict`, or `Fault.tree_verdict`.
+        rule: without the mistake.
+    """
+
+    verdict: Callable[..., Any]
+    rule: Callable[[Any], Any]
+    warp: Warp
+
+    def __call__(self, offer: Any) -> Any:
+        return self.verdict(self.rule, offer, self.warp)
 
 
 FAULTS = Registry("fault", Fault, "harness.engines.local.faults", "harness.faults")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError
@@ -15,18 +14,7 @@ from harness.decoding.tree_rules import TreeRule
 from harness.decoding.verify import Offer, Verdict
 from harness.decoding.warp import Warp
 from harness.drafting.checked import blaming
-from harness.engines.local.fault import fault_of
-
-
-class AppliedRule(NamedTuple):
-    """A rule of acceptance. Equal for equal settings.
-
-    Attributes:
-        lenience: l in (0, 1]; a token is accepted with min(1, target / (l draft)). 1 is lossless.
-    """
-
-    verification: Callable[[Offer], Verdict]
-    lenience: float
+from harness.engines.local.fault import FaultyRule, fault_of
 
 
 def warp_of(decoding: DecodingSettings) -> Warp:
@@ -69,20 +57,28 @@ class CheckedRule:
         return verdict
 
 
-def rule_of(decoding: DecodingSettings, fault: str) -> AppliedRule:
-    """The rule of these settings, with the fault in it."""
-    planted = fault_of(fault)
+def rule_of(decoding: DecodingSettings, fault: str) -> tuple[Callable[[Offer], Verdict], float]:
+    """The rule of these settings with the fault in it, the same for equal settings, and the lenience l in (0, 1].
+
+    A token is accepted with min(1, target / (l draft)); 1 is lossless.
+    """
     rates = decoding.synthetic_rates
     rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
     if rates is None and not RULES.is_built_in(decoding.rule):
         rule = CheckedRule(decoding.rule, rule)
+    if fault == "none":
+        return rule, decoding.lenience
+    planted = fault_of(fault)
     lenience = decoding.lenience if planted.lenience is None else planted.lenience
-    return AppliedRule(planted.verification(rule, warp_of(decoding)), lenience)
+    return FaultyRule(planted.verdict, rule, warp_of(decoding)), lenience
 
 
 def tree_rule_of(decoding: DecodingSettings, fault: str) -> TreeRule:
     """The rule of these settings for trees, with the fault in it."""
-    return fault_of(fault).tree_rule(RULES[decoding.rule].tree_verification())
+    rule = RULES[decoding.rule].tree_verification()
+    if fault == "none":
+        return rule
+    return FaultyRule(fault_of(fault).tree_verdict, rule, warp_of(decoding))
 
 
 def decisions_of(
@@ -105,8 +101,6 @@ def decisions_of(
     """
     warp = warp_of(decoding)
     kinds = [False, True] if deterministic is None else [deterministic]
-    rule = rule_of(decoding, fault)
-    judges = [
-        Judge(warp, rule.verification, rule.lenience, is_deterministic=kind) for kind in kinds
-    ]
+    verification, lenience = rule_of(decoding, fault)
+    judges = [Judge(warp, verification, lenience, is_deterministic=kind) for kind in kinds]
     return {width: judges if width > 1 else [Draw(warp)] for width in widths}

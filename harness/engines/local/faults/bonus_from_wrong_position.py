@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -15,24 +14,18 @@ from harness.decoding.warp import Warp
 from harness.engines.local.fault import Fault
 
 
-@dataclass(frozen=True)
-class OnePositionEarly:
-    rule: Callable[[Offer], Verdict]
+class BonusFromWrongPosition(Fault):
+    in_greedy_texts = True
+    in_trees = True
 
-    def __call__(self, offer: Offer) -> Verdict:
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
         target = offer.target_probabilities
         early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
-        return self.rule(dataclasses.replace(offer, target_probabilities=early))
+        return rule(dataclasses.replace(offer, target_probabilities=early))
 
-
-@dataclass(frozen=True)
-class OnePositionEarlyInTrees:
-    """The token after an accepted leaf comes from the distribution of the leaf itself."""
-
-    rule: TreeRule
-
-    def __call__(self, offer: TreeOffer) -> TreeVerdict:
-        verdict = self.rule(offer)
+    def tree_verdict(self, rule: TreeRule, offer: TreeOffer, warp: Warp) -> TreeVerdict:
+        # The token after an accepted leaf comes from the distribution of the leaf itself.
+        verdict = rule(offer)
         rows = torch.arange(len(verdict.last_node), device=verdict.last_node.device)
         is_leaf = ~offer.children_of(verdict.last_node).any(1)
         parent = offer.parents[rows, (verdict.last_node - 1).clamp(min=0)]
@@ -41,19 +34,6 @@ class OnePositionEarlyInTrees:
         is_wrong = is_leaf & (verdict.last_node > 0)
         next_token = torch.where(is_wrong, wrong, verdict.next_token)
         return dataclasses.replace(verdict, next_token=next_token)
-
-
-class BonusFromWrongPosition(Fault):
-    in_greedy_texts = True
-    in_trees = True
-
-    def verification(
-        self, rule: Callable[[Offer], Verdict], warp: Warp
-    ) -> Callable[[Offer], Verdict]:
-        return OnePositionEarly(rule)
-
-    def tree_rule(self, rule: TreeRule) -> TreeRule:
-        return OnePositionEarlyInTrees(rule)
 
 
 RECORD = BonusFromWrongPosition()

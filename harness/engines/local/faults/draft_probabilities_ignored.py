@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -15,21 +14,11 @@ from harness.decoding.warp import Warp
 from harness.engines.local.fault import Fault
 
 
-@dataclass(frozen=True)
-class DraftIgnored:
-    rule: Callable[[Offer], Verdict]
-
-    def __call__(self, offer: Offer) -> Verdict:
+class DraftProbabilitiesIgnored(Fault):
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
         # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
         ones = torch.ones_like(offer.target_probabilities[:, :-1])
-        return self.rule(dataclasses.replace(offer, draft_probabilities=ones))
-
-
-class DraftProbabilitiesIgnored(Fault):
-    def verification(
-        self, rule: Callable[[Offer], Verdict], warp: Warp
-    ) -> Callable[[Offer], Verdict]:
-        return DraftIgnored(rule)
+        return rule(dataclasses.replace(offer, draft_probabilities=ones))
 
 
 RECORD = DraftProbabilitiesIgnored()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -15,13 +14,14 @@ from harness.decoding.warp import Warp
 from harness.engines.local.fault import Fault
 
 
-@dataclass(frozen=True)
-class WarpedTwice:
-    rule: Callable[[Offer], Verdict]
-    warp: Warp
+class ResidualWarpedTwice(Fault):
+    def is_idle(self, decoding: DecodingSettings) -> str | None:
+        if decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1:
+            return "at decoding.temperature=1 without top_k or top_p"
+        return super().is_idle(decoding)
 
-    def __call__(self, offer: Offer) -> Verdict:
-        verdict = self.rule(offer)
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+        verdict = rule(offer)
         target = offer.target_probabilities
         draft = offer.draft_probabilities
         num_rows, num_draft_tokens = offer.draft_tokens.shape
@@ -32,23 +32,11 @@ class WarpedTwice:
         rows = torch.arange(num_rows, device=target.device)
         place = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
         residual = (target[rows, place] - draft[rows, place]).clamp(min=0)
-        wrong = inverse_cdf(self.warp(residual.log()), offer.next_uniforms[rows, place])
+        wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
         lengths = num_draft_tokens if offer.lengths is None else offer.lengths
         recovered = (verdict.num_accepted < lengths) & (residual.sum(-1) > 0)
         next_token = torch.where(recovered, wrong, verdict.next_token)
         return dataclasses.replace(verdict, next_token=next_token)
-
-
-class ResidualWarpedTwice(Fault):
-    def is_idle(self, decoding: DecodingSettings) -> str | None:
-        if decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1:
-            return "at decoding.temperature=1 without top_k or top_p"
-        return super().is_idle(decoding)
-
-    def verification(
-        self, rule: Callable[[Offer], Verdict], warp: Warp
-    ) -> Callable[[Offer], Verdict]:
-        return WarpedTwice(rule, warp)
 
 
 RECORD = ResidualWarpedTwice()
