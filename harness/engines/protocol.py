@@ -18,7 +18,7 @@ from harness.decoding.protocols import Iteration
 from harness.engines.energy import gpus_of
 from harness.engines.local.stopwatches import Phases
 from harness.engines.requests import Load, RequestRecord
-from harness.engines.server.counters import Counted
+from harness.engines.server.counters import Counts
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ class Arm:
         """The tokens of a prompt as they are read: a server that takes text makes them itself."""
         return prompt
 
-    def counted(self) -> Counted | None:
+    def counted(self) -> Counts | None:
         """The counts of a server since the last question began; None where it does not tell."""
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.registry import RecordWithSettings
@@ -85,13 +85,6 @@ class Opening(Preparation):
     directory: Path = Path()
 
 
-class Addresses(NamedTuple):
-    """The servers that an engine asks, and the environment variable with the key of their API."""
-
-    urls: tuple[str, ...] = ()
-    api_key_variable: str | None = None
-
-
 class EngineRecord(RecordWithSettings, Abilities):
     """One engine.
 
@@ -150,13 +143,13 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return None
 
-    def addresses(self, settings: Any) -> Addresses:
-        """The servers whose identity is part of what is measured.
+    def addresses(self, settings: Any) -> list[str]:
+        """The URLs of the servers whose identity is part of what is measured.
 
         Args:
             settings: of the class `settings`.
         """
-        return Addresses()
+        return []
 
     def programs(self, settings: Any) -> list[str]:
         """The programs that it starts, whose files are part of what is measured.

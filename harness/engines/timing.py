@@ -19,7 +19,7 @@ from harness.decoding.protocols import Iteration
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
-from harness.engines.server.counters import Counted
+from harness.engines.server.counters import Counts
 from harness.models import devices
 from harness.results.acceptance import Acceptance
 
@@ -64,7 +64,7 @@ class Generation:
     requests: Sequence[RequestRecord] = ()
     sent: bool = False
     load: Load | None = None
-    counted: Counted | None = None
+    counted: Counts | None = None
     gpu: GpuUse | None = None
     peak_memory_bytes: int | None = None
 

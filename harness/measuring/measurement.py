@@ -118,9 +118,10 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    addresses = engine_of(settings).addresses(settings.engine)
+    urls = engine_of(settings).addresses(settings.engine)
+    key_variable = getattr(settings.engine, "api_key_variable", None)
     # None where a server does not say who it is.
-    servers = server_reports(addresses.urls, os.environ.get(addresses.api_key_variable or ""))
+    servers = server_reports(urls, os.environ.get(key_variable or ""))
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)

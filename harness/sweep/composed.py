@@ -131,7 +131,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
         limit = settings.job_timeout_s
         if limit is not None:
             raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    elif not engine_of(settings).computes_here and not getattr(settings.engine, "starts", False):
+    elif engine_of(settings).addresses(settings.engine):
         for name in manifest.varying:
             if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
                 rule = (

@@ -35,7 +35,7 @@ from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
-from harness.engines.server.counters import Counted
+from harness.engines.server.counters import Counts
 from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.session import Session
 from harness.prompts.sets import Occurrence, PromptSet
@@ -305,5 +305,5 @@ class Twin(Arm):
         salts = [f"{self.name} {salt}" for salt in question.salts]
         return self.arm.stream(dataclasses.replace(question, salts=salts))
 
-    def counted(self) -> Counted | None:
+    def counted(self) -> Counts | None:
         return self.arm.counted()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import psutil
 import torch
@@ -17,28 +16,6 @@ import torch
 # Seconds from one choice to the next, and between two lines about a busy machine.
 _PERIOD_S = 2.0
 _QUIET_S = 60.0
-
-
-class Usage(NamedTuple):
-    """How much of the machine was used up to a moment, in seconds.
-
-    Attributes:
-        clock: of the moment.
-        machine: processor time of all programs, over all cores.
-        own: processor time of this process.
-    """
-
-    clock: float
-    machine: float
-    own: float
-
-
-def read_usage() -> Usage:
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    # Time of guests is counted in `user` already.
-    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return Usage(time.monotonic(), sum(times) - idle - guests, time.process_time())
 
 
 class ThreadChoice:
@@ -54,7 +31,8 @@ class ThreadChoice:
         self._most = most
         self._current = most
         self._num_cores = os.cpu_count() or most
-        self._last = read_usage()
+        self._process = psutil.Process()
+        self._cores_of_others()
         self._due = time.monotonic() + _PERIOD_S
         self._warned_at = -_QUIET_S
 
@@ -66,19 +44,21 @@ class ThreadChoice:
     def choose(self) -> None:
         """Choose by what has been used since the last choice."""
         self._due = time.monotonic() + _PERIOD_S
-        now = read_usage()
-        last = self._last
-        self._last = now
-        seconds = max(now.clock - last.clock, 1e-9)
-        others = max(0.0, (now.machine - last.machine) - (now.own - last.own)) / seconds
+        others = self._cores_of_others()
         chosen = max(1, min(self._most, round(self._num_cores - others)))
         if chosen == self._current:
             return
         torch.set_num_threads(chosen)
-        if chosen < self._current and now.clock - self._warned_at >= _QUIET_S:
-            self._warned_at = now.clock
+        now = time.monotonic()
+        if chosen < self._current and now - self._warned_at >= _QUIET_S:
+            self._warned_at = now
             self._say(
                 f"Other programs use {others:.1f} of {self._num_cores} cores: answers are slower, "
                 f"computed with {chosen} of {self._most} threads (OMP_NUM_THREADS sets a number)."
             )
         self._current = chosen
+
+    def _cores_of_others(self) -> float:
+        """The cores that other programs have used on average since the last call."""
+        used = psutil.cpu_percent() / 100 * self._num_cores
+        return max(0.0, used - self._process.cpu_percent() / 100)

@@ -1,8 +1,8 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
-in `engines/local/faults/`, and no other file names it. What takes the place of the real rule, warp or runner compares by
-value and passes other calls on, so that it runs on the same prepared code as the real arm.
+in `engines/local/faults/`, and no other file names it. What takes the place of the real rule, warp or runner compares
+by value and passes other calls on, so that it runs on the same prepared code as the real arm.
 """
 
 from __future__ import annotations

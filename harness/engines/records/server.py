@@ -16,7 +16,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.settings import require, require_at_least
 from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
-from harness.engines.record import Addresses, EngineRecord, Opening
+from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 # The times that `engine.slo` may bound.
 SLO = ("ttft_ms", "itl_ms")
-ARMS = ("regular", "speculative")
-# Those that are asked, in their order. `idle` could speculate and drafts nothing.
-IDLE = "idle"
-SERVERS = ("regular", IDLE, "speculative")
+# The servers that are asked, in their order. `idle` could speculate and drafts nothing.
+SERVERS = ("regular", "idle", "speculative")
 # `engine.blocks=auto` where one arm after the other has the devices.
-BLOCKS = 4
+_BLOCKS = 4
 # The same at most, of a run that ends as soon as it is precise enough (`precision`).
 _MOST_BLOCKS = 24
+_ABOUT_TIMES = "is for latency and map: it is about times"
 # Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
     "model": "engine.model",
@@ -50,18 +49,12 @@ _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_to
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(EngineSettings):
-    """Settings of `engine=server`.
+class ServersSettings(EngineSettings):
+    """Settings of every engine whose arms are servers.
 
     Attributes:
-        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that
-            speculates.
-        regular_url: of a server with the same model that does not; None to measure `url` alone.
-        idle_url: of a server with the same model that could speculate and drafts nothing (K of 0),
-            to divide the speed-up into its price and its gain.
-        model: the name under which `url` serves the model, where that is not its repository's or
-            file's: an alias, an adapter. None looks for the model in the server's list.
-        regular_model: the same of `regular_url`; None for the same name.
+        model: the name under which the server that speculates serves the model, where that is not its
+            repository's or file's: an alias, an adapter. None looks for the model in the server's list.
         rate: requests per second on average, at random (Poisson) times, however many are in flight;
             None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
@@ -69,18 +62,11 @@ class ServerSettings(EngineSettings):
             own template and parsers; otherwise prompts are sent as token ids or text.
         slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
             first token, and on average for each token after it; None for no goodput.
-        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
-            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
-            pages, such as those of several workers, the counters are added up.
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
         extra: further entries of every request's body: `{priority: 2}`.
-        start: commands that start the server of each arm here, `{regular: ..., speculative: ...}`,
-            each a text or a list. `{port}`, `{model}`, `{draft}`, `{K}` and `{directory}` (the
-            run's) are filled in. They end with the run, however it ends. `idle` is a third one,
-            which could speculate and drafts nothing.
         flags: further arguments of the servers that are started here.
         environment: variables of the servers that are started here, by name.
         start_timeout_s: until a server that is started here must be ready.
@@ -93,21 +79,14 @@ class ServerSettings(EngineSettings):
             device is no slower arm.
     """
 
-    name: str = "server"
-    url: str | None = None
-    regular_url: str | None = None
-    idle_url: str | None = None
     model: str | None = None
-    regular_model: str | None = None
     rate: float | None = None
     timeout_s: float = 600.0
     chat: bool = False
     slo: Mapping[str, float] | None = None
-    metrics_url: tuple[str, ...] = ()
     api_key_variable: str | None = None
     dialect: str | None = None
     extra: Mapping[str, Any] | None = None
-    start: Mapping[str, Any] | None = None
     flags: tuple[str, ...] = ()
     environment: Mapping[str, Any] | None = None
     start_timeout_s: float = 600.0
@@ -115,42 +94,65 @@ class ServerSettings(EngineSettings):
     places: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_start()
         if self.blocks != "auto":
             require_at_least(self, blocks=0)
         rule = "must be positive"
         require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
+        require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
+        rule = "must be positive, in requests per second"
+        require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
         number = 2 + self.has_idle
         rule = f"must be {number}, one for each server that is started, with engine.blocks of 1 or more"
-        require(
-            not self.places or (len(self.places) == number and self.blocks != 0),
-            "places",
-            rule,
-            self.places,
-        )
-        for name in self.extra or {}:
+        fits = not self.places or (len(self.places) == number and self.blocks != 0)
+        require(fits, "places", rule, self.places)
+        for name, value in (self.extra or {}).items():
             place = _SET_ELSEWHERE.get(name)
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
             is_free = place is None and name not in _NEEDED
-            require(is_free, "extra", advice, f"{{{name}: {(self.extra or {})[name]}}}")
-        _check_url("url", self.url)
-        _check_url("regular_url", self.regular_url)
-        _check_url("idle_url", self.idle_url)
-        for page in self.metrics_url:
-            _check_url("metrics_url", page)
-        _check_slo(self.slo)
-        require(self.timeout_s > 0, "timeout_s", "must be positive", self.timeout_s)
-        rule = "must be positive, in requests per second"
-        require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
+            require(is_free, "extra", advice, f"{{{name}: {value}}}")
+        rule = f"must be milliseconds by name, of {' and '.join(SLO)}"
+        for name, most in (self.slo or {}).items():
+            is_number = isinstance(most, int | float) and not isinstance(most, bool)
+            is_possible = name in SLO and is_number and 0 < most < math.inf
+            require(is_possible, "slo", rule, f"{{{name}: {most}}}")
 
-    def _check_start(self) -> None:
-        """Check what starts servers, or that there is an address."""
-        require(
-            (self.url is None) == bool(self.start),
-            "url",
-            "must be set with engine=server, or engine.start, and not both",
-            self.url,
-        )
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a server that could speculate and drafts nothing."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(ServersSettings):
+    """Settings of `engine=server`.
+
+    Attributes:
+        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that
+            speculates.
+        regular_url: of a server with the same model that does not; None to measure `url` alone.
+        idle_url: of a server with the same model that could speculate and drafts nothing (K of 0),
+            to divide the speed-up into its price and its gain.
+        regular_model: as `model`, of `regular_url`; None for the same name.
+        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
+            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
+            pages, such as those of several workers, the counters are added up.
+        start: commands that start the server of each arm here, `{regular: ..., speculative: ...}`,
+            each a text or a list. `{port}`, `{model}`, `{draft}`, `{K}` and `{directory}` (the
+            run's) are filled in. They end with the run, however it ends. `idle` is a third one,
+            which could speculate and drafts nothing.
+    """
+
+    name: str = "server"
+    url: str | None = None
+    regular_url: str | None = None
+    idle_url: str | None = None
+    regular_model: str | None = None
+    metrics_url: tuple[str, ...] = ()
+    start: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        rule = "must be set with engine=server, or engine.start, and not both"
+        require((self.url is None) == bool(self.start), "url", rule, self.url)
         for arm, command in (self.start or {}).items():
             setting = f"start.{arm}"
             require(arm in SERVERS, "start", f"must have commands for {', '.join(SERVERS)}", arm)
@@ -168,33 +170,93 @@ class ServerSettings(EngineSettings):
             require(not self.places, "places", rule, self.places)
         rule = "needs a server of each arm beside it"
         require(self.has_two or not self.has_idle, "idle_url", rule, self.idle_url or "started")
+        _check_url("url", self.url)
+        _check_url("regular_url", self.regular_url)
+        _check_url("idle_url", self.idle_url)
+        for page in self.metrics_url:
+            _check_url("metrics_url", page)
+        super().__post_init__()
 
     @property
     def has_two(self) -> bool:
         """Whether there is a server for each arm."""
-        return self.regular_url is not None or all(arm in (self.start or ()) for arm in ARMS)
+        return self.regular_url is not None or {"regular", "speculative"} <= set(self.start or ())
 
     @property
     def has_idle(self) -> bool:
-        """Whether there is a server that could speculate and drafts nothing."""
-        return self.idle_url is not None or IDLE in (self.start or ())
+        return self.idle_url is not None or "idle" in (self.start or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings(ServersSettings):
+    """Settings of servers whose commands follow from those of the run.
+
+    Attributes:
+        program: that is started, where it is not found under its usual name: `/opt/bin/llama-server`,
+            or a command such as `python -m vllm.entrypoints.openai.api_server`.
+        tax: also measure the server with its draft loaded and nothing drafted: what being able to
+            speculate costs, and what drafting gains.
+    """
+
+    program: str | None = None
+    tax: bool = False
 
     @property
-    def starts(self) -> bool:
-        """Whether the harness starts the servers."""
-        return self.url is None
+    def has_idle(self) -> bool:
+        return self.tax
 
 
-class Server(EngineRecord):
+class Servers(EngineRecord):
+    """An engine whose arms are servers."""
+
+    may_queue = True
+    takes_load = True
+    starts_slowly = True
+
+    def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
+        """The command of each server that is started here, by arm, with `{port}` in it."""
+        raise NotImplementedError
+
+    def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
+        """Variables of the servers that are started here, unless the user sets them."""
+        return {}
+
+    def fit_together(self, opening: Opening) -> bool:
+        """Whether memory holds the servers of both arms at once."""
+        raise NotImplementedError
+
+    def open(self, opening: Opening) -> Engine:
+        """Start the servers."""
+        from harness.engines.server.engine import ServerEngine
+        from harness.engines.server.launch import Launch, Served
+
+        settings: Any = opening.settings.engine
+        num_blocks = 0
+        if opening.settings.draft is not None:
+            is_precise = getattr(opening.settings, "precision", None) is not None
+            num_blocks = _MOST_BLOCKS if is_precise else _BLOCKS
+            if settings.blocks != "auto":
+                num_blocks = settings.blocks
+            if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
+                num_blocks = 0
+        environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})
+        served = []
+        for name, command in self.commands(opening, num_blocks).items():
+            log = opening.directory.resolve() / f"{name}_server.log"
+            command = [*command, *settings.flags]
+            launch = Launch(command, environment, log, settings.start_timeout_s)
+            served.append(Served(name, f"engine.start.{name}", settings.model, launch=launch))
+        places = [_texts(place) for place in settings.places] if num_blocks else []
+        return ServerEngine(opening, served, num_blocks, places)
+
+
+class Server(Servers):
     """Two servers with the same model, of which one speculates, or any one server."""
 
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
     settings = ServerSettings
     computes_here = False
-    may_queue = True
-    takes_load = True
-    starts_slowly = True
     # By flags that a server is started with; `advice` names them.
     has_synthetic_acceptance = True
     default_draft: ClassVar[str | None] = "server"
@@ -204,7 +266,8 @@ class Server(EngineRecord):
 
         Whether that server speculates, and with what, is not known here.
         """
-        if _settings_of(run).has_two or run.draft is None or run.LOADS_DRAFT:
+        settings: Any = run.engine
+        if settings.has_two or run.draft is None or run.LOADS_DRAFT:
             return run
         rule = (
             "needs engine.regular_url (or engine.start.regular), a server without speculation to"
@@ -215,7 +278,7 @@ class Server(EngineRecord):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        settings = _settings_of(run)
+        settings: Any = run.engine
         has_two = settings.has_two
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
@@ -226,10 +289,8 @@ class Server(EngineRecord):
         is_named = run.draft is not None and run.draft.name != self.default_draft
         rule = "must name what {draft} stands for in engine.start"
         require(is_named or not needs_draft, "draft", rule, run.draft and run.draft.name)
-        rule = "is for latency and map: it is about times"
-        require(
-            run.COMPARES_TIMES or not settings.has_idle, "engine.idle_url", rule, settings.idle_url
-        )
+        may_idle = run.COMPARES_TIMES or not settings.has_idle
+        require(may_idle, "engine.idle_url", _ABOUT_TIMES, settings.idle_url)
         rule = "must be set for recovery, which compares with its texts"
         require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
@@ -243,10 +304,10 @@ class Server(EngineRecord):
         """
         return settings.url and str(settings.url)
 
-    def addresses(self, settings: Any) -> Addresses:
-        """Both addresses, the regular one first, and the variable with their API key."""
+    def addresses(self, settings: Any) -> list[str]:
+        """All addresses, the regular one first."""
         urls = (settings.regular_url, settings.idle_url, settings.url)
-        return Addresses(tuple(filter(None, urls)), settings.api_key_variable)
+        return [url for url in urls if url is not None]
 
     def advice(self, run: RunSettings) -> str | None:
         """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.
@@ -266,110 +327,47 @@ class Server(EngineRecord):
         )
 
     def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
-        """The command of each arm's server, with `{port}` in it; none for given addresses."""
-        from harness.engines.server.launch import filled
-
         run = opening.settings
         values: dict[str, object] = {"model": path_of(run.model), "directory": opening.directory}
         if run.draft is not None:
             values |= {"draft": path_of(run.draft), "K": run.decoding.num_draft_tokens}
-        commands = _settings_of(run).start or {}
-        return {arm: filled(commands[arm], values) for arm in SERVERS if arm in commands}
-
-    def variables(self, opening: Opening, num_blocks: int) -> dict[str, str]:
-        """Variables of the servers that are started here, unless the user sets them."""
-        return {}
+        settings: Any = run.engine
+        commands = {}
+        for arm in SERVERS:
+            template = (settings.start or {}).get(arm, ())
+            parts = shlex.split(template) if isinstance(template, str) else list(template)
+            for name, value in values.items():
+                parts = [part.replace(f"{{{name}}}", str(value)) for part in parts]
+            if parts:
+                commands[arm] = parts
+        return commands
 
     def fit_together(self, opening: Opening) -> bool:
-        """Whether memory holds the servers of both arms at once.
-
-        For the user's own commands that is assumed without a GPU, where servers take only what they need.
-        """
+        """Whether there is no GPU: without one, the user's own commands take only what they need."""
         from harness.config.machine import gpu_names
 
         return not gpu_names()
 
     def open(self, opening: Opening) -> Engine:
         from harness.engines.server.engine import ServerEngine
-        from harness.engines.server.launch import Launch, Served
+        from harness.engines.server.launch import Served
 
-        run = opening.settings
-        settings = _settings_of(run)
-        arguments = getattr(getattr(run, "prompts", None), "template_arguments", None)
-        if settings.chat and arguments:
-            extra = {"chat_template_kwargs": arguments, **(settings.extra or {})}
-            settings = dataclasses.replace(settings, extra=extra)
-            opening = dataclasses.replace(
-                opening, settings=dataclasses.replace(run, engine=settings)
-            )
-        if not settings.starts:
-            served = [Served("speculative", "engine.url", settings.model, settings.url)]
-            if settings.regular_url is None:
-                served = [dataclasses.replace(served[0], name="regular")]
-            else:
-                name = settings.regular_model or settings.model
-                regular = Served("regular", "engine.regular_url", name, settings.regular_url)
-                served.insert(0, regular)
-            if settings.idle_url is not None:
-                served.insert(1, Served(IDLE, "engine.idle_url", settings.model, settings.idle_url))
-            return ServerEngine(opening, served)
-        num_blocks = 0
-        if run.draft is not None:
-            is_precise = getattr(run, "precision", None) is not None
-            num_blocks = _MOST_BLOCKS if is_precise else BLOCKS
-            if settings.blocks != "auto":
-                num_blocks = settings.blocks
-            if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
-                num_blocks = 0
-        environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})
-        served = []
-        for name, command in self.commands(opening, num_blocks).items():
-            log = opening.directory.resolve() / f"{name}_server.log"
-            command = [*command, *settings.flags]
-            launch = Launch(command, environment, log, settings.start_timeout_s)
-            served.append(Served(name, f"engine.start.{name}", settings.model, launch=launch))
-        places = [_texts(place) for place in settings.places] if num_blocks else []
-        return ServerEngine(opening, served, num_blocks, places)
+        settings: Any = opening.settings.engine
+        if settings.start:
+            return super().open(opening)
+        speculates = "regular" if settings.regular_url is None else "speculative"
+        # The regular server's counters are below its own address.
+        pages = settings.metrics_url
+        served = [Served(speculates, "engine.url", settings.model, settings.url, pages)]
+        if settings.idle_url is not None:
+            served.insert(0, Served("idle", "engine.idle_url", settings.model, settings.idle_url))
+        if settings.regular_url is not None:
+            name = settings.regular_model or settings.model
+            served.insert(0, Served("regular", "engine.regular_url", name, settings.regular_url))
+        return ServerEngine(opening, served)
 
 
-def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in variables.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PresetSettings(ServerSettings):
-    """Settings of servers whose commands follow from those of the run.
-
-    Attributes:
-        program: that is started, where it is not found under its usual name: `/opt/bin/llama-server`,
-            or a command such as `python -m vllm.entrypoints.openai.api_server`.
-        tax: also measure the server with its draft loaded and nothing drafted: what being able to
-            speculate costs, and what drafting gains.
-    """
-
-    program: str | None = None
-    tax: bool = False
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        given = ("url", "regular_url", "idle_url", "regular_model", "start", "metrics_url")
-        return [name for name in super().setting_names() if name not in given]
-
-    def _check_start(self) -> None:
-        for name in ("url", "regular_url", "idle_url", "start"):
-            rule = "is for engine=server; this engine starts its servers itself"
-            require(getattr(self, name) is None, name, rule, getattr(self, name))
-
-    @property
-    def has_two(self) -> bool:
-        return True
-
-    @property
-    def has_idle(self) -> bool:
-        return self.tax
-
-
-class PresetServer(Server):
+class PresetServer(Servers):
     """A kind of server that is started for each arm, by the settings of the run.
 
     Attributes:
@@ -378,27 +376,18 @@ class PresetServer(Server):
     """
 
     settings = PresetSettings
-    computes_here = True
-    has_synthetic_acceptance = False
-    default_draft = None
     program: tuple[str, ...]
     can_idle: ClassVar[bool] = True
 
-    def adapted(self, run: RunSettings) -> RunSettings:
-        return run
-
     def check(self, run: RunSettings) -> None:
-        EngineRecord.check(self, run)
-        has_idle = _settings_of(run).has_idle
+        super().check(run)
+        settings: Any = run.engine
+        has_idle = settings.has_idle
         rule = f"cannot be measured with engine={self.name}, which has no way to draft nothing"
         require(self.can_idle or not has_idle, "engine.tax", rule, has_idle)
-        rule = "is for latency and map: it is about times"
-        require(run.COMPARES_TIMES or not has_idle, "engine.tax", rule, has_idle)
+        require(run.COMPARES_TIMES or not has_idle, "engine.tax", _ABOUT_TIMES, has_idle)
         rule = "is the price of a draft, and there is none"
         require(run.draft is not None or not has_idle, "engine.tax", rule, has_idle)
-
-    def advice(self, run: RunSettings) -> str | None:
-        return None
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         """The arguments of each arm's server, and of `idle` with a draft, behind the program.
@@ -408,15 +397,17 @@ class PresetServer(Server):
         """
         raise NotImplementedError
 
+    def _program(self, settings: Any) -> list[str]:
+        return shlex.split(settings.program) if settings.program else list(self.program)
+
     def programs(self, settings: Any) -> list[str]:
-        return [*(shlex.split(settings.program) if settings.program else self.program)][:1]
+        return self._program(settings)[:1]
 
     def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
-        settings = opening.settings.engine
-        assert isinstance(settings, PresetSettings)
-        program = shlex.split(settings.program) if settings.program else self.program
+        settings: Any = opening.settings.engine
+        program = self._program(settings)
         by_arm = self.arguments(opening, num_blocks)
-        names = [name for name in SERVERS if name in by_arm and (name != IDLE or settings.tax)]
+        names = [name for name in SERVERS if name in by_arm and (name != "idle" or settings.tax)]
         return {name: [*program, *by_arm[name]] for name in names}
 
     def fit_together(self, opening: Opening) -> bool:
@@ -430,7 +421,8 @@ class PresetServer(Server):
         num_slots = opening.batch_size * context_of(opening)
         models = [target, target, *others]
         num_servers = 2
-        if _settings_of(opening.settings).has_idle:
+        settings: Any = opening.settings.engine
+        if settings.has_idle:
             models += [target, *others]
             num_servers = 3
         needed = sum(model.weight_bytes + num_slots * model.cache_bytes for model in models)
@@ -455,9 +447,8 @@ def path_of(model: ModelSettings) -> str:
     return model.repository or model.name
 
 
-def _settings_of(run: RunSettings) -> ServerSettings:
-    assert isinstance(run.engine, ServerSettings)
-    return run.engine
+def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in variables.items()}
 
 
 _ADDRESS_RULE = "must be an address such as http://host:8000/v1"
@@ -483,14 +474,6 @@ def _is_address(parts: SplitResult) -> bool:
     except ValueError:  # no number, or one that is too large
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
-
-
-def _check_slo(slo: Mapping[str, float] | None) -> None:
-    rule = f"must be milliseconds by name, of {' and '.join(SLO)}"
-    for name, most in (slo or {}).items():
-        is_number = isinstance(most, int | float) and not isinstance(most, bool)
-        is_possible = name in SLO and is_number and 0 < most < math.inf
-        require(is_possible, "slo", rule, f"{{{name}: {most}}}")
 
 
 RECORD = Server()

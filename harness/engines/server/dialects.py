@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from harness.config.registry import Record, Registry
 
-# OpenAI's API takes no more texts to stop at.
-_MOST_STOPS = 4
 _LONGEST_VERSION = 60
 
 
@@ -41,7 +39,7 @@ class Dialect(Record):
             not known to have any.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
-        counters: fields of `Counted` by the names of its counters, without `_total`.
+        counters: names in `counters.Counts` by those of its counters, without `_total`.
     """
 
     name: str
@@ -68,28 +66,6 @@ class Dialect(Record):
         if not isinstance(version, str) or not version.isprintable():
             return self.title
         return f"{self.title} {version[:_LONGEST_VERSION]}".strip()
-
-    def salted(self, salt: str) -> dict[str, Any]:
-        """The parameters with this salt."""
-        return {
-            name: salt if value == "{salt}" else value for name, value in (self.salt or {}).items()
-        }
-
-    def stops(self, ends: Sequence[str]) -> dict[str, Any]:
-        """The parameter for texts that end an answer, if it takes no `stop_token_ids`."""
-        if not ends or self.stops_at_tokens:
-            return {}
-        return {"stop": list(ends[:_MOST_STOPS])}
-
-    def in_its_words(self, parameters: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
-        """Parameters by vLLM's names, renamed, and those by which it understands them alike.
-
-        Args:
-            num_tokens: of the prompt and the longest answer.
-        """
-        renamed = {self.words.get(name, name): value for name, value in parameters.items()}
-        penalised = {self.penalised_tokens: num_tokens} if self.penalised_tokens else {}
-        return {**self.parameters, **penalised, **renamed}
 
 
 UNKNOWN = Dialect(name="", title="")

@@ -27,7 +27,7 @@ from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.server.connection import api_key, client_library, new_client
-from harness.engines.server.counters import Counted, CounterPage
+from harness.engines.server.counters import CounterPage, Counts, growth
 from harness.engines.server.dialects import dialect_of
 from harness.engines.server.identity import (
     ServedModel,
@@ -62,12 +62,12 @@ class ServerEngine(Engine):
 
     Args:
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
-        servers: of each arm, and of `idle` where there is one.
+        served: the server of each arm, and of `idle` where there is one.
         num_blocks: how often each server is started; 0 starts all of them once. A block has one
             question for each arm, and one server at a time, or with `places` two questions, each
             with all servers at once.
         places: variables of the environment of each server, such as those that name its devices,
-            in the order of `servers`. After each question they change places.
+            in the order of `served`. After each question they change places.
 
     Raises:
         SettingError: the API key is not in the environment, the client is not installed, or a
@@ -80,7 +80,7 @@ class ServerEngine(Engine):
     def __init__(
         self,
         opening: Opening,
-        servers: Sequence[Served],
+        served: Sequence[Served],
         num_blocks: int = 0,
         places: Sequence[Mapping[str, str]] = (),
     ) -> None:
@@ -95,25 +95,26 @@ class ServerEngine(Engine):
         self.questions_per_block = len(places) or 1
         self.alternates = not num_blocks
         self.has_rate = settings.rate is not None
+        self.server_command = "; ".join(str(one.launch) for one in served if one.launch) or None
         self._places = list(places)
         # A loop in a thread, because a notebook runs one in the caller's.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        self._servers = [ServerArm(self, served) for served in servers]
+        self._servers = [ServerArm(self, one) for one in served]
         self.arms: list[ServerArm] = [arm for arm in self._servers if arm.name != IDLE]
         self.idle = next((arm for arm in self._servers if arm.name == IDLE), None)
         started = time.perf_counter()
         try:
-            self._start(self._together(self._servers[0]))
+            self._start(self._servers[0])
         except BaseException:
             self.close()
             raise
         if self.server_command is not None:
             self.setup_seconds = time.perf_counter() - started
         if num_blocks:
-            number = num_blocks * self.questions_per_block * len(servers)
-            at_once = len(servers) if places else 1
+            number = num_blocks * self.questions_per_block * len(served)
+            at_once = len(served) if places else 1
             minutes = number / at_once * (self.setup_seconds or 0.0) / 60
             # Such a run ends as soon as its interval is narrow enough.
             up_to = " up to" if getattr(opening.settings, "precision", None) is not None else ""
@@ -124,7 +125,7 @@ class ServerEngine(Engine):
             )
             opening.say(
                 f"engine.blocks={num_blocks}: each server is started{up_to}"
-                f" {number // len(servers)} times, {how}; {number} starts take about {minutes:.1f} min"
+                f" {number // len(served)} times, {how}; {number} starts take about {minutes:.1f} min"
             )
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.
@@ -153,54 +154,28 @@ class ServerEngine(Engine):
         """Start the server of an arm if it does not run; where only one may, the others end."""
         if not arm.is_connected:
             self._stop()
-            self._start(self._together(arm))
+            self._start(arm)
 
-    def _together(self, arm: ServerArm) -> list[ServerArm]:
-        """The arms whose servers run while this one is asked."""
-        return [arm] if self.num_blocks and not self._places else self._servers
-
-    def _start(self, arms: Sequence[ServerArm]) -> None:
-        """Start servers, and wait until they can be asked."""
-        places: Sequence[Mapping[str, str]] = self._places or [{}] * len(arms)
-        for arm, place in zip(arms, places, strict=True):
-            arm.launch(place)
-        for arm in arms:
-            arm.identify()
-        if self.settings.model is None and self.settings.regular_model is None:
-            check_same_weights([arm.model for arm in self._identified if arm.model is not None])
-        for arm in arms:
-            arm.connect()
+    def _start(self, arm: ServerArm) -> None:
+        """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
+        together = [arm] if self.num_blocks and not self._places else self._servers
+        places: Sequence[Mapping[str, str]] = self._places or [{}] * len(together)
+        for one, place in zip(together, places, strict=True):
+            one.launch(place)
+        for one in together:
+            one.connect()
+        known = [one for one in self._servers if one.model is not None]
+        models = [one.model for one in known if one.model is not None]
+        if all(one.served.model is None for one in self._servers):
+            check_same_weights(models)
+        self.reports_token_ids = all(one.reports_token_ids for one in known)
+        self.salts = all(one.form.salts for one in known)
+        self.server = "; ".join(dict.fromkeys(one.server for one in known if one.server)) or None
+        self.served_model = "; ".join(dict.fromkeys(map(str, models)))
 
     def _stop(self) -> None:
         for arm in self._servers:
             arm.stop()
-
-    @property
-    def _identified(self) -> list[ServerArm]:
-        """The arms whose servers have answered, which with blocks is one at first."""
-        return [arm for arm in self._servers if arm.model is not None]
-
-    @property
-    def reports_token_ids(self) -> bool:  # type: ignore[override]
-        return all(arm.reports_token_ids for arm in self._identified)
-
-    @property
-    def salts(self) -> bool:  # type: ignore[override]
-        return all(arm.salts for arm in self._identified)
-
-    @property
-    def server(self) -> str | None:  # type: ignore[override]
-        return (
-            "; ".join(dict.fromkeys(arm.server for arm in self._identified if arm.server)) or None
-        )
-
-    @property
-    def served_model(self) -> str:  # type: ignore[override]
-        return "; ".join(dict.fromkeys(str(arm.model) for arm in self._identified))
-
-    @property
-    def server_command(self) -> str | None:  # type: ignore[override]
-        return "; ".join(str(arm.command) for arm in self._servers if arm.command) or None
 
     def close(self) -> None:
         self._stop()
@@ -217,90 +192,82 @@ class ServerArm(Arm):
         served: where it is, or how it is started.
 
     Attributes:
+        num_asked: questions since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
-        num_asked: questions since then.
-        model: that it is asked for; None before it was connected for the first time.
+
+    `connect` sets the others, which stay when the server has ended:
+        model: that it is asked for; None before the first time.
+        form: of its requests.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
         server: its name and version as it reports them; None where it does not.
-
-    `connect` sets `reports_token_ids` and `never_drawn`.
     """
+
+    form: RequestForm
+    reports_token_ids: bool
+    server: str | None
 
     def __init__(self, engine: ServerEngine, served: Served) -> None:
         self.name = served.name
-        self.command = served.launch
+        self.served = served
         self.model: ServedModel | None = None
-        self.server: str | None = None
         self.is_connected = False
         self.num_asked = 0
-        self.reports_token_ids = False
         self._engine = engine
         self._settings = engine.settings
-        self._served = served
-        self._url = served.url
+        self._url = served.url or ""
         self._started: StartedServer | None = None
         self._num_extra = itertools.count()
 
     def launch(self, place: Mapping[str, str]) -> None:
         """Start the server, if it is one that is started here, with variables of its environment."""
-        if self.command is not None:
-            environment = {**self.command.environment, **place}
-            launch = replace(self.command, environment=environment)
+        launch = self.served.launch
+        if launch is not None:
+            launch = replace(launch, environment={**launch.environment, **place})
             self._started = StartedServer(self.name, launch)
             self._url = self._started.url
 
-    def identify(self) -> None:
-        """Wait until the server is ready, and choose the model that it is asked for.
+    def connect(self) -> None:
+        """Wait until the server is ready, choose the model that it is asked for, and find out how it is asked.
 
         Raises:
             SettingError: it does not serve the model, or has no room for the prompts.
-            RunError: it has ended.
+            RunError: it has ended, or answers no request in any form.
         """
         engine = self._engine
+        opening = engine.opening
+        url = self._url
         if self._started is not None:
             self._started.wait_until_ready(engine.say, engine.key)
-        url = str(self._url)
         report = server_report(url, engine.key)
-        setting = self._served.setting
-        opening = engine.opening
-        model = choose_model(report, opening.settings.model, self._served.model, setting, url)
-        longest = opening.longest_prompt
+        setting = self.served.setting
+        model = choose_model(report, opening.settings.model, self.served.model, setting, url)
         max_new_tokens = opening.decoding.max_new_tokens
-        if longest + max_new_tokens > (model.context or math.inf):
+        if opening.longest_prompt + max_new_tokens > (model.context or math.inf):
             context = f"{setting}={url} has a context of {model.context} tokens"
-            rule = f"leaves too little room: {context}, and a prompt has {longest}"
+            rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self._dialect = dialect_of(model.owner, self._settings.dialect)
         self.scores_texts = self._dialect.scoring is not None
         self.documented_logprobs = self._dialect.logprobs
         self.penalises_prompts = self._dialect.penalised_tokens is not None
         self.server = (report and self._dialect.named(report.about)) or None
-        self.model = model
-
-    def connect(self) -> None:
-        """Find out how the server is asked. Raises RunError where it answers no request in any form."""
-        engine = self._engine
-        model = self.model
-        url = str(self._url)
-        assert model is not None
         self.client = new_client(client_library(), url, engine.key, self._settings.timeout_s)
         self._sender = Sender(self.client, engine.tokenizer, self._settings)
-        # The setting is about `engine.url`; the regular server's page is below its own address.
-        pages = self._settings.metrics_url if self._served.setting == "engine.url" else ()
-        self._page = CounterPage(url, engine.key, pages)
-        self._counted_before: Counted | None = None
-        self._num_restarts = 0
+        self._page = CounterPage(url, engine.key, self.served.pages)
+        self._counted_before: Counts | None = None
+        self._num_restarts = 0.0
         self._may_be_busy = False
         self.is_connected = True
-        form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), self._engine.loop)
+        form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
-            self._engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
+            engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
         try:
             form_found.result()
         except RunError as error:
             ended = self._started.ended if self._started else None
             raise RunError(ended or str(error)) from error
+        self.model = model
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
@@ -312,44 +279,39 @@ class ServerArm(Arm):
             self._started.stop()
             self._started = None
 
-    def _idle_counters(self) -> Counted | None:
+    def _idle_counters(self) -> Counts | None:
         """The counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
 
         After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        while (counted := self._page.read()) and counted.running and not self._may_be_busy:
+        while (counts := self._page.read()) and counts.get("running") and not self._may_be_busy:
             if time.monotonic() > until:
                 self._may_be_busy = True
-                number = round(counted.running)
+                number = round(counts["running"])
                 self._engine.say(
                     f"{self.name}: the server still answers {number} requests of others"
                 )
             time.sleep(_DRAIN_LOOK_S)
-        return counted
+        return counts
 
     @property
     def given_up(self) -> str | None:
         ended = self._started.ended if self._started else None
         return ended or self._sender.given_up
 
-    @property
-    def salts(self) -> bool:
-        """Whether the server's prefix cache heeds salts."""
-        return self._form.salts
-
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
-        return self._form.as_read(prompt)
+        return self.form.as_read(prompt)
 
-    def counted(self) -> Counted | None:
+    def counted(self) -> Counts | None:
         now = self._page.read()
         before = self._counted_before
         if now is None or before is None:
             return None
         # The server may also have been restarted between this question and the one before it.
-        growth = now.since(replace(before, restarts=self._num_restarts))
-        self._num_restarts = now.restarts
-        return growth
+        grown = growth(now, {**before, "restarts": self._num_restarts})
+        self._num_restarts = now["restarts"]
+        return grown
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """A record for the chunks that arrive together; the first has every row's first token.
@@ -361,14 +323,28 @@ class ServerArm(Arm):
         self._engine.make_ready(self)
         self.num_asked += 1
         self._counted_before = self._idle_counters()
+        loop = self._engine.loop
         num_rows = len(question.prompts)
-        bodies = [self._form.body(question, row) for row in range(num_rows)]
-        pairs = zip(question.indices, question.prompts, strict=True)
-        self.last_requests = [RequestRecord(index, len(prompt)) for index, prompt in pairs]
-        arrivals = _Arrivals(self._engine.loop)
-        requests = []
-        for row, (body, request) in enumerate(zip(bodies, self.last_requests, strict=True)):
-            requests.append((body, request, functools.partial(arrivals.add, row)))
+        records: list[RequestRecord] = []
+        arrivals: SimpleQueue[dict[int, list[int]] | None] = SimpleQueue()
+        # Tokens by row: those of one turn of the asyncio loop are one message, because each message wakes the reader.
+        new: dict[int, list[int]] = {}
+
+        def flush() -> None:
+            arrivals.put(dict(new))
+            new.clear()
+
+        def add(row: int, tokens: list[int]) -> None:
+            if not new:
+                loop.call_soon(flush)
+            new[row] = new.get(row, []) + tokens
+
+        outgoing = []
+        for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
+            records.append(RequestRecord(index, len(prompt)))
+            body = self.form.body(question, row)
+            outgoing.append(Outgoing(body, records[row], functools.partial(add, row)))
+        self.last_requests = records
         rate = self._settings.rate
         # A server may be started for more than a question keeps in flight.
         extra = question.extra
@@ -377,16 +353,16 @@ class ServerArm(Arm):
         async def ask() -> None:
             self.last_load = await send_all(
                 self._sender,
-                requests,
+                outgoing,
                 _refuse_empty,
                 num_in_flight,
                 rate,
                 times=arrival_times(question, rate) if rate else (),
                 extra=self._extra(extra) if extra else None,
-                begin=lambda: arrivals.queue.put({}),
+                begin=lambda: arrivals.put({}),
             )
 
-        received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals.queue)
+        received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals)
         if rate and extra:
             # No clock runs yet while the load builds up.
             next(received)
@@ -397,29 +373,27 @@ class ServerArm(Arm):
         for row in itertools.cycle(range(len(question.prompts))):
             number = next(self._num_extra)
             salts = [f"{salt} {number}" for salt in question.salts]
-            body = self._form.body(dataclasses.replace(question, salts=salts), row)
-            request = RequestRecord(question.indices[row], len(question.prompts[row]))
-            yield body, request, lambda tokens: None
+            body = self.form.body(dataclasses.replace(question, salts=salts), row)
+            yield Outgoing(body, RequestRecord(question.indices[row], len(question.prompts[row])))
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         self._engine.make_ready(self)
-        bodies = [self._form.body(request.question, 0, request.parameters) for request in requests]
-        self.last_requests = [
-            RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
-            for place, request in enumerate(requests)
-        ]
+        records: list[RequestRecord] = []
+        outgoing = []
+        for place, request in enumerate(requests):
+            num_prompt_tokens = len(request.question.prompts[0])
+            records.append(RequestRecord(place, num_prompt_tokens, leave_after=request.leave_after))
+            body = self.form.body(request.question, 0, request.parameters)
+            outgoing.append(Outgoing(body, records[place]))
+        self.last_requests = records
         ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
-        outgoing = [
-            (body, request, lambda tokens: None)
-            for body, request in zip(bodies, self.last_requests, strict=True)
-        ]
 
         async def ask() -> None:
             # An answer without a token is no failure here: it is judged like any other text.
             await send_all(
-                self._sender, outgoing, lambda body, request: ended.put(request), num_in_flight
+                self._sender, outgoing, lambda sent: ended.put(sent.request), num_in_flight
             )
 
         yield from self._received(ask, ended)
@@ -505,18 +479,23 @@ class ServerArm(Arm):
         # Enough that a server that speculates drafts something.
         decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
         question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
+        extra = self._settings.extra or {}
+        prompts = getattr(self._engine.opening.settings, "prompts", None)
+        arguments = getattr(prompts, "template_arguments", None)
+        if chat and arguments:
+            extra = {"chat_template_kwargs": arguments, **extra}
         for takes_ids, takes_extensions in _FORMS:
-            self._form = RequestForm(
+            self.form = RequestForm(
                 self._engine.tokenizer,
                 model.name,
                 self._dialect,
                 chat,
                 takes_ids,
                 takes_extensions,
-                extra=self._settings.extra or {},
+                extra,
             )
             request = RequestRecord(0, len(ids))
-            await self._sender.send(self._form.body(question, 0), request, lambda tokens: None)
+            await self._sender.send(Outgoing(self.form.body(question, 0), request))
             error = request.error
             if error is None:
                 # A reference reads the prompt's ids, and a server may read other ids in its text.
@@ -524,16 +503,15 @@ class ServerArm(Arm):
                 reads_as_known = takes_ids or chat
                 self.reports_token_ids = reads_as_known and not request.from_text
                 self.never_drawn = request.never_drawn
-                counted = self._page.read()
-                self.drafts = bool(
-                    request.num_drafted or (counted and (counted.drafts or counted.proposed))
-                )
+                counts = self._page.read() or {}
+                numbers = (request.num_drafted, counts.get("drafts"), counts.get("proposed"))
+                self.drafts = any(numbers)
                 return
             # Of another status the form is not the reason.
             if error.code not in (400, 404, 422):
                 break
         assert error is not None
-        place = self._served.setting
+        place = self.served.setting
         if str(self.client.base_url) not in error.message:
             place += f"={self.client.base_url}"
         advice = ""
@@ -545,29 +523,8 @@ class ServerArm(Arm):
         raise RunError(f"{place}: {error}{advice}")
 
 
-def _refuse_empty(body: dict[str, Any], request: RequestRecord) -> None:
+def _refuse_empty(sent: Outgoing) -> None:
     """Make an answer without a token a failure, unless a text may have ended it at once."""
-    if request.error is None and request.num_tokens == 0 and "stop" not in body:
+    request = sent.request
+    if request.error is None and request.num_tokens == 0 and "stop" not in sent.body:
         request.error = RequestError(0, "AnswerError", "the answer has no token")
-
-
-class _Arrivals:
-    """Tokens by row, from the asyncio thread to the reader.
-
-    Those of one turn of the asyncio loop are one message, because each message wakes the reader.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.queue: SimpleQueue[dict[int, list[int]] | None] = SimpleQueue()
-        self._loop = loop
-        self._new: dict[int, list[int]] = {}
-
-    def add(self, row: int, tokens: list[int]) -> None:
-        """Note new tokens of one row; none if it has ended without any."""
-        if not self._new:
-            self._loop.call_soon(self._flush)
-        self._new[row] = self._new.get(row, []) + tokens
-
-    def _flush(self) -> None:
-        self.queue.put(self._new)
-        self._new = {}

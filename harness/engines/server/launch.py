@@ -69,6 +69,7 @@ class Served:
         setting: that says so.
         model: the name under which it serves the model; None to look for that.
         url: its address; None for one that is started here.
+        pages: of its counters, where they are not below its address.
         launch: how it is started here.
     """
 
@@ -76,6 +77,7 @@ class Served:
     setting: str
     model: str | None = None
     url: str | None = None
+    pages: Sequence[str] = ()
     launch: Launch | None = None
 
 
@@ -176,14 +178,6 @@ def _free_port() -> int:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")
-
-
-def filled(template: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """A command with values in place of `{model}` and others; `{port}` stays."""
-    parts = shlex.split(template) if isinstance(template, str) else list(template)
-    for name, value in values.items():
-        parts = [part.replace(f"{{{name}}}", str(value)) for part in parts]
-    return parts
 
 
 def _reason_line(lines: Sequence[str]) -> str:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# OpenAI's API takes no more texts to stop at.
+_MOST_STOPS = 4
+
+
 @dataclass(frozen=True)
 class RequestForm:
     """The form of one server's requests.
@@ -52,6 +56,7 @@ class RequestForm:
             SettingError: the server has no parameter for a setting.
         """
         decoding = question.decoding
+        dialect = self.dialect
         body: dict[str, Any] = {
             "model": self.model,
             **self._prompt(question, row),
@@ -60,37 +65,40 @@ class RequestForm:
             "top_p": decoding.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **self.dialect.stops(question.ends),
         }
+        if question.ends and not dialect.stops_at_tokens:
+            body["stop"] = list(question.ends[:_MOST_STOPS])
         extra = {**self.extra, **(parameters or {})}
         if self.takes_extensions:
-            extra = self._extensions(question, row) | extra
-            longest = len(question.prompts[row]) + decoding.max_new_tokens
-            extra = self.dialect.in_its_words(extra, longest)
+            # By vLLM's names.
+            extensions = {
+                "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "ignore_eos": not question.stop_tokens,
+                "stop_token_ids": sorted(question.stop_tokens),
+                "return_token_ids": True,
+                "return_spec_tokens_details": True,
+            }
+            if dialect.seeded:
+                extensions |= {"seed": question.seed, "index": question.indices[row]}
+            if question.salts:
+                salt = f"{self.salt} {question.salts[row]}"
+                for name, value in (dialect.salt or {}).items():
+                    extensions[name] = salt if value == "{salt}" else value
+            extensions |= extra
+            extra = dict(dialect.parameters)
+            if dialect.penalised_tokens:
+                longest = len(question.prompts[row]) + decoding.max_new_tokens
+                extra[dialect.penalised_tokens] = longest
+            for name, value in extensions.items():
+                extra[dialect.words.get(name, name)] = value
         elif decoding.top_k:
             rule = "must be 0: the server has no such parameter"
             raise SettingError("decoding.top_k", rule, decoding.top_k)
         if extra.get("stream") is False:
             del body["stream_options"]
         return body | {"extra_body": extra} if extra else body
-
-    def _extensions(self, question: Question, row: int) -> dict[str, Any]:
-        """Parameters that OpenAI does not have, by vLLM's names."""
-        decoding = question.decoding
-        extensions = {
-            "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "ignore_eos": not question.stop_tokens,
-            "stop_token_ids": sorted(question.stop_tokens),
-            "return_token_ids": True,
-            "return_spec_tokens_details": True,
-        }
-        if self.dialect.seeded:
-            extensions |= {"seed": question.seed, "index": question.indices[row]}
-        if question.salts:
-            extensions |= self.dialect.salted(f"{self.salt} {question.salts[row]}")
-        return extensions
 
     @property
     def salts(self) -> bool:

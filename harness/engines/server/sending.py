@@ -2,7 +2,7 @@
 
 `Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
 once, or is not sent because the server is gone. `send_all` decides when each of many is sent, beside
-a `Background` that keeps up the load.
+further ones that keep up the load.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
@@ -35,8 +36,20 @@ if TYPE_CHECKING:
 _MOST_UNANSWERED = 4
 
 
-# The body of a request, its record, and what gets its tokens as they arrive.
-Outgoing = tuple[dict[str, Any], RequestRecord, Callable[[list[int]], None]]
+@dataclass(frozen=True)
+class Outgoing:
+    """A request that is to be sent.
+
+    Attributes:
+        body: arguments of OpenAI's client.
+        request: its record.
+        add: gets the tokens as they arrive; those of an answer of text alone at its end; an empty
+            list where there are none.
+    """
+
+    body: dict[str, Any]
+    request: RequestRecord
+    add: Callable[[list[int]], None] = lambda tokens: None
 
 
 class Sender:
@@ -71,19 +84,12 @@ class Sender:
         self._counted_until = now
         return self._request_seconds
 
-    async def send(
-        self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
-    ) -> None:
-        """Send one request, and note in its record how that went, failure included.
-
-        Args:
-            body: arguments of OpenAI's client.
-            add: gets the tokens as they arrive; those of an answer of text alone at its end; an
-                empty list where there are none.
-        """
+    async def send(self, outgoing: Outgoing) -> None:
+        """Send one request, and note in its record how that went, failure included."""
+        request = outgoing.request
         if self.given_up is not None:
             request.error = RequestError(0, "NotSent", self.given_up)
-            add([])
+            outgoing.add([])
             return
         timeout_s = self._settings.timeout_s
         failure: Exception | None = None
@@ -91,7 +97,15 @@ class Sender:
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(timeout_s):
-                await self._read_or_read_again(body, request, add)
+                try:
+                    await self._read(outgoing)
+                except Exception as error:
+                    # A connection that was kept alive may have been closed before the request came; a server that died
+                    # of a request on a new one does not get it twice.
+                    if request.on_new_connection or not closed_by_server(error):
+                        raise
+                    request.sent_again = True
+                    await self._read(outgoing)
         except TimeoutError as error:
             failure = error
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
@@ -106,30 +120,29 @@ class Sender:
         finally:
             self.request_seconds()
             self.num_in_flight -= 1
-        self._count_unanswered(request, failure)
+        is_refused = hasattr(failure, "status_code") or isinstance(failure, HarnessError)
+        if failure is None or request.arrivals or is_refused:
+            self._num_unanswered = 0
+        else:
+            self._num_unanswered += 1
+        if self._num_unanswered > _MOST_UNANSWERED + self.num_in_flight:
+            number = f"{self._num_unanswered} requests in a row had no answer"
+            self.given_up = f"{number}, the last with {request.error}; no more are sent"
         request.text = joined_surrogates(request.text)
         if not request.token_ids:
-            self._set_tokens(request)
-            add(request.token_ids)
+            # llama.cpp shows ids; the parser of a chat holds some back.
+            shows_all = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
+            if shows_all and not self._settings.chat:
+                request.token_ids = request.shown_ids
+            else:
+                request.from_text = True
+                request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
+            outgoing.add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
 
-    async def _read_or_read_again(
-        self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
-    ) -> None:
-        """Read the answer, at a second attempt if the server had closed a kept-alive connection."""
-        try:
-            await self._read(body, request, add)
-        except Exception as error:
-            # A server that died of a request does not get it twice.
-            if request.on_new_connection or not closed_by_server(error):
-                raise
-            request.sent_again = True
-            await self._read(body, request, add)
-
-    async def _read(
-        self, body: dict[str, Any], request: RequestRecord, add: Callable[[list[int]], None]
-    ) -> None:
+    async def _read(self, outgoing: Outgoing) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
+        body, request = outgoing.body, outgoing.request
         finished = False
         usage: int | None = None
         max_tokens = body["max_tokens"]
@@ -147,7 +160,7 @@ class Sender:
                     note_event(request, event, self.last_event - started)
                     check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
                     if event.token_ids:
-                        add(event.token_ids)
+                        outgoing.add(event.token_ids)
                     if request.may_be_left:
                         return
                     finished = finished or event.is_last
@@ -161,27 +174,6 @@ class Sender:
             check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
             request.count_undrafted()
-
-    def _set_tokens(self, request: RequestRecord) -> None:
-        """Set the tokens of an answer without ids: those that llama.cpp shows, or its text's."""
-        # The parser of a chat holds some back.
-        is_complete = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
-        if is_complete and not self._settings.chat:
-            request.token_ids = request.shown_ids
-            return
-        request.from_text = True
-        request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
-
-    def _count_unanswered(self, request: RequestRecord, failure: Exception | None) -> None:
-        """Give the server up after too many requests in a row without a token or a refusal."""
-        is_refused = hasattr(failure, "status_code") or isinstance(failure, HarnessError)
-        if failure is None or request.arrivals or is_refused:
-            self._num_unanswered = 0
-            return
-        self._num_unanswered += 1
-        if self._num_unanswered > _MOST_UNANSWERED + self.num_in_flight:
-            number = f"{self._num_unanswered} requests in a row had no answer"
-            self.given_up = f"{number}, the last with {request.error}; no more are sent"
 
     def _explained(self, error: Exception) -> RequestError:
         """A failure in one short line, without the API key."""
@@ -213,75 +205,10 @@ def arrival_times(question: Question, rate: float) -> list[float]:
     return list(itertools.accumulate(drawn.expovariate(rate) for _ in question.prompts))
 
 
-class Background:
-    """Requests that do not count, with which a load neither builds up nor drains.
-
-    They take free places in `room`, or are sent at a rate. What is left of them is cancelled.
-
-    Attributes:
-        records: of those that were sent.
-    """
-
-    def __init__(
-        self,
-        sender: Sender,
-        requests: Iterator[Outgoing],
-        room: asyncio.Semaphore,
-        rate: float | None,
-    ) -> None:
-        self.records: list[RequestRecord] = []
-        self._sender = sender
-        self._requests = requests
-        self._room = room
-        self._rate = rate
-        self._has_ended = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def num_arrived(self) -> int:
-        return sum(len(request.arrivals) for request in self.records)
-
-    async def lead(self) -> None:
-        """Send requests until the first of them has ended."""
-        leading = self.begin()
-        await self._has_ended.wait()
-        leading.cancel()
-
-    def begin(self, wait_s: float = 0.0) -> asyncio.Task[None]:
-        """Send requests from then on. Those that wait for room already come first."""
-        task = asyncio.create_task(self._send_on(wait_s))
-        self._tasks.append(task)
-        return task
-
-    async def _send_on(self, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
-        await self._room.acquire()
-        # A server that refuses them at once would be flooded.
-        while not any(request.error for request in self.records):
-            outgoing = next(self._requests)
-            self.records.append(outgoing[1])
-            self._tasks.append(asyncio.create_task(self._send(outgoing)))
-            if self._rate:
-                await asyncio.sleep(random.expovariate(self._rate))
-            await self._room.acquire()
-
-    async def _send(self, outgoing: Outgoing) -> None:
-        try:
-            await self._sender.send(*outgoing)
-        finally:
-            self._room.release()
-            self._has_ended.set()
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
 async def send_all(
     sender: Sender,
     requests: Sequence[Outgoing],
-    end: Callable[[dict[str, Any], RequestRecord], None],
+    end: Callable[[Outgoing], None],
     num_in_flight: int,
     rate: float | None = None,
     times: Sequence[float] = (),
@@ -295,40 +222,66 @@ async def send_all(
         num_in_flight: the most that have not ended; without effect at a rate.
         rate: requests per second; None to send one wherever there is room.
         times: at a rate, the seconds after which each of `requests` is sent.
-        extra: requests without end, which keep up the load: at a rate before and behind the
-            others, else in the places of those that have ended, when no others wait.
+        extra: requests without end that do not count, with which the load neither builds up nor
+            drains: at a rate before and behind the others, else in the places of those that have
+            ended, when no others wait. What is left of them is cancelled.
         begin: is called before the first of `requests` is sent.
     """
     room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
-    background = Background(sender, extra or iter(()), room, rate)
+    tasks: list[asyncio.Task[None]] = []
+    extra_records: list[RequestRecord] = []
+    an_extra_has_ended = asyncio.Event()
 
-    async def send_in_turn(place: int) -> None:
-        if rate:
-            await asyncio.sleep(times[place])
-        body, request, add = requests[place]
-        async with room:
-            await sender.send(body, request, add)
-        end(body, request)
+    async def send(outgoing: Outgoing, end: Callable[[Outgoing], None]) -> None:
+        try:
+            await sender.send(outgoing)
+        finally:
+            room.release()
+        end(outgoing)
+
+    async def send_extra(requests: Iterator[Outgoing], wait_s: float = 0.0) -> None:
+        await asyncio.sleep(wait_s)
+        await room.acquire()
+        # A server that refuses them at once would be flooded.
+        while not any(record.error for record in extra_records):
+            outgoing = next(requests)
+            extra_records.append(outgoing.request)
+            tasks.append(asyncio.create_task(send(outgoing, lambda _: an_extra_has_ended.set())))
+            if rate:
+                await asyncio.sleep(random.expovariate(rate))
+            await room.acquire()
 
     try:
         if rate and extra is not None:
-            await background.lead()
+            leading = asyncio.create_task(send_extra(extra))
+            tasks.append(leading)
+            await an_extra_has_ended.wait()
+            leading.cancel()
         begin()
         started = time.perf_counter()
-        before = sender.request_seconds()
-        num_arrived_before = background.num_arrived
-        asking = asyncio.gather(*(send_in_turn(place) for place in range(len(requests))))
+        seconds_before = sender.request_seconds()
+        num_arrived_before = sum(len(record.arrivals) for record in extra_records)
+        own_tasks = []
+        for place, outgoing in enumerate(requests):
+            if rate:
+                await asyncio.sleep(started + times[place] - time.perf_counter())
+            await room.acquire()
+            own_tasks.append(asyncio.create_task(send(outgoing, end)))
+            tasks.append(own_tasks[-1])
         if extra is not None:
-            background.begin(times[-1] + random.expovariate(rate) if rate else 0.0)
-        await asking
-        num_extra = background.num_arrived - num_arrived_before
-        num_own = sum(len(request.arrivals) for _, request, _ in requests)
+            wait_s = random.expovariate(rate) if rate else 0.0
+            tasks.append(asyncio.create_task(send_extra(extra, wait_s)))
+        await asyncio.gather(*own_tasks)
+        num_extra = sum(len(record.arrivals) for record in extra_records) - num_arrived_before
+        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
         return Load(
-            request_seconds=sender.request_seconds() - before,
+            request_seconds=sender.request_seconds() - seconds_before,
             seconds=time.perf_counter() - started,
             share=num_own / (num_own + num_extra) if num_own else 1.0,
-            extra=background.records,
+            extra=extra_records,
             offered_s=times[-1] if rate else 0.0,
         )
     finally:
-        await background.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,10 +9,12 @@ import pytest
 
 from harness.engines.requests import RequestRecord
 from harness.engines.server.counters import (
-    Counted,
     CounterPage,
+    added,
     counted_acceptance,
     counter_columns,
+    growth,
+    is_known,
     read_counters,
     traffic_columns,
 )
@@ -44,7 +46,14 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
-    assert read_counters(VLLM) == Counted(120, 40, 80, 50, {0: 30, 1: 20})
+    assert read_counters(VLLM) == {
+        "generated": 120,
+        "drafts": 40,
+        "proposed": 80,
+        "accepted": 50,
+        "accepted at 0": 30,
+        "accepted at 1": 20,
+    }
 
 
 def test_the_size_of_a_cache_is_no_growth() -> None:
@@ -53,7 +62,8 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
     )
     page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
     before, after = read_counters(page), read_counters(page)
-    assert counter_columns(after.since(before).plus(after.since(before)))["cache_size"] == 87296
+    grown = growth(after, before)
+    assert counter_columns(added(grown, grown))["cache_size"] == 87296
     sglang = read_counters("sglang:max_total_num_tokens 4096\n")
     assert counter_columns(sglang)["cache_size"] == 4096
 
@@ -61,7 +71,7 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
 @pytest.mark.parametrize("page", sorted(OTHERS))
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)
-    assert (counted.proposed, counted.accepted) == (80, 50)
+    assert (counted["proposed"], counted["accepted"]) == (80, 50)
     assert counted_acceptance(counted, 1)["acceptance_rate"] == 50 / 80
 
 
@@ -82,11 +92,13 @@ def test_rates_follow_from_vllms_definitions() -> None:
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
-    before, now = Counted(10, 4, 8, 2, {0: 2}), Counted(110, 14, 28, 12, {0: 10, 1: 2})
-    assert now.since(before) == Counted(100, 10, 20, 10, {0: 8, 1: 2})
-    assert not before.since(now).is_known
-    assert before.since(now) == Counted()
-    assert now.since(Counted()) == now
+    before = {"generated": 10.0, "drafts": 4.0, "accepted at 0": 2.0}
+    now = {"generated": 110.0, "drafts": 14.0, "accepted at 0": 10.0, "accepted at 1": 2.0}
+    grown = {"generated": 100, "drafts": 10, "accepted at 0": 8, "accepted at 1": 2, "restarts": 0}
+    assert growth(now, before) == grown
+    assert is_known(growth(now, before))
+    assert not is_known(growth(before, now))
+    assert growth(now, {}) == {**now, "restarts": 0}
 
 
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
@@ -102,7 +114,7 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         )
         counted = page.read()
         assert counted is not None
-        restarts.append(counted.restarts)
+        restarts.append(counted["restarts"])
     assert restarts == [0, 0, 0, 1, 1]
     page = CounterPage("http://localhost/v1", None, [file.as_uri()])
     restarts = []
@@ -110,32 +122,33 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
         counted = page.read()
         assert counted is not None
-        restarts.append(counted.restarts)
+        restarts.append(counted["restarts"])
     assert restarts == [0, 0, 1, 1]
-    assert counted.since(Counted(1, restarts=0)) == Counted(restarts=1)
+    assert growth(counted, {"generated": 1, "restarts": 0}) == {"restarts": 1}
 
 
 def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
     counted = read_counters("vllm:generation_tokens_total 7\n")
-    assert (counted.drafts, counted.proposed) == (0, 0)
+    assert counted == {"generated": 7, "drafts": 0, "proposed": 0}
     assert counter_columns(counted) == {"drafted": False}
     assert counter_columns(read_counters(VLLM)) == {"drafted": True}
-    assert read_counters("sglang:generation_tokens_total 7\n").drafts is None
+    assert "drafts" not in read_counters("sglang:generation_tokens_total 7\n")
 
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
-        columns = traffic_columns(Counted(generated), ours)
+        columns = traffic_columns({"generated": generated}, ours)
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
-    assert traffic_columns(Counted(), ours) == {}
-    assert counter_columns(Counted(preempted=3)) == {"num_preemptions": 3}
+    assert traffic_columns({}, ours) == {}
+    assert counter_columns({"preempted": 3}) == {"num_preemptions": 3}
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    assert counted_acceptance(Counted(100, 0, 0, 0), 1) == {}
-    assert counted_acceptance(Counted(100), 1) == {}
+    nothing = {"generated": 100.0, "drafts": 0.0, "proposed": 0.0, "accepted": 0.0}
+    assert counted_acceptance(nothing, 1) == {}
+    assert counted_acceptance({"generated": 100.0}, 1) == {}
 
 
 def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
@@ -150,9 +163,9 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     files[1].write_text(text)
     before = page.read()
     assert before is not None
-    assert (before.generated, before.running) == (14, 6)
+    assert (before["generated"], before["running"]) == (14, 6)
     files[1].write_text("vllm:generation_tokens_total 9\nvllm:num_requests_running 0\n")
     after = page.read()
     assert after is not None
-    assert after.restarts == 0
-    assert after.since(before).generated == 2
+    assert after["restarts"] == 0
+    assert growth(after, before)["generated"] == 2

@@ -16,7 +16,7 @@ from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord, acceptance_columns
 from harness.engines.server import engine as server_module
-from harness.engines.server.counters import Counted, CounterPage
+from harness.engines.server.counters import CounterPage
 from harness.engines.server.sending import arrival_times
 from harness.engines.timing import Generation, generate
 from harness.results.acceptance import Acceptance
@@ -385,14 +385,14 @@ def test_a_server_that_answers_others_is_waited_for(
     engine = open_engine(EchoServer())
     arm = arm_of(engine)
     running = iter([2.0, 1.0, 0.0, 0.0])
-    monkeypatch.setattr(CounterPage, "read", lambda page: Counted(running=next(running)))
+    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": next(running)})
     generate(engine, arm, ask(1))
     assert next(running, None) is None
 
     said: list[str] = []
     engine.say = said.append
     monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
-    monkeypatch.setattr(CounterPage, "read", lambda page: Counted(running=3.0))
+    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": 3.0})
     for _ in range(2):
         generate(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]

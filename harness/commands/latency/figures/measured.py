@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.engines.checks.divergence import Divergence
     from harness.engines.requests import RequestRecord
     from harness.engines.roofline import Roof
-    from harness.engines.server.counters import Counted
+    from harness.engines.server.counters import Counts
     from harness.engines.timing import Generation
     from harness.measuring.quietness import Quietness
     from harness.prompts.sets import PromptSet
@@ -93,18 +93,22 @@ class MeasuredArm:
         return [round(rate, 4) for rate in rates_by_rank(branches)]
 
     @property
-    def counted(self) -> Counted | None:
+    def counted(self) -> Counts | None:
         """Growth of the server's counters meanwhile; None where it has none."""
-        total: Counted | None = None
+        from harness.engines.server.counters import added
+
+        total: Counts | None = None
         for generation in self.generations:
             if generation.counted is not None:
-                total = generation.counted if total is None else total.plus(generation.counted)
+                total = added(generation.counted, total or {})
         return total
 
     @property
     def counted_laps(self) -> list[Generation]:
         """The laps whose growth is known."""
-        return [lap for lap in self.generations if lap.counted and lap.counted.is_known]
+        from harness.engines.server.counters import is_known
+
+        return [lap for lap in self.generations if lap.counted and is_known(lap.counted)]
 
     @property
     def counted_requests(self) -> list[RequestRecord]:
@@ -118,7 +122,7 @@ class MeasuredArm:
     @property
     def num_restarts(self) -> int:
         """How often the server was restarted meanwhile, as its counters show."""
-        return sum(lap.counted.restarts for lap in self.generations if lap.counted is not None)
+        return round((self.counted or {}).get("restarts", 0.0))
 
     @property
     def seconds(self) -> float:
