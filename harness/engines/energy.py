@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pynvml
 
@@ -87,18 +88,15 @@ def gpus_of(devices: Sequence[torch.device]) -> list[str]:
     try:
         pynvml.nvmlInit()
         gpus = [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in places]
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu) for gpu in gpus]
+        for gpu in gpus:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            with suppress(pynvml.NVMLError):  # of a kind that cannot be divided
+                is_divided, _ = pynvml.nvmlDeviceGetMigMode(handle)
+                if is_divided:
+                    return []
     except pynvml.NVMLError:
         return []
-    return [] if any(map(_is_divided, handles)) else gpus
-
-
-def _is_divided(handle: Any) -> bool:
-    try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # of a kind that cannot be
-        return False
-    return bool(current)
+    return gpus
 
 
 def _energy_mj(gpus: Sequence[str]) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from harness.drafting.registry import method_of
 from harness.engines.checks.reference import ModelReference, not_finite, open_reference
 from harness.engines.pair import Pair, PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.record import Preparation
 from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
@@ -45,28 +46,17 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
         require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
-    _check_placements(planned)
-    _check_vocabularies(planned, decoding, draft)
-
-
-def _check_placements(planned: PlannedPair) -> None:
-    """Refuse a pair of which one model is split over ranks, and the other a copy in each."""
-    strategies = {
-        checkpoint.role: planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
-        for checkpoint in planned.checkpoints
-    }
-    if "tensor_parallel" not in strategies.values():
-        return
-    rule = (
-        "must be tensor_parallel like the other model: copies may round differently, and ranks "
-        "hang in generate()"
-    )
-    for role, strategy in strategies.items():
-        require(strategy == "tensor_parallel", f"{role}.placement", rule, strategy)
-
-
-def _check_vocabularies(planned: PlannedPair, decoding: DecodingSettings, draft: str) -> None:
-    """Refuse to sample with outputs of different widths, and translation with equal ones."""
+    strategies = {}
+    for checkpoint in planned.checkpoints:
+        strategy = planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
+        strategies[checkpoint.role] = strategy
+    if "tensor_parallel" in strategies.values():
+        rule = (
+            "must be tensor_parallel like the other model: copies may round differently, and ranks "
+            "hang in generate()"
+        )
+        for role, strategy in strategies.items():
+            require(strategy == "tensor_parallel", f"{role}.placement", rule, strategy)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
@@ -85,31 +75,20 @@ class HuggingFaceEngine(Engine):
     Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
 
     Args:
-        decoding: of the questions.
         schedule: `constant` or `adaptive`, how the number of draft tokens changes within an answer.
-        longest_prompt: the most tokens of a prompt.
-        say: shows the user a line.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        decoding: DecodingSettings,
-        *,
-        schedule: str = "constant",
-        longest_prompt: int = 0,
-        say: Callable[[str], None] = lambda message: None,
-    ):
+    def __init__(self, pair: Pair, preparation: Preparation, schedule: str = "constant"):
         draft_settings = pair.draft_settings
         arguments: dict[str, Any] = {}
         assistant = None if pair.draft is None else pair.draft.model
         if draft_settings is not None:
             method = method_of(draft_settings)
-            arguments = method.huggingface(pair, draft_settings, decoding)
+            arguments = method.huggingface(pair, draft_settings, preparation.decoding)
             if method.memory == "shared":
                 assistant = pair.target.model
         # The same weights in our eager runner.
-        self.reference: ModelReference = open_reference(pair, decoding, longest_prompt, say)
+        self.reference: ModelReference = open_reference(pair, preparation)
         self.devices = pair.devices
         self.runner = "generate"
         self.setup_seconds = 0.0
@@ -190,24 +169,12 @@ class HuggingFaceArm(Arm):
             finally:
                 recorder.abandoned.set()
                 wait([running])
-            if (broken := recorder.first_not_finite()) is not None:
-                raise not_finite(self.pair, broken.role, f"new token {broken.position}")
+            for role, position, total in recorder.logit_sums:
+                if not total.isfinite():
+                    raise not_finite(self.pair, role, f"new token {position}")
             running.result()
 
         return records()
-
-
-class _LogitSum(NamedTuple):
-    """The sum of all logits of a forward pass, finite if they all are.
-
-    Attributes:
-        role: of the model, `model` or `draft`.
-        position: the number of tokens generated before.
-    """
-
-    role: str
-    position: int
-    value: Tensor
 
 
 @dataclass
@@ -224,7 +191,8 @@ class _Recorder(BaseStreamer):
         abandoned: set when nobody reads the records any more.
         proposed: the candidates that are being verified.
         num_generated: the new tokens so far; None before the prompt.
-        sums: of the logits of each forward pass.
+        logit_sums: of each forward pass the role of the model (`model` or `draft`), the number of tokens generated
+            before, and the sum of all logits (a scalar), finite if they all are.
     """
 
     max_new_tokens: int
@@ -232,7 +200,7 @@ class _Recorder(BaseStreamer):
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
-    sums: list[_LogitSum] = field(default_factory=list)
+    logit_sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
@@ -247,7 +215,11 @@ class _Recorder(BaseStreamer):
         proposed = self.proposed[: self.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
-        num_accepted = _num_equal(proposed, tokens)
+        num_accepted = 0
+        for candidate, token in zip(proposed, tokens, strict=False):
+            if candidate != token:
+                break
+            num_accepted += 1
         if not proposed:
             last = Origin.TARGET
         elif num_accepted < len(proposed):
@@ -281,14 +253,10 @@ class _Recorder(BaseStreamer):
 
         def note(module: Any, inputs: Any, output: Any) -> None:
             total = output.logits.sum(dtype=torch.float32)
-            self.sums.append(_LogitSum(role, self.num_generated or 0, total))
+            self.logit_sums.append((role, self.num_generated or 0, total))
             output.logits.nan_to_num_(0.0, 0.0)
 
         return model.register_forward_hook(note).remove
-
-    def first_not_finite(self) -> _LogitSum | None:
-        """The first pass with a logit that is not finite; None without any."""
-        return next((noted for noted in self.sums if not noted.value.isfinite()), None)
 
     def watch(self, model: Any) -> Callable[[], None]:
         """Note the candidates of every candidate generator that a model makes.
@@ -312,16 +280,6 @@ class _Recorder(BaseStreamer):
 
         model._get_candidate_generator = make_watched
         return lambda: delattr(model, "_get_candidate_generator")
-
-
-def _num_equal(proposed: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    count = 0
-    for ours, theirs in zip(proposed, tokens, strict=False):
-        if ours != theirs:
-            break
-        count += 1
-    return count
 
 
 def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from harness.models import devices
 from harness.results.acceptance import Acceptance
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
 # of that time, so that drawing takes no more than a tenth of a user's wait.
@@ -192,7 +192,25 @@ def run_lap(
     with without_garbage_collection():
         records = arm.stream(question)
         meter = GpuMeter(engine.gpus)
-        _run_clocked(generation, records, engine.devices, draw)
+        next_frame = 0.0
+        devices.synchronize(engine.devices)
+        # Moved forward by every stop of the clock, so that stops do not count.
+        started = time.perf_counter()
+        for iteration in records:
+            # Tokens in a record are numbers on the host, which has waited for the device's event
+            # behind them, and for nothing that is queued after it.
+            now = time.perf_counter()
+            generation.seconds = now - started
+            generation.iterations.append(iteration)
+            generation.decided.append(generation.seconds)
+            if draw is not None and now >= next_frame:
+                devices.synchronize(engine.devices)
+                stopped = time.perf_counter()
+                draw(generation)
+                cost = time.perf_counter() - stopped
+                started += cost
+                next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
+        generation.seconds = time.perf_counter() - started
         generation.gpu = meter.stop()
         # A loop that works ahead has queued another turn behind a stop token. It must not slow what
         # is timed next.
@@ -212,38 +230,6 @@ def run_lap(
 
         check_agreement(generation.tokens)
     return generation
-
-
-def _run_clocked(
-    generation: Generation,
-    records: Iterable[Iteration],
-    used: Sequence[torch.device],
-    draw: Callable[[Generation], None] | None,
-) -> None:
-    """Collect the records, with the time of each on a clock that stops for `draw`.
-
-    Args:
-        used: the devices to wait for.
-    """
-    next_frame = 0.0
-    devices.synchronize(used)
-    # Moved forward by every stop of the clock, so that stops do not count.
-    started = time.perf_counter()
-    for iteration in records:
-        # Tokens in a record are numbers on the host, which has waited for the device's event behind
-        # them, and for nothing that is queued after it.
-        now = time.perf_counter()
-        generation.seconds = now - started
-        generation.iterations.append(iteration)
-        generation.decided.append(generation.seconds)
-        if draw is not None and now >= next_frame:
-            devices.synchronize(used)
-            stopped = time.perf_counter()
-            draw(generation)
-            cost = time.perf_counter() - stopped
-            started += cost
-            next_frame = stopped + cost + max(FRAME_S, _COST_FACTOR * cost)
-    generation.seconds = time.perf_counter() - started
 
 
 def generate(

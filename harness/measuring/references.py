@@ -10,6 +10,7 @@ from harness.engines.checks.divergence import Divergence, text_divergence
 from harness.engines.checks.reference import REFERENCE_BATCH, REFERENCE_TOKENS, open_reference
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Engine, Reference
+from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.session import Session
@@ -83,4 +84,4 @@ class References:
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None
         never_drawn = set().union(*(arm.never_drawn for arm in self._engine.arms))
-        return open_reference(pair, settings.decoding, never_drawn=never_drawn)
+        return open_reference(pair, Preparation(decoding=settings.decoding), never_drawn)

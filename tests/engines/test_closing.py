@@ -96,7 +96,7 @@ def test_buffers_are_given_back_whoever_holds_the_engine(
 
 def test_hugging_faces_engine_is_freed(pair: Pair, without_collections: None) -> None:
     greedy = DecodingSettings(max_new_tokens=6, num_draft_tokens=2, temperature=0.0)
-    engine = HuggingFaceEngine(pair, greedy, longest_prompt=8)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=greedy, longest_prompt=8))
     assert not isinstance(engine, LocalEngine)
     use(engine)
     refs = [weakref.ref(engine), weakref.ref(engine.reference)]

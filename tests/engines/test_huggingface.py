@@ -68,7 +68,7 @@ def with_lookup(pair: Pair) -> Pair:
 
 @pytest.fixture
 def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
-    engine = HuggingFaceEngine(pair, GREEDY)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
     yield engine
     engine.close()
 
@@ -96,8 +96,8 @@ def tokens_of(records: list[Iteration]) -> list[int]:
 def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
     expected = tokens_of(read(LocalEngine(pair, Preparation(decoding=GREEDY)).arms[0], ask()))
     assert len(expected) == 24
-    lookup = HuggingFaceEngine(with_lookup(pair), GREEDY)
-    adaptive = HuggingFaceEngine(pair, GREEDY, schedule="adaptive")
+    lookup = HuggingFaceEngine(with_lookup(pair), Preparation(decoding=GREEDY))
+    adaptive = HuggingFaceEngine(pair, Preparation(decoding=GREEDY), schedule="adaptive")
     for arm in (*engine.arms, *lookup.arms, *adaptive.arms):
         assert tokens_of(read(arm, ask())) == expected
 
@@ -107,7 +107,9 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
     ids = chain.tokenizer("a one")["input_ids"]
     shorter = dataclasses.replace(GREEDY, max_new_tokens=23)
     ours = read(LocalEngine(chain, Preparation(decoding=GREEDY)).arms[1], ask(GREEDY, ids[:1]))
-    theirs = read(HuggingFaceEngine(chain, shorter).arms[1], ask(shorter, ids))
+    theirs = read(
+        HuggingFaceEngine(chain, Preparation(decoding=shorter)).arms[1], ask(shorter, ids)
+    )
     assert tokens_of(ours)[1:] == tokens_of(theirs)
     assert [(one.proposed, one.num_accepted, one.origins) for one in ours[1:]] == [
         (one.proposed, one.num_accepted, one.origins) for one in theirs
@@ -122,7 +124,7 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
 
 def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
     question = ask(prompt=chain.tokenizer("a")["input_ids"], stop=chain.stop_tokens())
-    for arm in HuggingFaceEngine(chain, GREEDY).arms:
+    for arm in HuggingFaceEngine(chain, Preparation(decoding=GREEDY)).arms:
         tokens = tokens_of(read(arm, question))
         assert len(tokens) == 13
         assert tokens[-1] in chain.stop_tokens()
@@ -133,14 +135,17 @@ def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
     """Prompt lookup proposes without regard to how many tokens are left."""
     prompt = [5] + [9, 8, 7, 6] * 3
     decoding = dataclasses.replace(GREEDY, max_new_tokens=2, num_draft_tokens=8)
-    records = read(HuggingFaceEngine(with_lookup(pair), decoding).arms[1], ask(decoding, prompt))
+    records = read(
+        HuggingFaceEngine(with_lookup(pair), Preparation(decoding=decoding)).arms[1],
+        ask(decoding, prompt),
+    )
     assert len(tokens_of(records)) == 2
     assert len(records[0].proposed[0]) == 2
 
 
 def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -> None:
     engine, question = (
-        HuggingFaceEngine(chain, GREEDY, schedule="adaptive"),
+        HuggingFaceEngine(chain, Preparation(decoding=GREEDY), schedule="adaptive"),
         ask(prompt=[chain.tokenizer("a")["input_ids"][0]]),
     )
     first = [len(one.proposed[0]) for one in read(engine.arms[1], question)]
@@ -205,7 +210,7 @@ def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., Model
     """Our loop does the same, a token ahead: see above."""
     drafting = EarlyExitSettings(name="early_exit_1", method="early_exit", layers=(1,))
     pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
-    engine = HuggingFaceEngine(pair, GREEDY)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
     regular, theirs = (read(arm, ask()) for arm in engine.arms)
     assert tokens_of(theirs) == tokens_of(regular)
     assert pair.target.model.config.num_hidden_layers == 3
@@ -223,7 +228,7 @@ def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
     save_model: Callable[..., ModelSettings],
 ) -> None:
     pair = load(save_model(), save_model(name="draft", vocab_size=300))
-    engine = HuggingFaceEngine(pair, GREEDY)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
     regular, speculative = (read(arm, ask(prompt=[1, *PROMPT])) for arm in engine.arms)
     assert tokens_of(speculative) == tokens_of(regular)
     assert any(one.proposed[0] for one in speculative)
@@ -241,7 +246,7 @@ def test_logits_that_are_not_finite_are_an_error(
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[7] = value
     decoding = dataclasses.replace(GREEDY, temperature=temperature)
-    engine = HuggingFaceEngine(pair, decoding)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=decoding))
     said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token 0"
     for arm in engine.arms[0 if role == "model" else 1 :]:
         with pytest.raises(RunError, match=said):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -115,16 +116,10 @@ class ModelReference:
 
 
 def open_reference(
-    pair: Pair,
-    decoding: DecodingSettings,
-    longest_prompt: int = 0,
-    say: Callable[[str], None] = lambda message: None,
-    never_drawn: Collection[int] = (),
+    pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
-    """A reference over a loaded pair, with eager runners of its own."""
-    preparation = Preparation(
-        decoding=decoding, runner="eager", longest_prompt=longest_prompt, say=say
-    )
+    """A reference over a loaded pair, with eager runners beside those of the engine that is prepared."""
+    preparation = replace(preparation, runner="eager", share_prefix=False)
     return ModelReference(open_runners(pair, preparation), never_drawn)
 
 

@@ -57,13 +57,7 @@ class HuggingFace(EngineRecord):
         settings = opening.settings.engine
         assert isinstance(settings, HuggingFaceSettings)
         check_pair(opening.planned, opening.decoding)
-        return HuggingFaceEngine(
-            opening.load(),
-            opening.decoding,
-            schedule=settings.schedule,
-            longest_prompt=opening.longest_prompt,
-            say=opening.say,
-        )
+        return HuggingFaceEngine(opening.load(), opening, settings.schedule)
 
 
 RECORD = HuggingFace()

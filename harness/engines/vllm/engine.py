@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from packaging.version import Version
@@ -134,13 +134,6 @@ class _Request:
     started: float = 0.0
 
 
-class _Step(NamedTuple):
-    """One of vLLM's steps: the new tokens by row, and the requests that have ended."""
-
-    tokens: dict[int, list[int]]
-    ended: list[RequestRecord]
-
-
 @dataclass
 class VllmArm(Arm):
     """One of vLLM's engines.
@@ -165,24 +158,42 @@ class VllmArm(Arm):
         rule = f"must be {started_for}, for which vLLM was started"
         require(started_for in (None, number), "decoding.num_draft_tokens", rule, number)
         llm = self.engine.start(self)
-        requests: list[_Request] = []
+        requests = []
         for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
             parameters = _sampling_parameters(question, index)
             requests.append(_Request(row, RequestRecord(index, len(prompt)), prompt, parameters))
         self.last_requests = [request.record for request in requests]
         steps = self._steps(llm, requests, num_in_flight=len(requests))
-        return as_records((step.tokens for step in steps), len(requests))
+        return as_records((tokens for tokens, _ in steps), len(requests))
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         llm = self.engine.start(self)
-        prepared = [_request_under_load(row, request) for row, request in enumerate(requests)]
-        for step in self._steps(llm, prepared, num_in_flight):
-            yield from step.ended
+        asked = []
+        for row, request in enumerate(requests):
+            (prompt,), (index,) = request.question.prompts, request.question.indices
+            further = dict(request.parameters)
+            if "logit_bias" in further:
+                biases = further["logit_bias"].items()
+                further["logit_bias"] = {int(token): bias for token, bias in biases}
+            record = RequestRecord(row, len(prompt), leave_after=request.leave_after)
+            try:
+                parameters = _sampling_parameters(request.question, index, **further)
+            except ValueError as error:
+                raise _refusal(error, further) from error
+            asked.append(_Request(row, record, prompt, parameters, further))
+        for _, ended in self._steps(llm, asked, num_in_flight):
+            yield from ended
 
-    def _steps(self, llm: Any, requests: Sequence[_Request], num_in_flight: int) -> Iterator[_Step]:
-        """Answer requests, `num_in_flight` of them at any time, and note in each what it gets."""
+    def _steps(
+        self, llm: Any, requests: Sequence[_Request], num_in_flight: int
+    ) -> Iterator[tuple[dict[int, list[int]], list[RequestRecord]]]:
+        """Answer requests, `num_in_flight` of them at any time.
+
+        Yields, for each of vLLM's steps, the new tokens by row, and the records of requests that have
+        ended, or for the rest of which nobody waits.
+        """
         waiting = deque(requests)
         running: dict[str, _Request] = {}
         try:
@@ -190,16 +201,35 @@ class VllmArm(Arm):
                 while waiting and len(running) < num_in_flight:
                     request = waiting.popleft()
                     identity = f"{self.name}-{next(self._ids)}"
-                    _begin(llm, identity, request)
+                    prompt = {"type": "token", "prompt_token_ids": list(request.prompt)}
+                    request.record.started_ns = time.time_ns()
+                    request.started = time.perf_counter()
+                    try:
+                        llm.add_request(identity, prompt, request.parameters)
+                    except ValueError as error:
+                        raise _refusal(error, request.further) from error
                     running[identity] = request
-                step = _Step({}, [])
+                new_tokens: dict[int, list[int]] = {}
+                ended: list[RequestRecord] = []
                 for output in llm.step():
                     request = running[output.request_id]
-                    if _note(request, output, step):
+                    record = request.record
+                    completion = output.outputs[0]
+                    if completion.token_ids:
+                        new_tokens[request.row] = list(completion.token_ids)
+                        seconds = time.perf_counter() - request.started
+                        record.add(new_tokens[request.row], seconds)
+                    metrics = completion.spec_decode_metrics
+                    if output.finished and metrics is not None:
+                        reported = {"metrics": {"speculative_decoding": metrics.to_dict()}}
+                        note_drafts(record, read_event(reported))
+                        record.count_undrafted()
+                    if output.finished or record.may_be_left:
+                        ended.append(record)
                         del running[output.request_id]
-                        if not output.finished:
-                            llm.abort_request([output.request_id])
-                yield step
+                    if record.may_be_left and not output.finished:
+                        llm.abort_request([output.request_id])
+                yield new_tokens, ended
         except HarnessError:
             raise
         except Exception as exception:
@@ -207,50 +237,6 @@ class VllmArm(Arm):
         finally:
             if running:
                 llm.abort_request(list(running))
-
-
-def _note(request: _Request, output: Any, step: _Step) -> bool:
-    """Note what a request got in a step -> whether it has ended, or nobody waits for the rest."""
-    record = request.record
-    completion = output.outputs[0]
-    if completion.token_ids:
-        step.tokens[request.row] = list(completion.token_ids)
-        record.add(step.tokens[request.row], time.perf_counter() - request.started)
-    metrics = completion.spec_decode_metrics
-    if output.finished and metrics is not None:
-        reported = {"metrics": {"speculative_decoding": metrics.to_dict()}}
-        note_drafts(record, read_event(reported))
-        record.count_undrafted()
-    has_ended = output.finished or record.may_be_left
-    if has_ended:
-        step.ended.append(record)
-    return has_ended
-
-
-def _request_under_load(row: int, request: LoadRequest) -> _Request:
-    """One of many requests. Raises SettingError for a parameter that vLLM refuses."""
-    question = request.question
-    (prompt,), (index,) = question.prompts, question.indices
-    further = dict(request.parameters)
-    if "logit_bias" in further:
-        further["logit_bias"] = {int(name): bias for name, bias in further["logit_bias"].items()}
-    record = RequestRecord(row, len(prompt), leave_after=request.leave_after)
-    try:
-        parameters = _sampling_parameters(question, index, **further)
-    except ValueError as error:
-        raise _refusal(error, further) from error
-    return _Request(row, record, prompt, parameters, further)
-
-
-def _begin(llm: Any, identity: str, request: _Request) -> None:
-    """Hand a request to vLLM's engine. Raises SettingError for one that vLLM refuses."""
-    request.record.started_ns = time.time_ns()
-    request.started = time.perf_counter()
-    tokens = {"type": "token", "prompt_token_ids": list(request.prompt)}
-    try:
-        llm.add_request(identity, tokens, request.parameters)
-    except ValueError as error:
-        raise _refusal(error, request.further) from error
 
 
 def _refusal(error: ValueError, further: Mapping[str, Any]) -> SettingError:

@@ -280,7 +280,9 @@ def loud_reference(dtype: torch.dtype) -> ModelReference:
         head *= 25 / float(model(torch.arange(64)[None]).logits.abs().max())
     settings = ModelSettings(name="loud", repository="loud")
     loaded = LoadedModel(model.to(dtype), settings, None, dtype, [CPU], CPU)  # type: ignore[arg-type]
-    return open_reference(Pair(loaded, None, tokenizer=None), DecodingSettings())  # type: ignore[arg-type]
+    return open_reference(
+        Pair(loaded, None, tokenizer=None), Preparation(decoding=DecodingSettings())
+    )  # type: ignore[arg-type]
 
 
 LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 13)]
