@@ -273,7 +273,7 @@ MISTAKES = {
     "latency engine=server 'engine.start.regula=\"s {port}\"'": "engine.start=regula: must have commands for",
     "latency engine=server 'engine.start={regular: \"s {port}\", speculative: \"s {port} {draft}\"}'": "draft=server",
     f"latency {URL} 'engine.start.regular=\"s {{port}}\"'": "engine.url=http://h/v1: must be set with",
-    "latency engine=harness_server engine.url=http://h/v1": "engine.url=http://h/v1: is for engine=server",
+    "latency engine=harness_server engine.url=http://h/v1": "engine.url: needs engine=server",
     "latency engine=harness_server engine.blocks=-1": "engine.blocks=-1: must not be negative",
     "latency engine=harness_server engine.start_timeout_s=0": "engine.start_timeout_s=0.0: must be positive",
     "latency engine=harness_server draft=tiny_eagle3_tree": "draft.tree=dynamic: must be chain",

@@ -54,7 +54,7 @@ class Registry(Generic[AnyRecord]):
     Args:
         setting: that names a record, for errors: `draft`.
         base: class of the records.
-        built_in: the package with a module for each built-in record, or their classes by name.
+        built_in: the package with a module for each built-in record, or these or their classes by name.
         file: of a record that has a folder of its own, the module in it.
         group: of entry points.
         advice: on writing a record of one's own, for errors.
@@ -64,7 +64,7 @@ class Registry(Generic[AnyRecord]):
         self,
         setting: str,
         base: type[AnyRecord],
-        built_in: str | Mapping[str, type[AnyRecord]],
+        built_in: str | Mapping[str, AnyRecord | type[AnyRecord]],
         group: str,
         advice: str = "",
         file: str = "",

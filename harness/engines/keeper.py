@@ -51,16 +51,7 @@ class PairKeeper:
         if self._planned is None or self._key != key:
             self._planned = self._placed = self._pair = None
             with self._loading():
-                if engine_of(settings).computes_here:
-                    self._planned = plan_pair(
-                        settings.model,
-                        settings.draft,
-                        settings.placement,
-                        settings.dtype,
-                        weights=settings.weights,
-                    )
-                else:
-                    self._planned = plan_tokenizer(settings.model)
+                self._planned = _planned_pair(settings)
             self._key = key
         return self._planned
 
@@ -128,3 +119,16 @@ class PairKeeper:
         from harness.runners.graphs import GraphRecorder
 
         return GraphRecorder.has_failed
+
+
+def _planned_pair(settings: RunSettings) -> PlannedPair:
+    """The pair; of an engine on another machine the tokenizer alone."""
+    if not engine_of(settings).computes_here:
+        return plan_tokenizer(settings.model)
+    return plan_pair(
+        settings.model,
+        settings.draft,
+        settings.placement,
+        settings.dtype,
+        weights=settings.weights,
+    )

@@ -20,7 +20,7 @@ from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError
 from harness.decoding.randomness import uniforms
 from harness.decoding.tree_speculation import speculative_trees
-from harness.decoding.warp import AnyWarp, BatchWarp
+from harness.decoding.warp import AnyWarp
 from harness.drafting.checked import CheckedDrafter, blaming
 from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import METHODS
@@ -66,10 +66,7 @@ class LocalArm(Arm):
 
     def stream(self, question: Question) -> Records:
         """Records as they are decided; the iterator takes a `batch.Change` after each."""
-        request = self.request(question)
-        if self.name == "regular":
-            return self._explained(self._regular(request))
-        return self._explained(self._speculative(request, question.decoding))
+        return self._explained(self._records(question))
 
     def warmed_up(self) -> None:
         if self.phases is not None:
@@ -160,40 +157,36 @@ class LocalArm(Arm):
         """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
 
-    def _target(self) -> Any:
-        """The target's runner; with stopwatches, the time in `decide` is the phase `forward`."""
-        target = self.runners.target
-        if self.phases is None:
-            return target
-        layers = eight_bit_layers(self.pair.target.model)
-        return self.phases.watch("forward", target, "decide", layers)
+    def _records(self, question: Question) -> Records:
+        """The loop's records; with stopwatches, the time in the target's `decide` is the phase `forward`, and the
+        drafter's in `propose` the phase `drafting`.
 
-    def _drafter(self, warp: BatchWarp) -> Any:
-        """A new drafter; with stopwatches, the time in `propose` is the phase `drafting`."""
-        assert self.make_drafter is not None
-        drafter = self.make_drafter(warp)
-        if self.phases is None:
-            return drafter
-        model = self.runners.draft_model
-        layers = () if model is None else eight_bit_layers(model.model)
-        proposes = "propose_tree" if self._most_nodes else "propose"
-        return self.phases.watch("drafting", drafter, proposes, layers)
-
-    # Where ranks share the models, all go on with the tokens of rank 0 (`agree`).
-
-    def _regular(self, request: Request) -> Records:
-        return autoregressive(self._target(), request, self.runners.works_ahead, agree=of_rank_0)
-
-    def _speculative(self, request: Request, decoding: DecodingSettings) -> Records:
+        Where ranks share the models, all go on with the tokens of rank 0 (`agree`).
+        """
+        request = self.request(question)
+        decoding = question.decoding
+        ahead = self.runners.works_ahead
+        target: Any = self.runners.target
+        if self.phases is not None:
+            layers = eight_bit_layers(self.pair.target.model)
+            target = self.phases.watch("forward", target, "decide", layers)
+        if self.make_drafter is None:
+            return autoregressive(target, request, ahead, agree=of_rank_0)
         fault = fault_of(self.fault)
+        target = fault.runner(target)
         warp = fault.warp()
-        target: Any = fault.runner(self._target())
+        drafter: Any = self.make_drafter(warp)
+        if self.phases is not None:
+            model = self.runners.draft_model
+            layers = [] if model is None else eight_bit_layers(model.model)
+            proposes = "propose_tree" if self._most_nodes else "propose"
+            drafter = self.phases.watch("drafting", drafter, proposes, layers)
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
         if self._most_nodes:
             return speculative_trees(
                 target,
-                self._drafter(warp),
+                drafter,
                 request,
                 depth=num_draft_tokens,
                 budget=self._most_nodes,
@@ -204,14 +197,14 @@ class LocalArm(Arm):
         verification, lenience = rule_of(decoding, self.fault)
         return speculative(
             target,
-            self._drafter(warp),
+            drafter,
             request,
             num_draft_tokens=num_draft_tokens,
             lenience=lenience,
             verification=verification,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
-            ahead=self.runners.works_ahead,
+            ahead=ahead,
             agree=of_rank_0,
         )
 
@@ -250,19 +243,16 @@ class LocalEngine(Engine):
         self.runners = open_runners(pair, preparation)
         self.reference: ModelReference = ModelReference(self.runners)
         self.devices = pair.devices
-        self.stopwatches_are_free = self._stopwatches_are_free()
+        # Elsewhere stopwatches slow the run: they synchronise the GPU, or time every 8-bit layer.
+        has_8bit_layers = any(
+            model is not None and eight_bit_layers(model.model)
+            for model in (pair.target, self.runners.draft_model)
+        )
+        on_cpu = all(device.type == "cpu" for device in pair.devices)
+        self.stopwatches_are_free = on_cpu and not has_8bit_layers
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms: Sequence[Arm] = self._make_arms(self.runners.make_drafter)
-
-    def _stopwatches_are_free(self) -> bool:
-        """Whether all is on a CPU without 8-bit layers. Elsewhere stopwatches slow the run: they
-        synchronise the GPU, or time every 8-bit layer.
-        """
-        for model in (self._pair.target, self.runners.draft_model):
-            if model is not None and eight_bit_layers(model.model):
-                return False
-        return all(device.type == "cpu" for device in self.devices)
 
     def watched(self) -> Sequence[tuple[Arm, Phases]]:
         """Copies of the arms with stopwatches.

@@ -92,14 +92,25 @@ def build_runner(
         if chosen == "eager":
             return _eager_runner(loaded, shapes, role, common)
         if chosen == "static":
-            return _static_runner(loaded.model, shapes, common)
+            runner = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
+            if _checked.get(loaded.model, 0) < shapes.num_slots:
+                runner.check(shapes.num_slots)
+                _checked[loaded.model] = shapes.num_slots
+            return runner
         built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
         built.prepare(shapes)
         return built
 
     built, chosen = first_possible(name, chosen, build, say)
     if shapes.trees.widths:
-        _check_trees(built, loaded, shapes, common)
+        try:
+            tree_runner: Any = built
+            options: Any = common
+            check_trees(tree_runner, loaded.model, options, shapes.batch_size, shapes.num_slots)
+        except UnsupportedModelError as reason:
+            raise SettingError(
+                "draft.tree", f"must be chain: {name} {reason}", "a tree"
+            ) from reason
     return built, chosen
 
 
@@ -151,42 +162,20 @@ def first_possible(
         except UnsupportedModelError as reason:
             if str(reason) not in reasons:
                 reasons.append(str(reason))
-            chosen = _plainer(chosen, reason)
+            if chosen == "graphs" and isinstance(reason, CompilationError):
+                # A model that a compiler does not understand may still be captured.
+                chosen = "graphs_only"
+            else:
+                chosen = "eager" if chosen == "static" else "static"
             continue
         if reasons:
             say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
         return built, chosen
 
 
-def _plainer(refused: RunnerName, reason: UnsupportedModelError) -> RunnerName:
-    """The runner to try after one that was refused."""
-    # A model that a compiler does not understand may still be captured.
-    if refused == "graphs" and isinstance(reason, CompilationError):
-        return "graphs_only"
-    return "eager" if refused == "static" else "static"
-
-
 def _preparation(runner: RunnerName) -> dict[str, Any]:
     """The arguments by which prepared runners and heads differ."""
     return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
-
-
-def _static_runner(model: PreTrainedModel, shapes: RunnerShapes, common: dict[str, Any]) -> Runner:
-    num_slots = shapes.num_slots
-    runner = StaticRunner(model, num_slots=num_slots, **common)
-    if _checked.get(model, 0) < num_slots:
-        runner.check(num_slots)
-        _checked[model] = num_slots
-    return runner
-
-
-def _check_trees(runner: Any, loaded: LoadedModel, shapes: RunnerShapes, common: Any) -> None:
-    """Raise a SettingError for a model that cannot be extended by trees."""
-    try:
-        check_trees(runner, loaded.model, common, shapes.batch_size, shapes.num_slots)
-    except UnsupportedModelError as reason:
-        rule = f"must be chain: {loaded.settings.name} {reason}"
-        raise SettingError("draft.tree", rule, "a tree") from reason
 
 
 def _eager_runner(

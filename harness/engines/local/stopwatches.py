@@ -69,7 +69,10 @@ class Phases:
                 synchronize(self._devices)
                 self.seconds[phase] += time.perf_counter() - started
             self.calls[phase] += 1
-            self.seconds_in_layers[phase] += sum(map(_between, marks[::2], marks[1::2]))
+            for begin, end in zip(marks[::2], marks[1::2], strict=True):
+                on_cpu = isinstance(end, float)
+                seconds = end - begin if on_cpu else begin.elapsed_time(end) / 1000
+                self.seconds_in_layers[phase] += seconds
             return result
 
         return Replacing(watched, **{method: timed})
@@ -125,11 +128,6 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _between(begin: Any, end: Any) -> float:
-    """Seconds between two moments of `_marking`."""
-    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
 
 
 def pass_widths(num_draft_tokens: int) -> list[int]:

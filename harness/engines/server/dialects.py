@@ -178,17 +178,7 @@ _BUILT_IN = {
 }
 
 
-class Dialects(Registry[Dialect]):
-    """The kinds of servers by name."""
-
-    def _built_in(self) -> tuple[str, ...]:
-        return tuple(_BUILT_IN)
-
-    def _load(self, name: str) -> Dialect:
-        return _BUILT_IN[name] if name in _BUILT_IN else super()._load(name)
-
-
-DIALECTS = Dialects("engine.dialect", Dialect, "harness.engines.server", "harness.dialects")
+DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN, "harness.dialects")
 
 
 def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:

@@ -163,11 +163,13 @@ class ServerEngine(Engine):
         for one, place in zip(together, places, strict=True):
             one.launch(place)
         for one in together:
-            one.connect()
+            one.identify()
         known = [one for one in self._servers if one.model is not None]
         models = [one.model for one in known if one.model is not None]
         if all(one.served.model is None for one in self._servers):
             check_same_weights(models)
+        for one in together:
+            one.connect()
         self.reports_token_ids = all(one.reports_token_ids for one in known)
         self.salts = all(one.form.salts for one in known)
         self.server = "; ".join(dict.fromkeys(one.server for one in known if one.server)) or None
@@ -195,7 +197,7 @@ class ServerArm(Arm):
         num_asked: questions since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
 
-    `connect` sets the others, which stay when the server has ended:
+    `identify` and `connect` set the others, which stay when the server has ended:
         model: that it is asked for; None before the first time.
         form: of its requests.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
@@ -227,12 +229,12 @@ class ServerArm(Arm):
             self._started = StartedServer(self.name, launch)
             self._url = self._started.url
 
-    def connect(self) -> None:
-        """Wait until the server is ready, choose the model that it is asked for, and find out how it is asked.
+    def identify(self) -> None:
+        """Wait until the server is ready, and choose the model that it is asked for.
 
         Raises:
             SettingError: it does not serve the model, or has no room for the prompts.
-            RunError: it has ended, or answers no request in any form.
+            RunError: it has ended.
         """
         engine = self._engine
         opening = engine.opening
@@ -252,6 +254,12 @@ class ServerArm(Arm):
         self.documented_logprobs = self._dialect.logprobs
         self.penalises_prompts = self._dialect.penalised_tokens is not None
         self.server = (report and self._dialect.named(report.about)) or None
+        self.model = model
+
+    def connect(self) -> None:
+        """Find out how the server is asked. Raises RunError where it answers no request in any form."""
+        engine = self._engine
+        url = self._url
         self.client = new_client(client_library(), url, engine.key, self._settings.timeout_s)
         self._sender = Sender(self.client, engine.tokenizer, self._settings)
         self._page = CounterPage(url, engine.key, self.served.pages)
@@ -259,7 +267,7 @@ class ServerArm(Arm):
         self._num_restarts = 0.0
         self._may_be_busy = False
         self.is_connected = True
-        form_found = asyncio.run_coroutine_threadsafe(self._find_form(model), engine.loop)
+        form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
             engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
         try:
@@ -267,7 +275,6 @@ class ServerArm(Arm):
         except RunError as error:
             ended = self._started.ended if self._started else None
             raise RunError(ended or str(error)) from error
-        self.model = model
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
@@ -310,7 +317,7 @@ class ServerArm(Arm):
             return None
         # The server may also have been restarted between this question and the one before it.
         grown = growth(now, {**before, "restarts": self._num_restarts})
-        self._num_restarts = now["restarts"]
+        self._num_restarts = now.get("restarts", 0.0)
         return grown
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -468,12 +475,13 @@ class ServerArm(Arm):
             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
         )
 
-    async def _find_form(self, model: ServedModel) -> None:
+    async def _find_form(self) -> None:
         """Find the form in which the server takes requests.
 
         Raises:
             RunError: it answers no request in any form.
         """
+        assert self.model is not None
         chat = self._settings.chat
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
@@ -487,7 +495,7 @@ class ServerArm(Arm):
         for takes_ids, takes_extensions in _FORMS:
             self.form = RequestForm(
                 self._engine.tokenizer,
-                model.name,
+                self.model.name,
                 self._dialect,
                 chat,
                 takes_ids,

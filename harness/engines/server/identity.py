@@ -110,8 +110,11 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            if path == "/props":
-                models = [_with_context(model, answer) for model in models]
+            # llama.cpp's list has the context of a model's training, this page that of a request.
+            settings = answer.get("default_generation_settings") if path == "/props" else None
+            context = settings.get("n_ctx") if isinstance(settings, dict) else None
+            if isinstance(context, int) and context > 0:
+                models = [model._replace(context=model.context or context) for model in models]
         metrics = _answer(root._replace(path=root.path + "/metrics").geturl(), key) or ""
     except _NO_ANSWER:
         return None
@@ -179,15 +182,6 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _with_context(model: ServedModel, props: dict[str, Any]) -> ServedModel:
-    """A model of llama.cpp, whose list has the context of its training, not that of a request."""
-    settings = props.get("default_generation_settings")
-    context = settings.get("n_ctx") if isinstance(settings, dict) else None
-    if model.context is not None or not isinstance(context, int) or context <= 0:
-        return model
-    return model._replace(context=context)
 
 
 def _models(body: str | None) -> list[ServedModel]:

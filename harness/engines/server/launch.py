@@ -122,7 +122,12 @@ class StartedServer:
         if code is None:
             return None
         how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
-        return f"the {self.name} server {how}: {_reason_line(self._log)} (all of it: {self._launch.log})"
+        lines = self._log or ["it wrote nothing"]
+        reason = lines[-1]
+        for line in lines:
+            if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line):
+                reason = line
+        return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
     def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
         """Wait until it answers.
@@ -178,11 +183,3 @@ def _free_port() -> int:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")
-
-
-def _reason_line(lines: Sequence[str]) -> str:
-    """The last line that names an error, else the last one; never empty."""
-    reasons = [
-        line for line in lines if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line)
-    ]
-    return ([*lines[-1:], *reasons[-1:]] or ["it wrote nothing"])[-1]
