@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,30 @@ def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> N
     @app.post("/race", responses=_ERRORS)
     async def race(body: Race, request: Request) -> Any:
         """The race; with `stream`, events with what each arm has so far come first."""
-        frames = _Frames()
-        racing = await run_in_threadpool(service.race, body, frames.show)
-        shown = frames.until_done(request, racing)
+        loop = asyncio.get_running_loop()
+        frames: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        has_left = threading.Event()
+
+        def show(frame: dict[str, Any]) -> None:  # in the scheduler's thread
+            if has_left.is_set():
+                raise HTTPException(499, _GONE)
+            loop.call_soon_threadsafe(frames.put_nowait, frame)
+
+        racing = asyncio.wrap_future(await run_in_threadpool(service.race, body, show))
+        racing.add_done_callback(lambda _: frames.put_nowait(None))
+
+        async def shown() -> AsyncIterator[dict[str, Any]]:
+            try:
+                while frame := await _while_connected(request, frames.get()):
+                    yield frame
+                yield racing.result()
+            finally:
+                has_left.set()
+                racing.cancel()
+
         if body.stream:
-            return StreamingResponse(_events(shown), media_type="text/event-stream")
-        return [frame async for frame in shown][-1]
+            return StreamingResponse(_events(shown()), media_type="text/event-stream")
+        return [frame async for frame in shown()][-1]
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -338,35 +356,6 @@ async def _pieces(
             note(answer)
 
 
-class _Frames:
-    """Frames of a race on their way from the scheduler's thread to a client."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._gone = False
-
-    def show(self, frame: dict[str, Any]) -> None:
-        """Pass a frame on, from any thread. Raises HTTPException if the client has gone away."""
-        if self._gone:
-            raise HTTPException(499, _GONE)
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, frame)
-
-    async def until_done(
-        self, request: Request, racing: Future[dict[str, Any]]
-    ) -> AsyncIterator[dict[str, Any]]:
-        """The frames, and the whole race at last."""
-        race = asyncio.wrap_future(racing)
-        race.add_done_callback(lambda _: self._queue.put_nowait(None))
-        try:
-            while frame := await _while_connected(request, self._queue.get()):
-                yield frame
-            yield race.result()
-        finally:
-            self._gone = True
-            race.cancel()
-
-
 async def _while_connected(request: Request, waiting: Any) -> Any:
     """Wait for a result; if the client goes away first, cancel it and raise HTTPException."""
     result = asyncio.ensure_future(waiting)
@@ -383,14 +372,10 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
     """Server-sent events as OpenAI sends them, the last one with an error if there is one."""
     try:
         async for content in contents:
-            yield _event(content)
+            yield f"data: {json.dumps(content)}\n\n"
     except HTTPException as error:
-        yield _event(error_body(error.status_code, error.detail))
+        yield f"data: {json.dumps(error_body(error.status_code, error.detail))}\n\n"
     yield "data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
 
 
 def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer], None]:

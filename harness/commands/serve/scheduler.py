@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import takewhile
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -24,6 +23,11 @@ from harness.engines.local.logprobs import TokenLogprob
 from harness.models.failures import as_run_error
 
 _ENDING = "the service is ending"
+
+
+def reason_of(error: Exception) -> str:
+    """Why an answer failed, in one line."""
+    return str(as_run_error(error) or in_one_line(error))
 
 
 class _Batch:
@@ -62,11 +66,21 @@ class _Batch:
 
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration of all rows; where answers join, read their prompts instead."""
+        assert self.arm is not None
+        arm = self._find_arm(self.arm)
         try:
-            self._decode(joining)
+            if self._records is None:
+                # A loop begins with one answer; the others join it at once.
+                self._records = arm.stream(joining[0].question)
+                self._deliver(arm, next(self._records))
+                joining = joining[1:]
+            # The first answer may have ended with its first token.
+            if joining or self.rows:
+                requests = [arm.request(answer.question) for answer in joining]
+                self._deliver(arm, self._records.send(Change(self._left, requests)))
         except Exception as error:
             for answer in self.rows.values():
-                answer.fail(str(as_run_error(error) or in_one_line(error)))
+                answer.fail(reason_of(error))
             self.rows = {}
         if not self.rows:
             self.close()
@@ -79,19 +93,6 @@ class _Batch:
         self.arm = None
         self._left = []
         self._num_joined = 0
-
-    def _decode(self, joining: list[Answer]) -> None:
-        assert self.arm is not None
-        arm = self._find_arm(self.arm)
-        if self._records is None:
-            # A loop begins with one answer; the others join it at once.
-            self._records = arm.stream(joining[0].question)
-            self._deliver(arm, next(self._records))
-            joining = joining[1:]
-        # The first answer may have ended with its first token.
-        if joining or self.rows:
-            requests = [arm.request(answer.question) for answer in joining]
-            self._deliver(arm, self._records.send(Change(self._left, requests)))
 
     def _deliver(self, arm: LocalArm, record: Iteration) -> None:
         """Give the tokens of a record to their answers; those that end leave."""
@@ -226,29 +227,30 @@ class Scheduler:
         if not self.num_running:
             with self._changed:
                 next_alone = self._alone.popleft() if self._alone else None
-            if next_alone is not None:
-                self._work_alone(*next_alone)
+            if next_alone is not None and next_alone[1].set_running_or_notify_cancel():
+                work, future = next_alone
+                try:
+                    future.set_result(work())
+                except HTTPException as error:
+                    future.set_exception(error)
+                except Exception as error:
+                    future.set_exception(HTTPException(500, reason_of(error)))
         self._read_prompt()
         with self._changed:
-            # At once, so that `close` finds each answer either waiting or in the batch.
-            joining = self._take_joining()
+            # Answers join as soon as they no longer wait: `close` finds each in one of both.
+            self._waiting = [answer for answer in self._waiting if not answer.cancelled]
+            # Work that must be alone waits for answers that run, and not for those that wait.
+            room = 0 if self._alone else self._max_rows - self.num_running
+            joining: list[Answer] = []
+            for answer in self._waiting[:room]:
+                arm = self._batch.arm or self._waiting[0].arm
+                if answer.arm != arm or answer.awaits_prompt:
+                    break
+                joining.append(answer)
+            self._waiting = self._waiting[len(joining) :]
             self._batch.join(joining)
         if self.num_running:
             self._batch.step(joining)
-
-    def _take_joining(self) -> list[Answer]:
-        """Remove from those that wait the answers that can join the batch now, and return them."""
-        self._waiting = [answer for answer in self._waiting if not answer.cancelled]
-        # Work that must be alone waits for answers that run, and not for those that wait.
-        room = 0 if self._alone else self._max_rows - self.num_running
-        arm = self._batch.arm or (self._waiting[0].arm if self._waiting else None)
-
-        def may_join(answer: Answer) -> bool:
-            return answer.arm == arm and not answer.awaits_prompt
-
-        joining = list(takewhile(may_join, self._waiting[:room]))
-        self._waiting = self._waiting[len(joining) :]
-        return joining
 
     def _read_prompt(self) -> None:
         """Score the prompt of the first answer that waits for it, and echo it.
@@ -269,18 +271,8 @@ class Scheduler:
                 logprobs = arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
             has_ended = answer.begin(logprobs)
         except Exception as error:
-            answer.fail(str(as_run_error(error) or in_one_line(error)))
+            answer.fail(reason_of(error))
             has_ended = True
         if has_ended:
             with self._changed:
                 self._waiting = [one for one in self._waiting if one is not answer]
-
-    def _work_alone(self, work: Callable[[], Any], future: Future[Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(work())
-        except HTTPException as error:
-            future.set_exception(error)
-        except Exception as error:
-            future.set_exception(HTTPException(500, str(as_run_error(error) or in_one_line(error))))
