@@ -12,10 +12,10 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 from harness.config.errors import SettingError, nearest
 
@@ -195,8 +195,8 @@ class Registry(Generic[AnyRecord]):
         return _modules_of(self._source, bool(self._file))
 
     def _installed(self) -> dict[str, EntryPoint]:
-        installed = _entry_points(tuple(sys.path)).select(group=self._group)
-        return {point.name: point for point in installed}
+        found = _entry_points(tuple(sys.path))
+        return {point.name: point for point in found if point.group == self._group}
 
 
 @functools.cache
@@ -206,11 +206,9 @@ def _modules_of(package: str, are_folders: bool) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
     """The entry points of all packages on `path`, which is `sys.path`. To find them takes a tenth of a second."""
-    # Of another class with Python 3.11, with the same methods.
-    found: Any = entry_points()
-    return cast(EntryPoints, found)
+    return [point for package in distributions() for point in package.entry_points]
 
 
 def _module_of(file: Path) -> ModuleType:

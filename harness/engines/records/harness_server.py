@@ -42,6 +42,7 @@ class HarnessServer(PresetServer):
             *_typed("model", run.model),
             f"dtype={run.dtype}",
             f"batch_size={opening.batch_size}",
+            # At `engine.rate` requests come however many wait.
             f"max_waiting={8 * opening.batch_size}",
             f"max_prompt_tokens={opening.longest_prompt}",
             # `serve` has a limit, and the length of answers to requests that name none, which must be within it.

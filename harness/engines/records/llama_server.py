@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetServer, context_of, path_of
+from harness.engines.records.server import PresetServer, path_of
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -33,7 +33,7 @@ class LlamaServer(PresetServer):
         run = opening.settings
         shared = ["--model", path_of(run.model), "--host", "127.0.0.1", "--port", "{port}"]
         # llama-server divides its context among the slots.
-        size = opening.batch_size * context_of(opening)
+        size = opening.batch_size * opening.context
         shared += ["--parallel", str(opening.batch_size), "--ctx-size", str(size), "--metrics"]
         on_gpu = bool(opening.planned.gpus)
         if on_gpu:

@@ -418,7 +418,7 @@ class PresetServer(Servers):
         target, *others = planned.sketches
         if planned.shared:
             others.append(target)
-        num_slots = opening.batch_size * context_of(opening)
+        num_slots = opening.batch_size * opening.context
         models = [target, target, *others]
         num_servers = 2
         settings: Any = opening.settings.engine
@@ -432,12 +432,6 @@ class PresetServer(Servers):
         reserve_bytes = 1e9 * opening.settings.placement.reserve_gb * max(1, len(planned.gpus))
         reserve = num_servers * reserve_bytes
         return bool(needed + reserve <= room)
-
-
-def context_of(opening: Opening) -> int:
-    """The most tokens of a prompt with its answer and what is drafted beyond it."""
-    run = opening.settings
-    return opening.longest_prompt + opening.decoding.max_new_tokens + run.most_draft_tokens + 1
 
 
 def path_of(model: ModelSettings) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.engines.record import Opening
-from harness.engines.records.server import PresetServer, context_of
+from harness.engines.records.server import PresetServer
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -46,7 +46,7 @@ class SglangServer(PresetServer):
         planned = opening.planned
         dtype = str(planned.sketches[0].dtype).removeprefix("torch.")
         shared = ["--model-path", run.model.repository, "--host", "127.0.0.1", "--port", "{port}"]
-        shared += ["--dtype", dtype, "--context-length", str(context_of(opening))]
+        shared += ["--dtype", dtype, "--context-length", str(opening.context)]
         shared += ["--max-running-requests", str(opening.batch_size), "--enable-metrics"]
         shared += ["--tp-size", str(run.placement.gpus or 1)]
         arms = {"regular": shared}

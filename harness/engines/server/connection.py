@@ -11,8 +11,8 @@ from typing import Any
 from harness.config.errors import SettingError
 from harness.engines.requests import RequestRecord
 
-# The record of the request that the current asyncio task sends; the HTTP library's hooks add to it.
-sent: ContextVar[RequestRecord] = ContextVar("sent")
+# The record of the request that the current asyncio task sends, to which the HTTP library's hooks add.
+request_being_sent: ContextVar[RequestRecord] = ContextVar("request_being_sent")
 
 
 def client_library() -> Any:
@@ -48,7 +48,7 @@ def api_key(setting: str, variable: str | None) -> str | None:
 
 async def _note_new_connection(message: Any) -> None:
     """Have the HTTP library note in the request's record that it opens a connection."""
-    request = sent.get(None)
+    request = request_being_sent.get(None)
     if request is None:  # a question about the server itself
         return
     request.on_new_connection = False

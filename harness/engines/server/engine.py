@@ -400,7 +400,7 @@ class ServerArm(Arm):
         async def ask() -> None:
             # An answer without a token is no failure here: it is judged like any other text.
             await send_all(
-                self._sender, outgoing, lambda sent: ended.put(sent.request), num_in_flight
+                self._sender, outgoing, lambda outgoing: ended.put(outgoing.request), num_in_flight
             )
 
         yield from self._received(ask, ended)
@@ -531,8 +531,8 @@ class ServerArm(Arm):
         raise RunError(f"{place}: {error}{advice}")
 
 
-def _refuse_empty(sent: Outgoing) -> None:
+def _refuse_empty(outgoing: Outgoing) -> None:
     """Make an answer without a token a failure, unless a text may have ended it at once."""
-    request = sent.request
-    if request.error is None and request.num_tokens == 0 and "stop" not in sent.body:
+    request = outgoing.request
+    if request.error is None and request.num_tokens == 0 and "stop" not in outgoing.body:
         request.error = RequestError(0, "AnswerError", "the answer has no token")

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
-from harness.engines.server.connection import closed_by_server, events, is_about_connections, sent
+from harness.engines.server.connection import (
+    closed_by_server,
+    events,
+    is_about_connections,
+    request_being_sent,
+)
 from harness.engines.server.events import (
     check_length,
     check_usage,
@@ -149,7 +154,7 @@ class Sender:
         completions = self._client.completions
         if self._settings.chat:
             completions = self._client.chat.completions
-        sent.set(request)
+        request_being_sent.set(request)
         request.started_ns = time.time_ns()
         started = time.perf_counter()
         try:

@@ -137,7 +137,8 @@ def _shared_arguments(opening: Opening) -> dict[str, Any]:
     planned = opening.planned
     model = settings.model
     engine: Any = settings.engine
-    length = _longest_sequence(opening)
+    contexts = [max_context(checkpoint.config) for checkpoint in planned.checkpoints]
+    length = min([opening.context, *filter(None, contexts)])
     arguments = {
         "model": model.repository,
         "revision": model.revision,
@@ -163,15 +164,3 @@ def _shared_arguments(opening: Opening) -> dict[str, Any]:
         # set back.
         arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
     return arguments
-
-
-def _longest_sequence(opening: Opening) -> int:
-    """The most tokens of a prompt with its answer and what is drafted beyond it, within the models'
-    contexts.
-    """
-    decoding = opening.decoding
-    length = opening.longest_prompt + decoding.max_new_tokens + 1
-    if opening.settings.draft is not None:
-        length += decoding.most_draft_tokens
-    contexts = [max_context(checkpoint.config) for checkpoint in opening.planned.checkpoints]
-    return min([length, *filter(None, contexts)])
