@@ -69,7 +69,7 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     deviation = float(margins.var(0).mean().sqrt())
     # Even exact logits are rounded: two logits in two texts, by half a unit each.
     largest = logits[:, 0, list(tokens)].abs().max()
-    unit = _unit(float(largest), epsilon)
+    unit = epsilon * 2.0 ** (int(torch.frexp(largest.float()).exponent) - 1)
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
 
 
@@ -85,12 +85,6 @@ def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -
         ends = [text[-number:] for text in batch]
         outputs.append(logits(beginnings, ends))
     return torch.cat(outputs)
-
-
-def _unit(value: float, epsilon: float) -> float:
-    """The distance of a number from the next one in its format."""
-    exponent = torch.frexp(torch.tensor(value)).exponent
-    return epsilon * 2.0 ** (int(exponent) - 1)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.acceptance_rules import RULES
+from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
 from harness.decoding.adaptive import Adaptive
-from harness.decoding.batch import Records, Request
+from harness.decoding.batch import Change, Records, Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError
 from harness.decoding.randomness import uniforms
@@ -26,7 +27,6 @@ from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import METHODS
 from harness.engines.checks.reference import ModelReference, not_finite
 from harness.engines.local.fault import fault_of
-from harness.engines.local.load import keep_in_flight
 from harness.engines.local.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.engines.local.pair_runners import PairRunners, open_runners
 from harness.engines.local.rules import rule_of, tree_rule_of, warp_of
@@ -143,10 +143,49 @@ class LocalArm(Arm):
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
-        """Records of requests that join and leave one batch between its turns."""
-        # The batch begins with the first request; `keep_in_flight` adds the others.
-        records = self.stream(requests[0].question)
-        return keep_in_flight(records, self.request, requests, num_in_flight)
+        """Records of requests that join and leave one batch between its turns.
+
+        The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`. The
+        next requests join in the turn after others have ended.
+        """
+        for request in requests:
+            for name, value in request.parameters.items():
+                raise SettingError(name, "needs engine=server", value)
+        answers = [
+            RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
+            for place, request in enumerate(requests)
+        ]
+        running = {0}
+        num_joined = 1
+        loop = self.stream(requests[0].question)
+        record = next(loop)
+        while True:
+            ended = []
+            for row, tokens, proposed, num_accepted in zip(
+                record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
+            ):
+                answer = answers[row]
+                answer.token_ids += tokens
+                answer.num_tokens += len(tokens)
+                if proposed:
+                    answer.outcomes.append((len(proposed), num_accepted))
+                question = requests[row].question
+                is_stopped = tokens[-1] in question.stop_tokens
+                is_full = answer.num_tokens >= question.decoding.max_new_tokens
+                if is_stopped or is_full or answer.may_be_left:
+                    ended.append(row)
+            running.difference_update(ended)
+            for row in ended:
+                yield answers[row]
+            room = num_in_flight - len(running)
+            joining = range(num_joined, min(num_joined + room, len(requests)))
+            num_joined += len(joining)
+            running.update(joining)
+            if not running:
+                break
+            joining_requests = [self.request(requests[row].question) for row in joining]
+            record = loop.send(Change(ended, joining_requests))
+        loop.close()
 
     @property
     def pair(self) -> Pair:

@@ -133,10 +133,19 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
     decoding = preparation.decoding
     draft_settings = pair.draft_settings
     method = None if draft_settings is None else method_of(draft_settings)
+    warp = warp_of(decoding)
     widths = [1]
     trees = TreeDemand()
     if preparation.most_nodes:
-        trees = _verified_trees(pair, preparation)
+        # Only the draft's sampling decides whether its trees are drawn. `Method.warp`, for which the
+        # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
+        # differ.
+        settings: Any = draft_settings
+        is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp))
+        judge = TreeJudge(warp, tree_rule_of(decoding, preparation.fault), is_deterministic)
+        # A tree is verified together with the token before it.
+        num_tokens = preparation.most_nodes + 1
+        trees = TreeDemand((num_tokens,), num_tokens, [judge])
     elif method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in preparation.numbers_drafted]
@@ -146,7 +155,7 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
         batch_size=preparation.batch_size,
         num_slots=preparation.num_slots,
         widths=widths,
-        warp=warp_of(decoding),
+        warp=warp,
         decisions=decisions,
         longest_prompt=preparation.longest_prompt,
         trees=trees,
@@ -160,31 +169,6 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
         shapes,
         hidden_layers,
     )
-
-
-def _verified_trees(pair: Pair, preparation: Preparation) -> TreeDemand:
-    """The passes over trees that verify them, together with the token before each."""
-    settings: Any = pair.draft_settings
-    decoding = preparation.decoding
-    # Only the draft's sampling decides whether its trees are drawn. `Method.warp`, for which the
-    # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
-    # differ.
-    is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp_of(decoding)))
-    judge = TreeJudge(
-        warp_of(decoding), tree_rule_of(decoding, preparation.fault), is_deterministic
-    )
-    num_tokens = preparation.most_nodes + 1
-    return TreeDemand((num_tokens,), num_tokens, [judge])
-
-
-def _drafted_trees(settings: Any, preparation: Preparation) -> TreeDemand:
-    """The passes of a model that drafts trees: each reads one level of the tree."""
-    num_levels = preparation.decoding.most_draft_tokens
-    num_expanded = plan_of(settings).most_expanded(num_levels)
-    # Before the tree the draft reads the last decided token, and often one more that it has not
-    # read.
-    most_tokens = 2 + (num_levels - 1) * num_expanded
-    return TreeDemand(sorted({2, max(2, num_expanded)}), most_tokens)
 
 
 def _draft_runner(
@@ -202,7 +186,13 @@ def _draft_runner(
     num_drawn = passes.num_drawn
     trees = TreeDemand()
     if preparation.most_nodes:
-        trees = _drafted_trees(draft_settings, preparation)
+        settings: Any = draft_settings
+        num_levels = preparation.decoding.most_draft_tokens
+        num_expanded = plan_of(settings).most_expanded(num_levels)
+        # Each pass reads one level. Before the tree the draft reads the last decided token, and often
+        # one more that it has not read.
+        most_tokens = 2 + (num_levels - 1) * num_expanded
+        trees = TreeDemand(sorted({2, max(2, num_expanded)}), most_tokens)
         num_drawn = ()  # nodes are drawn from the logits of a level, not by `Runner.draw`
     # A tree begins at an unread token of the text, so no later than the widest pass over a chain
     # may, and takes `most_tokens` slots; padding of its last pass takes less than the widest pass.
