@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from harness.engines.local.engine import LocalArm
 from harness.engines.local.logprobs import TokenLogprob
 from harness.engines.protocol import Question
 from harness.models.detokenizer import Detokenizer
@@ -56,7 +57,7 @@ class Answer:
     """The answer to a question of one prompt.
 
     Attributes:
-        arm: `speculative` or `regular`.
+        arm: that generates it.
         question: of one prompt.
         put: gets its pieces, in the scheduler's thread.
         choice: which of a request's answers it is.
@@ -75,7 +76,7 @@ class Answer:
         seconds_to_first_token: from then on; None while there is none.
     """
 
-    arm: str
+    arm: LocalArm
     question: Question
     tokenizer: PreTrainedTokenizerBase
     put: Callable[[Piece], None]

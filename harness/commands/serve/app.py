@@ -393,7 +393,7 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
     waiting.set_function(lambda: scheduler.num_waiting)
 
     def note(answer: Answer) -> None:
-        tokens.labels(answer.arm).inc(answer.num_tokens)
+        tokens.labels(answer.arm.name).inc(answer.num_tokens)
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
         if answer.seconds_to_first_token is not None:

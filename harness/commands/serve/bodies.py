@@ -17,51 +17,49 @@ from pydantic import (
 )
 
 # Parameters of these APIs that never change an answer. The last one asks for acceptance, which
-# every answer of this service tells.
+# every answer of this service reports.
 _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
 )
 # Parameters that this service does not have, with the value at which they change nothing.
-_NEUTRAL: dict[str, Sequence[Any]] = {
-    "annotations": [[]],
-    "best_of": [1],
-    "early_stopping": [False],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "function_call": ["auto", "none"],
-    "functions": [[]],
-    "include_obfuscation": [False],
-    "length_penalty": [1],
-    "logit_bias": [{}],
-    "logprobs": [False],
-    "min_p": [0],
-    "min_tokens": [0],
-    "modalities": [["text"]],
-    "n": [1],
-    "presence_penalty": [0],
-    "repetition_penalty": [1],
-    "response_format": [{"type": "text"}],
-    "skip_special_tokens": [True],
-    "spaces_between_special_tokens": [True],
-    "store": [False],
-    "suffix": [""],
-    "tool_calls": [[]],
-    "tool_choice": ["auto", "none"],
-    "tools": [[]],
-    "top_logprobs": [0],
-    "use_beam_search": [False],
+_NEUTRAL: dict[str, Any] = {
+    "annotations": [],
+    "best_of": 1,
+    "early_stopping": False,
+    "echo": False,
+    "frequency_penalty": 0,
+    "functions": [],
+    "include_obfuscation": False,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "logprobs": False,
+    "min_p": 0,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "n": 1,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "response_format": {"type": "text"},
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "store": False,
+    "suffix": "",
+    "tool_calls": [],
+    "tools": [],
+    "top_logprobs": 0,
+    "use_beam_search": False,
 }
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
     if value is None or name in _IRRELEVANT:
         return True
-    for neutral in _NEUTRAL.get(name, ()):
-        # In Python 1 equals true and 0 equals false, but `echo: 0` is no way to say false.
-        if isinstance(value, bool) == isinstance(neutral, bool) and value == neutral:
-            return True
-    return False
+    if name in ("function_call", "tool_choice"):
+        return value in ("auto", "none")
+    neutral = _NEUTRAL.get(name)
+    # In Python 1 equals true and 0 equals false, but `echo: 0` is no way to say false.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _encodable(text: str) -> str:

@@ -34,14 +34,13 @@ class _Batch:
     """The answers that are generated together, all by one arm.
 
     Attributes:
-        arm: its name; None while there are no answers.
+        arm: None while there are no answers.
         rows: the answers by their numbers in the arm's loop.
     """
 
-    def __init__(self, find_arm: Callable[[str], LocalArm]) -> None:
-        self._find_arm = find_arm
+    def __init__(self) -> None:
         self._records: Records | None = None
-        self.arm: str | None = None
+        self.arm: LocalArm | None = None
         self.rows: dict[int, Answer] = {}
         # Rows that have ended, which the loop is told at the next turn.
         self._left: list[int] = []
@@ -66,8 +65,8 @@ class _Batch:
 
     def step(self, joining: list[Answer]) -> None:
         """Go on by one iteration of all rows; where answers join, read their prompts instead."""
-        assert self.arm is not None
-        arm = self._find_arm(self.arm)
+        arm = self.arm
+        assert arm is not None
         try:
             if self._records is None:
                 # A loop begins with one answer; the others join it at once.
@@ -117,7 +116,6 @@ class Scheduler:
     and those behind it wait too.
 
     Args:
-        find_arm: gives an arm by its name.
         max_rows: the most answers that are generated together.
         max_waiting: the most answers beyond these that may wait.
 
@@ -126,17 +124,11 @@ class Scheduler:
         stopped: set once answers that still run have been failed; long work should then end.
     """
 
-    def __init__(
-        self,
-        find_arm: Callable[[str], LocalArm],
-        max_rows: int,
-        max_waiting: int,
-    ) -> None:
-        self._find_arm = find_arm
+    def __init__(self, max_rows: int, max_waiting: int) -> None:
         self._max_rows = max_rows
         self._max_waiting = max_waiting
         self.before_turn: Callable[[], None] = lambda: None
-        self._batch = _Batch(find_arm)
+        self._batch = _Batch()
         self._waiting: list[Answer] = []
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
@@ -244,7 +236,7 @@ class Scheduler:
             joining: list[Answer] = []
             for answer in self._waiting[:room]:
                 arm = self._batch.arm or self._waiting[0].arm
-                if answer.arm != arm or answer.awaits_prompt:
+                if answer.arm is not arm or answer.awaits_prompt:
                     break
                 joining.append(answer)
             self._waiting = self._waiting[len(joining) :]
@@ -266,9 +258,8 @@ class Scheduler:
         logprobs: list[TokenLogprob] = []
         try:
             if answer.num_prompt_logprobs is not None:
-                arm = self._find_arm(answer.arm)
                 prompt = answer.question.prompts[0]
-                logprobs = arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
+                logprobs = answer.arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
             has_ended = answer.begin(logprobs)
         except Exception as error:
             answer.fail(reason_of(error))

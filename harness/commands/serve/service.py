@@ -69,11 +69,7 @@ class Service:
         )
         self._context = min(filter(None, contexts), default=None)
         self._arms: dict[str, LocalArm] = {}
-        self.scheduler = Scheduler(
-            find_arm=lambda name: self._arms[name],
-            max_rows=settings.batch_size,
-            max_waiting=settings.max_waiting,
-        )
+        self.scheduler = Scheduler(settings.batch_size, settings.max_waiting)
         # In the scheduler's thread, which will use the models. This one waits, so that the first
         # request finds everything ready.
         self._engine: Engine = self.scheduler.alone(self._open).result()
@@ -153,7 +149,7 @@ class Service:
             question = self._question(prompt, body, seed, body.index + answer_index)
             answers.append(
                 Answer(
-                    arm,
+                    self._arms[arm],
                     dataclasses.replace(question, num_logprobs=num_logprobs),
                     self.tokenizer,
                     put,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
@@ -458,16 +458,12 @@ def _check_url(setting: str, url: str | None) -> None:
     # Settings are written into rows, so the message must not repeat a password either.
     rule = "must hold no user, password or query: use engine.api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
-    require(_is_address(parts), setting, _ADDRESS_RULE, url)
-
-
-def _is_address(parts: SplitResult) -> bool:
-    """Whether a URL is one of HTTP, with a host and at most a port that exists."""
     try:
-        has_port = parts.port is None or parts.port > 0
+        is_possible = parts.port is None or parts.port > 0
     except ValueError:  # no number, or one that is too large
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+        is_possible = False
+    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
+    require(is_address, setting, _ADDRESS_RULE, url)
 
 
 RECORD = Server()

@@ -164,6 +164,7 @@ class ServerEngine(Engine):
             one.launch(place)
         for one in together:
             one.identify()
+        # With blocks, the server of one arm alone is known at first.
         known = [one for one in self._servers if one.model is not None]
         models = [one.model for one in known if one.model is not None]
         if all(one.served.model is None for one in self._servers):

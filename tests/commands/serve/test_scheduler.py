@@ -61,9 +61,9 @@ class Taken:
     `reason` is why it failed.
     """
 
+    arm: Any
     question: Request
     most: int
-    arm: str = "arm"
     cancelled: bool = False
     awaits_prompt: bool = False
     tokens: list[int] = field(default_factory=list)
@@ -121,12 +121,12 @@ def asked(index: int, num_tokens: int = 12) -> Request:
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
 def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) -> None:
     arm: Any = Arm(num_draft_tokens)
-    scheduler = Scheduler(lambda name: arm, max_rows=3, max_waiting=20)
+    scheduler = Scheduler(max_rows=3, max_waiting=20)
     answers: list[Any] = []
     for index in range(10):
         prompts = [RAGGED[index % len(RAGGED)]]
         question = request(prompts, WARP, 12 + 5 * (index % 4), [[], [8]][index % 2], [index])
-        answers.append(Taken(question, most=9 if index % 3 == 0 else 1000))
+        answers.append(Taken(arm, question, most=9 if index % 3 == 0 else 1000))
     for answer in answers:
         scheduler.submit([answer])
     for answer in answers:
@@ -141,9 +141,9 @@ def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) 
 
 def test_an_answer_left_between_two_looks_at_it_fails_no_other() -> None:
     arm: Any = Arm(0)
-    scheduler = Scheduler(lambda name: arm, max_rows=2, max_waiting=0)
-    stays: Any = Taken(asked(0), most=1000)
-    leaves: Any = LeftWhileLookedAt(asked(1), most=1000)
+    scheduler = Scheduler(max_rows=2, max_waiting=0)
+    stays: Any = Taken(arm, asked(0), most=1000)
+    leaves: Any = LeftWhileLookedAt(arm, asked(1), most=1000)
     scheduler.submit([stays, leaves])
     assert stays.ended.wait()
     scheduler.close()
@@ -154,12 +154,12 @@ def test_an_answer_left_between_two_looks_at_it_fails_no_other() -> None:
 
 def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
     arm: Any = HeldArm()
-    scheduler = Scheduler(lambda name: arm, max_rows=2, max_waiting=1)
-    answers: list[Any] = [Taken(asked(index), most=1000) for index in range(3)]
+    scheduler = Scheduler(max_rows=2, max_waiting=1)
+    answers: list[Any] = [Taken(arm, asked(index), most=1000) for index in range(3)]
     scheduler.submit(answers[:2])
     assert arm.has_begun.wait()
     scheduler.submit(answers[2:])
-    one_more: Any = Taken(asked(0), most=1000)
+    one_more: Any = Taken(arm, asked(0), most=1000)
     with pytest.raises(HTTPException, match="1 requests are waiting already"):
         scheduler.submit([one_more])
     arm.may_go_on.set()
@@ -174,7 +174,7 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
 ) -> None:
     """The thread has taken it, and decodes it only when `close` has failed all that it found."""
     arm: Any = Arm(0)
-    scheduler = Scheduler(lambda name: arm, max_rows=1, max_waiting=0)
+    scheduler = Scheduler(max_rows=1, max_waiting=0)
     is_taken = threading.Event()
     may_go_on = threading.Event()
     step = scheduler._batch.step
@@ -192,7 +192,7 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
 
     monkeypatch.setattr(scheduler._batch, "step", step_later)
     monkeypatch.setattr(scheduler.thread, "join", join_after_failing)
-    answer: Any = Taken(asked(0), most=1000)
+    answer: Any = Taken(arm, asked(0), most=1000)
     scheduler.submit([answer])
     assert is_taken.wait()
     scheduler.close()
