@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
     from harness.drafting.method import Method
+    from harness.engines.pair import Pair, PlannedPair
     from harness.engines.protocol import Engine
 
 
@@ -74,14 +75,14 @@ class Opening(Preparation):
 
     Attributes:
         settings: of the run.
-        planned: the pair before its weights load, an `engines.pair.PlannedPair`.
-        load: loads the pair, or gives the one that is loaded, an `engines.pair.Pair`.
+        planned: the pair before its weights load.
+        load: loads the pair, or gives the one that is loaded.
         directory: of the run, for files of the engine's.
     """
 
     settings: RunSettings
-    planned: Any
-    load: Callable[[], Any]
+    planned: PlannedPair
+    load: Callable[[], Pair]
     directory: Path = Path()
 
     @property
