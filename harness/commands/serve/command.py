@@ -25,7 +25,6 @@ except ImportError as error:
     if (error.name or "").partition(".")[0] not in (
         "fastapi",
         "prometheus_client",
-        "pydantic",
         "starlette",
         "uvicorn",
     ):

@@ -15,23 +15,19 @@ from harness.engines.requests import RequestRecord
 request_being_sent: ContextVar[RequestRecord] = ContextVar("request_being_sent")
 
 
-def client_library() -> Any:
-    """Import the client. Raises SettingError where it is not installed."""
-    try:
-        import openai
-    except ImportError as error:
-        rule = "needs the openai package: pip install 'specharness[server]'"
-        raise SettingError("engine", rule, "server") from error
-    return openai
-
-
-def new_client(openai: Any, url: str, key: str | None, timeout_s: float) -> Any:
+def new_client(url: str, key: str | None, timeout_s: float) -> Any:
     """A client of one server. A failed request is a result: it is counted, not repeated."""
-    hooks = {"request": [_note_new_connection]}
+    import openai
+
+    hooks: Any = {"request": [_note_new_connection]}
     http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
-    # The client needs a key, also for servers without one.
-    options = {"api_key": key or "none", "timeout": timeout_s, "max_retries": 0}
-    return openai.AsyncOpenAI(base_url=url, http_client=http_client, **options)
+    return openai.AsyncOpenAI(
+        base_url=url,
+        api_key=key or "none",  # the client needs a key, also for servers without one
+        timeout=timeout_s,
+        max_retries=0,
+        http_client=http_client,
+    )
 
 
 def api_key(setting: str, variable: str | None) -> str | None:

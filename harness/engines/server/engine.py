@@ -26,7 +26,7 @@ from harness.decoding.protocols import Iteration
 from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
-from harness.engines.server.connection import api_key, client_library, new_client
+from harness.engines.server.connection import api_key, new_client
 from harness.engines.server.counters import CounterPage, Counts, growth
 from harness.engines.server.dialects import dialect_of
 from harness.engines.server.identity import (
@@ -70,8 +70,8 @@ class ServerEngine(Engine):
             in the order of `served`. After each question they change places.
 
     Raises:
-        SettingError: the API key is not in the environment, the client is not installed, or a
-            server does not serve the model or has too short a context.
+        SettingError: the API key is not in the environment, or a server does not serve the model or
+            has too short a context.
         RunError: a server does not answer, or does not start.
     """
 
@@ -84,7 +84,6 @@ class ServerEngine(Engine):
         num_blocks: int = 0,
         places: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        client_library()
         self.opening = opening
         settings: Any = opening.settings.engine
         self.settings = settings
@@ -261,7 +260,7 @@ class ServerArm(Arm):
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
         url = self._url
-        self.client = new_client(client_library(), url, engine.key, self._settings.timeout_s)
+        self.client = new_client(url, engine.key, self._settings.timeout_s)
         self._sender = Sender(self.client, engine.tokenizer, self._settings)
         self._page = CounterPage(url, engine.key, self.served.pages)
         self._counted_before: Counts | None = None
@@ -417,6 +416,8 @@ class ServerArm(Arm):
         Raises:
             RunError: the server does not give them.
         """
+        import openai
+
         self._engine.make_ready(self)
         model = self.model
         scoring = self._dialect.scoring
@@ -434,7 +435,7 @@ class ServerArm(Arm):
         asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
         try:
             return asking.result()
-        except client_library().OpenAIError as error:
+        except openai.OpenAIError as error:
             about = f"log-probabilities of a text from {self.client.base_url}"
             raise RunError(f"{about}: {from_outside(str(error))}") from error
         finally:

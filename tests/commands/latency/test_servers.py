@@ -134,6 +134,14 @@ def test_a_context_that_is_too_short_is_refused(
     harness("latency", *QUICK, *addresses)
 
 
+def test_a_client_that_is_not_installed_is_named_at_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    refused = harness.refused("latency", *QUICK, "engine=server", "engine.url=http://h/v1")
+    assert refused.startswith("engine=server: needs the openai package")
+
+
 def test_a_server_alone_that_speculates_is_a_speculative_arm(
     harness: Harness, serve: Serve
 ) -> None:
