@@ -65,17 +65,45 @@ def check(opening: Opening) -> None:
 def arm_arguments(opening: Opening) -> dict[str, ArmArguments]:
     """The arguments of each arm, by its name."""
     planned = opening.planned
-    shared = _shared_arguments(opening)
+    settings = opening.settings
+    model = settings.model
+    engine: Any = settings.engine
+    contexts = [max_context(checkpoint.config) for checkpoint in planned.checkpoints]
+    length = min([opening.context, *filter(None, contexts)])
+    arguments = {
+        "model": model.repository,
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        "quantization": VLLM_QUANTIZATIONS.get(model.quantization),
+        "dtype": str(planned.sketches[0].dtype).removeprefix("torch."),
+        "max_model_len": length,
+        "max_num_seqs": opening.batch_size,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "enable_prefix_caching": False,  # every prompt is asked more than once
+        "enforce_eager": settings.runner == "eager",
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "pipeline_parallel_size": engine.pipeline_parallel_size,
+        "distributed_executor_backend": engine.distributed_executor_backend,
+        # A share that must be free at the start, and is no limit where the cache has a size.
+        "gpu_memory_utilization": 0.1,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if not planned.gpus:
+        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be
+        # set back.
+        arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
     target, *others = planned.sketches
-    arms = {"regular": _with_cache(shared, [target])}
-    if opening.settings.draft is not None:
+    arms = {"regular": _with_cache(arguments, [target])}
+    if settings.draft is not None:
         if planned.shared:
             others.append(target)
         drafting = {
             "speculative_config": speculative_config(planned, opening.decoding),
             "per_request_spec_decode_metrics": "detailed",
         }
-        arms["speculative"] = _with_cache(shared | drafting, [target, *others])
+        arms["speculative"] = _with_cache(arguments | drafting, [target, *others])
     return arms
 
 
@@ -129,38 +157,3 @@ def _with_cache(arguments: dict[str, Any], sketches: Sequence[Sketch]) -> ArmArg
 def _num_parts(arguments: dict[str, Any]) -> int:
     """The GPUs that the models are split over."""
     return arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
-
-
-def _shared_arguments(opening: Opening) -> dict[str, Any]:
-    """The arguments that both arms have."""
-    settings = opening.settings
-    planned = opening.planned
-    model = settings.model
-    engine: Any = settings.engine
-    contexts = [max_context(checkpoint.config) for checkpoint in planned.checkpoints]
-    length = min([opening.context, *filter(None, contexts)])
-    arguments = {
-        "model": model.repository,
-        "revision": model.revision,
-        "trust_remote_code": model.trust_remote_code,
-        "quantization": VLLM_QUANTIZATIONS.get(model.quantization),
-        "dtype": str(planned.sketches[0].dtype).removeprefix("torch."),
-        "max_model_len": length,
-        "max_num_seqs": opening.batch_size,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "enable_prefix_caching": False,  # every prompt is asked more than once
-        "enforce_eager": settings.runner == "eager",
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "pipeline_parallel_size": engine.pipeline_parallel_size,
-        "distributed_executor_backend": engine.distributed_executor_backend,
-        # A share that must be free at the start, and is no limit where the cache has a size.
-        "gpu_memory_utilization": 0.1,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-    }
-    if not planned.gpus:
-        # A prompt that is read in parts and has a seed fails on a CPU, whose generators cannot be
-        # set back.
-        arguments["max_num_batched_tokens"] = max(2048, opening.batch_size * length)
-    return arguments
