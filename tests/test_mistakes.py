@@ -36,6 +36,7 @@ MISTAKES = {
     "plan acceptance=./none draft=none": "acceptance=./none: must be null without a draft",
     "acceptance costs=./none": "costs=./none: no such file or directory",
     "acceptance up_to=0": "up_to=0: must be at least 1",
+    "acceptance texts_per_prompt=0": "texts_per_prompt=0: must be at least 1",
     "acceptance num_prompts=0": "num_prompts=0: must be auto or at least 1",
     "acceptance weights=random": "weights=random: must be stored",
     "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local, vllm or server",
