@@ -298,7 +298,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     if not isinstance(row, dict):
         raise BadFile("must be an object with prompt, turns or messages")
     columns = _with_known_columns(row, settings)
-    prompt = _prompt(columns)
+    prompt = _of_first_key(columns)
     category = None if columns.get("category") in (None, "") else str(columns["category"])
     completion = prompt.completion
     if answer := columns.get("token_ids") or columns.get("completion"):
@@ -322,7 +322,14 @@ def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dic
         for known, column in (settings.columns or {}).items()
     }
     if settings.template is not None:
-        named["prompt"] = _filled(settings.template, row)
+        text = ""
+        for literal, column, _, _ in string.Formatter().parse(settings.template):
+            text += literal
+            if column is not None:
+                value = _column(row, column, "prompts.template")
+                # Lists have one entry per line.
+                text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+        named["prompt"] = text
     if not any(key in named for key in _KEYS):
         return {**row, **named}
     others = {column: value for column, value in row.items() if column not in _KEYS}
@@ -335,19 +342,8 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
     return row[column]
 
 
-def _filled(template: str, row: Mapping[str, Any]) -> str:
-    """The template with the values of columns; lists one entry per line."""
-    text = ""
-    for literal, column, _, _ in string.Formatter().parse(template):
-        text += literal
-        if column is not None:
-            value = _column(row, column, "prompts.template")
-            text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text
-
-
-def _prompt(row: Mapping[str, Any]) -> Prompt:
-    """The prompt that the first of the known keys holds."""
+def _of_first_key(row: Mapping[str, Any]) -> Prompt:
+    """The prompt that the first of the known keys holds: a text, turns or messages."""
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None:
         # The longest text is most likely the prompt.
@@ -380,10 +376,10 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
         return Prompt(chat[-1]["content"], messages=chat, completion=completion)
     text = _text(value, key)
     # An instruction's subject has its own key, and is often empty.
-    about = next(
-        (row[name] for name in ("input", "context") if key == "instruction" and row.get(name)), None
-    )
-    return Prompt(f"{text}\n\n{_text(about, 'input or context')}" if about else text)
+    subject = row.get("input") or row.get("context")
+    if key == "instruction" and subject:
+        text = f"{text}\n\n{_text(subject, 'input or context')}"
+    return Prompt(text)
 
 
 def _completion(value: Any) -> str | tuple[int, ...]:
