@@ -174,8 +174,8 @@ class SweepCallback(Callback):
             with read_write(config.hydra):
                 config.hydra.sweeper.params = {rounds: ",".join(choices[rounds]), **params}
         # `pair=7B+lookup` sets both models.
-        of_pairs = [pair.partition("+")[2] for pair in choices.get("pair", ())]
-        drafts = [*choices.get("draft", ()), *of_pairs]
+        of_pairs = [pair.partition("+")[2] for pair in _names(choices.get("pair", ()))]
+        drafts = [*_names(choices.get("draft", ())), *of_pairs]
         racers: list[str] = []
         if is_race:
             own = [
@@ -189,7 +189,7 @@ class SweepCallback(Callback):
             started=time.time(),
             varying=list(choices),
             methods=sorted(set(map(method_name, drafts))),
-            engines=sorted(set(choices.get("engine", ()))),
+            engines=sorted(set(_names(choices.get("engine", ())))),
             num_rounds=len(choices.get(rounds, ())) or 1,
             racers=racers,
             results_file=results_file,
@@ -256,3 +256,9 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
         elif override.is_sweep_override():
             choices[setting] = list(override.sweep_string_iterator())
     return choices
+
+
+def _names(choices: Sequence[str]) -> list[str]:
+    """Choices as they are meant: Hydra's form of `./my_method.py:MyMethod` has a backslash before the colon."""
+    parser = OverridesParser.create()
+    return [str(parser.parse_override(f"name={choice}").value()) for choice in choices]
