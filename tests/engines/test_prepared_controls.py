@@ -29,7 +29,7 @@ from harness.models.case import Demand
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
 
-DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
+DECODING = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
 Control = tuple[DecodingSettings, str]
 CONTROLS: list[Control] = [

@@ -6,6 +6,7 @@ import pytest
 
 from harness.drafting.heads.prepared import PreparedHead
 from harness.menu.names import PACKAGE
+from harness.runners import regions
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import CompilationError
 from in_process import Harness, results
@@ -62,6 +63,7 @@ def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
 def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's 24 layers are not compiled: that takes as long again."""
     monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr(regions, "_compiled", {})
     few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12", "decoding=greedy"]
     few += ["decoding.num_draft_tokens=2"]
     said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr
@@ -69,6 +71,7 @@ def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.M
     row = results().iloc[-1]
     assert row.runner == "compiled"
     assert row.identical_prompts == 2
+    assert regions._compiled, "parts of the head"
 
 
 def test_compare_races_a_head(harness: Harness) -> None:
