@@ -6,9 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pynvml
@@ -25,15 +24,10 @@ _LITTLE = 0.5
 _CROWDED = 1.25
 
 
-class ProcessorTime(NamedTuple):
-    """Nanoseconds in which threads of this process ran, and in which they waited for a core."""
-
-    ran: int
-    waited: int
-
-
-def processor_time(tasks: Path = Path("/proc/self/task")) -> ProcessorTime | None:
-    """The time of all threads so far; None where the system does not tell."""
+def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
+    """Nanoseconds in which threads of this process ran so far, and in which they waited for a core; None where the
+    system does not report them.
+    """
     ran = waited = 0
     try:
         for thread in tasks.iterdir():
@@ -44,7 +38,7 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> ProcessorTime | Non
                 waited += int(fields[1])
     except (OSError, ValueError, IndexError):
         return None
-    return ProcessorTime(ran, waited) if ran else None
+    return (ran, waited) if ran else None
 
 
 def crowding() -> str | None:
@@ -56,34 +50,6 @@ def crowding() -> str | None:
     if load is None or threads_are_set() or load <= _CROWDED * num_usable_cores():
         return None
     return f"other programs use this machine {load_in_words()}: OMP_NUM_THREADS=1 may be many times faster"
-
-
-@dataclass
-class GpuState:
-    """The worst of what NVML told at several times.
-
-    Attributes:
-        lowest_clock_mhz: of the cores of any GPU; None where it is not known.
-        reasons: why clocks were lowered.
-        other_processes: the most processes other than the run's own that computed on one of these
-            GPUs at once.
-    """
-
-    lowest_clock_mhz: int | None = None
-    reasons: set[str] = field(default_factory=set)
-    other_processes: int | None = None
-
-    def look(self, gpus: Sequence[str]) -> None:
-        """Take in the present state of some GPUs, as far as NVML tells it."""
-        for gpu in gpus:
-            with suppress(pynvml.NVMLError):
-                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
-                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                self.lowest_clock_mhz = min(clock, self.lowest_clock_mhz or clock)
-                self.reasons.update(throttle_reasons(gpu))
-                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                num_others = _num_others({process.pid for process in running})
-                self.other_processes = max(num_others, self.other_processes or 0)
 
 
 def _num_others(pids: set[int]) -> int:
@@ -102,7 +68,8 @@ def _num_others(pids: set[int]) -> int:
 
 
 class Quietness:
-    """Watches the machine from its creation on, while a run is timed.
+    """Watches the machine from its creation on, while a run is timed: processor time, and the worst of what NVML
+    reported about GPUs at several times.
 
     Args:
         gpus: UUIDs of those that compute.
@@ -114,16 +81,26 @@ class Quietness:
         self._said = False
         self._began = time.monotonic()
         self._first = processor_time()
-        self._gpu = GpuState()
         self._gpus = gpus
+        self._lowest_clock_mhz: int | None = None
+        self._throttle_reasons: set[str] = set()
+        # The most on one GPU at once, other than the run's own.
+        self._other_processes: int | None = None
 
     def look(self) -> None:
         """Look at the GPUs, and at the processor time so far. Called between two timed answers."""
-        self._gpu.look(self._gpus)
+        for gpu in self._gpus:
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
+                self._throttle_reasons.update(throttle_reasons(gpu))
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                num_others = _num_others({process.pid for process in running})
+                self._other_processes = max(num_others, self._other_processes or 0)
         share = self._processor_share()
-        if self._said or share is None or share >= _LITTLE:
-            return
-        if time.monotonic() - self._began > _LONG_S:
+        is_long = time.monotonic() - self._began > _LONG_S
+        if not self._said and share is not None and share < _LITTLE and is_long:
             self._said = True
             self._say(
                 f"this takes long: the process gets {share:.0%} of the processor time that it asks for"
@@ -132,21 +109,19 @@ class Quietness:
 
     def columns(self) -> dict[str, Any]:
         """The columns about the machine since the creation."""
-        reasons = ", ".join(sorted(self._gpu.reasons))
         return {
             "processor_share": self._processor_share(),
             "load": load_average(),
             "num_cores": num_usable_cores(),
-            "other_gpu_processes": self._gpu.other_processes,
-            "lowest_gpu_clock_mhz": self._gpu.lowest_clock_mhz,
-            "gpu_throttled": reasons or None,
+            "other_gpu_processes": self._other_processes,
+            "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
+            "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
         }
 
     def _processor_share(self) -> float | None:
         now = processor_time()
         if now is None or self._first is None:
             return None
-        ran = now.ran - self._first.ran
-        waited = now.waited - self._first.waited
+        ran, waited = (after - before for before, after in zip(self._first, now, strict=True))
         # The times of threads that have ended are missing, so that a difference may be negative.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None

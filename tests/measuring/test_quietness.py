@@ -18,7 +18,7 @@ from harness.engines import energy
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.measuring import quietness
-from harness.measuring.quietness import GpuState, ProcessorTime, Quietness, processor_time
+from harness.measuring.quietness import Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
 from report_files import latency_run
@@ -35,12 +35,12 @@ def test_time_that_threads_ran_and_waited(tmp_path: Path) -> None:
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(times)
     (tmp_path / "3").mkdir()
-    assert processor_time(tmp_path) == ProcessorTime(800, 300)
+    assert processor_time(tmp_path) == (800, 300)
     assert processor_time(tmp_path / "absent") is None
 
 
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([ProcessorTime(10, 0), *[ProcessorTime(30, 80)] * 5])
+    times = iter([(10, 0), *[(30, 80)] * 5])
     monkeypatch.setattr(quietness, "processor_time", lambda: next(times))
     clock = iter([0.0, 30.0, 61.0, 90.0])
     monkeypatch.setattr(quietness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -93,15 +93,16 @@ class Nvml:
 
 
 def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml, state = Nvml(), GpuState()
+    nvml, watch = Nvml(), Quietness(["GPU-aaaa"], print)
     for module in (quietness, energy):
         monkeypatch.setattr(module, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
-        state.look(["GPU-aaaa"])
-    assert state.lowest_clock_mhz == 1200
-    assert state.reasons == {"temperature (hardware)"}
-    assert state.other_processes == 1
+        watch.look()
+    columns = watch.columns()
+    assert columns["lowest_gpu_clock_mhz"] == 1200
+    assert columns["gpu_throttled"] == "temperature (hardware)"
+    assert columns["other_gpu_processes"] == 1
 
 
 def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +112,10 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
 
     def num_others(*pids: int) -> int | None:
         nvml.pids = (os.getpid(), *pids)
-        state = GpuState()
-        state.look(["GPU-aaaa"])
-        return state.other_processes
+        watch = Quietness(["GPU-aaaa"], print)
+        watch.look()
+        number: int | None = watch.columns()["other_gpu_processes"]
+        return number
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
         assert num_others(server.pid) == 0
