@@ -30,8 +30,6 @@ from harness.results.verdict import judged
 from harness.tables.table import grouped
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from harness.config.run import RunSettings
 
 # The directories above a CSV file from which that of its run is sought: as many as in
@@ -193,7 +191,7 @@ def every_run(path: Path) -> Findings:
     reader = _Reader([path], menu_commands())
     findings = reader.findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
-    findings.runs = [*_each_once(single).run]
+    findings.runs = _each_once(single)
     reader.finish()
     return findings
 
@@ -353,47 +351,35 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
     both.
     """
-    import pandas as pd
-
-    frame = _each_once(runs)
-    pooled = {run for one in frame.run for run in getattr(one.last, "pooled_runs", None) or ()}
-    frame = frame[~frame.id.isin(pooled)]
-    # Runs of `compare` never measure the same: equal settings do not mean equal prompts, which are typed.
-    measurement = pd.Series(
-        [None if isinstance(run.last, CompareRow) else run.last.measurement for run in frame.run],
-        index=frame.index,
-        dtype=object,
-    )
-    measurement = measurement.where(measurement.astype(bool), frame.id)
-    succeeded = frame.run.map(lambda run: run.status == "ok").astype(bool)
-    place = frame.index.to_series()
-    newest = place.where(succeeded).groupby(measurement).transform("max")
-    newest = newest.fillna(place.groupby(measurement).transform("max"))
-    shown = frame.run[place == newest]
-    times = succeeded.groupby(measurement).transform("sum").clip(lower=1)
-    for run, number in zip(shown, times[shown.index], strict=True):
-        run.times = int(number)
-    is_failure = ~succeeded & (
-        place >= newest.where(succeeded.groupby(measurement).transform("any"), -1)
-    )
-    failed = frame.run[is_failure].groupby(measurement[is_failure])
-    failures = [*failed.last()]
-    for run, number in zip(failures, failed.size(), strict=True):
-        run.times = int(number)
-    return [run for run in shown if run.has_figures], failures
+    single = _each_once(runs)
+    pooled = {run for one in single for run in getattr(one.last, "pooled_runs", None) or ()}
+    by_measurement: dict[str, list[Run]] = {}
+    for run in single:
+        if run.id in pooled:
+            continue
+        # Runs of `compare` never measure the same: equal settings do not mean equal prompts, which are typed.
+        measurement = None if isinstance(run.last, CompareRow) else run.last.measurement
+        by_measurement.setdefault(measurement or run.id, []).append(run)
+    shown: list[Run] = []
+    failures: list[Run] = []
+    for repetitions in by_measurement.values():
+        succeeded = [run for run in repetitions if run.status == "ok"]
+        newest = succeeded[-1] if succeeded else repetitions[-1]
+        newest.times = max(1, len(succeeded))
+        if newest.has_figures:
+            shown.append(newest)
+        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
+        if failed:
+            failed[-1].times = len(failed)
+            failures.append(failed[-1])
+    return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
 
 
-def _each_once(runs: Sequence[Run]) -> pd.DataFrame:
+def _each_once(runs: Sequence[Run]) -> list[Run]:
     """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    import pandas as pd
-
-    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
-    frame["id"] = [run.id for run in runs]
     # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
-    frame["num_rows"] = [len(run.rows) for run in runs]
-    frame["has_directory"] = [run.directory is not None for run in runs]
-    frame = frame.sort_values(["id", "num_rows", "has_directory"], kind="stable")
-    return frame.drop_duplicates("id", keep="last").reset_index(drop=True)
+    ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
+    return list({run.id: run for run in ordered}.values())
 
 
 def _files(path: Path) -> Iterator[Path]:
