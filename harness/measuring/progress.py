@@ -7,7 +7,6 @@ writes its output into a file, and its living line to the terminal of the sweep.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import sys
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from harness.config.machine import num_usable_cores
 from harness.tables.table import visible
 from harness.tables.terminal import LastingConsole
 
@@ -120,17 +118,3 @@ def in_words(seconds: float) -> str:
     if seconds < 100 * 60:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours"
-
-
-def load_in_words() -> str:
-    """The load of the machine, in words; empty where the system does not tell."""
-    load = load_average()
-    return "" if load is None else f"(load {load:.1f} on {num_usable_cores()} cores)"
-
-
-def load_average() -> float | None:
-    """Programs that ran or waited for a core, on average over the last minute."""
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None

@@ -14,7 +14,6 @@ import pynvml
 
 from harness.config.machine import num_usable_cores, threads_are_set, world
 from harness.engines.energy import throttle_reasons
-from harness.measuring.progress import load_average, load_in_words
 
 # After this many seconds a run says so if it has less than this share of the processor time that it
 # asks for.
@@ -41,6 +40,20 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
     return (ran, waited) if ran else None
 
 
+def load_average() -> float | None:
+    """Programs that ran or waited for a core, on average over the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def load_in_words() -> str:
+    """The load of the machine: ` (load 8.9 on 4 cores)`; empty where the system does not report it."""
+    load = load_average()
+    return "" if load is None else f" (load {load:.1f} on {num_usable_cores()} cores)"
+
+
 def crowding() -> str | None:
     """A sentence about a machine on which threads would wait for other programs, before anything is measured there.
 
@@ -49,7 +62,7 @@ def crowding() -> str | None:
     load = load_average()
     if load is None or threads_are_set() or load <= _CROWDED * num_usable_cores():
         return None
-    return f"other programs use this machine {load_in_words()}: OMP_NUM_THREADS=1 may be many times faster"
+    return f"other programs use this machine{load_in_words()}: OMP_NUM_THREADS=1 may be many times faster"
 
 
 def _num_others(pids: set[int]) -> int:
@@ -103,8 +116,7 @@ class Quietness:
         if not self._said and share is not None and share < _LITTLE and is_long:
             self._said = True
             self._say(
-                f"this takes long: the process gets {share:.0%} of the processor time that it asks for"
-                f" {load_in_words()}"
+                f"this takes long: the process gets {share:.0%} of the processor time that it asks for{load_in_words()}"
             )
 
     def columns(self) -> dict[str, Any]:

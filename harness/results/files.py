@@ -10,7 +10,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,8 +74,10 @@ def _append_to(file: LockedFile, rows: Sequence[Row]) -> bool:
     header = _header(file.path)
     if sorted(header) != sorted(rows[0].columns()):
         return False
-    # An editor may have left the last line without its end.
-    line_end = b"" if _last_byte(file.path) == b"\n" else b"\n"
+    with file.path.open("rb") as end:
+        end.seek(-1, os.SEEK_END)
+        # An editor may have left the last line without its end.
+        line_end = b"" if end.read() == b"\n" else b"\n"
     file.append(line_end + _as_csv([_cells(row, header) for row in rows]))
     return True
 
@@ -114,6 +116,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     kind = kind_of(header, kinds)
     if kind is None:
         return Contents(None, [], [])
+    columns = kind.columns()
     rows: list[Row] = []
     torn = []
     unread = []
@@ -123,19 +126,17 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
             rows.append(row)
-            lost = _lost(row, named)
+            # Cells that are not empty, but have no value in the row.
+            lost = [
+                name
+                for name, cell in named.items()
+                if cell not in ("", "nan") and name in columns and columns[name].of(row) is None
+            ]
             if lost:
                 unread.append(f"{place}: {', '.join(lost)} cannot be read")
         elif cells:
             torn.append(f"{place}: {len(cells)} of {len(header)} cells; left out")
     return Contents(kind, rows, torn, unread)
-
-
-def _lost(row: Row, cells: Mapping[str, str]) -> list[str]:
-    """The columns whose cells are not empty, but have no value in the row that was parsed from them."""
-    columns = row.columns()
-    filled = [name for name, cell in cells.items() if cell not in ("", "nan") and name in columns]
-    return [name for name in filled if columns[name].of(row) is None]
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
@@ -158,13 +159,6 @@ def _header(path: Path) -> list[str]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
         return next(csv.reader(text), [])
-
-
-def _last_byte(path: Path) -> bytes:
-    """The last byte of a file that is not empty."""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read()
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -54,3 +54,11 @@ def test_how_small_a_difference_would_show() -> None:
     slow = [2.0 + (number % 3) / 10 for number in range(16)]
     assert 0.02 < figures(Speedup, arm(slow), arm([1.0] * 16)).visible_difference < 0.06
     assert figures(Speedup, arm([2.0] * 7), arm([1.0] * 7)).visible_difference is None
+
+
+def test_units_with_the_same_prompts_cover_no_others() -> None:
+    """A prompt that is asked again in its own unit is no such case."""
+    laps = [lap(request(place % 4, 1.0), request(4, 1.0)) for place in range(8)]
+    assert figures(Speedup, laps, laps).speedup.covers == "8 laps of the same texts"
+    again = [lap(request(place % 8, 1.0)) for place in range(16)]
+    assert figures(Speedup, again, again, [*range(8)] * 2).speedup.covers == "8 prompts"

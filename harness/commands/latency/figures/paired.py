@@ -174,14 +174,11 @@ def paired_times(
 
 def share_prompts(run: MeasuredRun, arm: MeasuredArm) -> bool:
     """Whether a prompt is in several units, so that an interval over these covers no prompts."""
-    unit_of_place: dict[int, int] = {}
-    for generation in arm.generations:
-        assert generation.question is not None
-        for index in generation.question.indices:
-            place = run.prompt_set.occurrence(index).place
-            if (
-                unit_of_place.setdefault(place, generation.question.unit)
-                != generation.question.unit
-            ):
-                return True
-    return False
+    places = set()
+    places_and_units = set()
+    for generation, unit in zip(arm.generations, arm.units, strict=True):
+        for request in generation.requests:
+            place = run.prompt_set.occurrence(request.index).place
+            places.add(place)
+            places_and_units.add((place, unit))
+    return len(places_and_units) > len(places)
