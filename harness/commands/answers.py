@@ -20,8 +20,8 @@ from harness.tables.table import Answer, Bars, Line, Table
 
 # Lines of steps that an answer has room for; one less below a doubt.
 _MOST_STEPS = 2
-# Characters of a step, so that it stays on a line of 80.
-_LONGEST_STEP = 70
+# Characters of a line of 80 beside the indents around a name.
+_WIDTH = 76
 
 
 class Step(NamedTuple):
@@ -65,15 +65,17 @@ def answer(
     """
     lines: list[Table | Line | Bars] = [Line(title, "dim"), Line("")]
     if doubts:
-        others = f" (+{len(doubts) - 1}: details=true)" if len(doubts) > 1 else ""
+        others = f" ({len(doubts) - 1} more: details=true)" if len(doubts) > 1 else ""
         lines.append(Line(f"  {doubts[0]}{others}", "warning"))
     if finding is not None:
         lines += [Line(f"  {finding.text}", finding.style, finding.more), Line("")]
     lines += figures
+    why = [*why]
     shown = [*steps][: _MOST_STEPS - bool(doubts)]
     width = max((len(step.text) for step in shown), default=0)
     texts = [f"{step.text:{width}}   {step.command}" for step in shown]
-    if any(len(text) > _LONGEST_STEP for text in texts):
+    room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
+    if any(len(text) > room for text in texts):
         # A command that is cut in two cannot be copied: it goes below its reason, in the room of the second step.
         texts = [f"{shown[0].text}\n{shown[0].command}"]
     named = [*why, *(("Next", text) for text in texts)]

@@ -55,7 +55,8 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
     row = rows[-1]
     sentences: list[str | None] = []
     if row.status not in ("ok", NO_VERDICT):
-        sentences.append(f"{row.status}: the figures cover {row.num_prompts} prompts only.")
+        covered = counted(row.num_prompts or 0, "prompt")
+        sentences.append(f"{row.status}: the figures cover {covered} only.")
     sentences += [*_of_settings(row), _failures(rows, prompts), _unlike_its_weights(row)]
     if row.speedup is not None:
         sentences += [
