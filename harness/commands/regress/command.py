@@ -133,7 +133,7 @@ def _answer(
         )
     elif unsure := by_verdict.get("cannot tell"):
         finding = Line("cannot tell whether it is worse", "strong", unsure[0].reason)
-        steps = [Step("more runs, on both sides", again)] if row.kind == "latency" else []
+        steps = [Step("more runs of both", again)] if row.kind == "latency" else []
     elif better := by_verdict.get("better"):
         figures = [f"{one.figure.name} {one.change}" for one in better]
         finding = Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
