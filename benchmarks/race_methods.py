@@ -46,8 +46,9 @@ def main() -> None:
             costs[kind] = run(directory, [*ROUNDS[kind], *options.overrides], options.prompts)
             answers[f"{kind} {pair}"] = answers_of(directory)
             costs[kind]["tokens"] = answers[f"{kind} {pair}"]["num_tokens"].sum()
-        shares = [costs["race"][cost] / costs["sweep"][cost] for cost in costs["race"]]
-        figures.append([str(pair), *shares, costs["sweep"]["clock"], costs["race"]["clock"]])
+        shares = [f"{costs['race'][cost] / costs['sweep'][cost]:.0%}" for cost in costs["race"]]
+        seconds = [f"{costs[kind]['clock']:.0f}" for kind in ("sweep", "race")]
+        figures.append([str(pair), *shares, *seconds])
     headings = ["pair", "clock", "processor", "tokens", "sweep, s", "race, s"]
     common.show("a race as a share of the sweep", headings, figures)
 

@@ -98,7 +98,7 @@ def test_settings_need_no_group_where_only_one_has_the_name() -> None:
     )
     assert list(rows["num_draft_tokens"]) == [2, 4]
     (file,) = Path("multirun").rglob("sweep.json")
-    assert json.loads(file.read_text())["varying"] == ["decoding.num_draft_tokens"]
+    assert json.loads(file.read_text())["choices"] == {"decoding.num_draft_tokens": ["2", "4"]}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.progress import note, say
 from harness.menu import conversion
+from harness.menu.names import method_name
 from harness.records.command import Command
 from harness.records.registry import COMMANDS, settings_of
 from harness.sweep import ranks, signals
@@ -124,15 +125,19 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
     """
     if manifest is not None:
         # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
-        plain["draft"] = METHODS.without_others(plain["draft"], manifest.methods)
-        plain["engine"] = ENGINES.without_others(plain["engine"], manifest.engines)
+        choices = manifest.choices
+        # `pair=7B+lookup` sets both models.
+        of_pairs = [pair.partition("+")[2] for pair in choices.get("pair", ())]
+        methods = {method_name(draft) for draft in [*choices.get("draft", ()), *of_pairs]}
+        plain["draft"] = METHODS.without_others(plain["draft"], methods)
+        plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
     settings = ranks.with_ranks(conversion.from_config(settings_of(command), plain))
     if manifest is None:
         limit = settings.job_timeout_s
         if limit is not None:
             raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
     elif engine_of(settings).addresses(settings.engine):
-        for name in manifest.varying:
+        for name in manifest.choices:
             if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
                 rule = (
                     f"cannot vary with engine={settings.engine.name}: how a server drafts is set "
@@ -143,6 +148,6 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
     if getattr(settings, "race", False) and getattr(settings, "share", None) is None:
         raise SettingError("race", "must be typed as race=true, in a sweep", True)
     repeats = getattr(settings, "repeats", 1)
-    if repeats > 1 and (manifest is None or manifest.num_rounds == 1):
+    if repeats > 1 and (manifest is None or manifest.rounds is None):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings

@@ -238,10 +238,10 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     rows = file.job_rows()
     pooled: list[list[LatencyRow]] = []
     raced: Document = []
-    if manifest.num_rounds > 1 and rows:
+    if manifest.rounds and rows:
         from harness.sweep import rounds
 
-        if manifest.racers:
+        if manifest.rounds == "share":
             rows_of_race, raced = rounds.finish_race(directory)
             pooled = [[row] for row in rows_of_race]
         else:

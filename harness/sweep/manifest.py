@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from harness.config.errors import RunError
 from harness.config.settings import require
-from harness.menu.names import method_name
 from harness.records.registry import COMMANDS, row_kinds
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
@@ -37,24 +36,29 @@ class Manifest:
 
     Attributes:
         started: seconds since the epoch.
-        varying: the settings in which jobs differ: `["draft", "decoding.num_draft_tokens"]`.
-        methods: the ways to draft of all jobs, if jobs differ in the draft; else none.
-        engines: the engines of all jobs, if jobs differ in the engine; else none.
-        num_rounds: how often each job is measured (`repeats`).
+        choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
+            `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`; [] where an optimiser has a range of numbers.
+        rounds: the setting with the number of the round, of a sweep in which every job runs several times: `repeat`, or
+            in a race `share`; else None.
         results_file: the file that collects the rows of all runs; None for no such file.
         details: whether the tables behind the answer are printed too (`details=true`).
-        racers: the settings in which each job of a race differs, as typed; empty for other sweeps.
     """
 
     num_jobs: int
     started: float
-    varying: list[str]
-    methods: list[str]
-    engines: list[str]
-    num_rounds: int
-    results_file: str | None
+    choices: dict[str, list[str]]
+    rounds: str | None = None
+    results_file: str | None = None
     details: bool = False
-    racers: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The settings in which each job of a round differs from others, in the order of the jobs' numbers."""
+        own = {
+            setting: values for setting, values in self.choices.items() if setting != self.rounds
+        }
+        typed = [[f"{setting}={value}" for value in values] for setting, values in own.items()]
+        return [" ".join(settings) for settings in itertools.product(*typed)]
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -65,7 +69,7 @@ class Manifest:
         """Those of a job's overrides in which it differs from others."""
         keys = [override.lstrip("+").partition("=")[0] for override in overrides]
         pairs = zip(keys, overrides, strict=True)
-        return [override for key, override in pairs if key in self.varying]
+        return [override for key, override in pairs if key in self.choices]
 
 
 class SweepFile:
@@ -165,33 +169,20 @@ class SweepCallback(Callback):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
         choices = _choices(config)
-        is_race = bool(OmegaConf.select(config, "race"))
-        rounds = "share" if is_race else "repeat"
+        rounds = "share" if OmegaConf.select(config, "race") else "repeat"
         if rounds in choices:
             # The first setting varies slowest. An experiment's own list would come before what is typed.
             choices = {rounds: choices.pop(rounds), **choices}
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
                 config.hydra.sweeper.params = {rounds: ",".join(choices[rounds]), **params}
-        # `pair=7B+lookup` sets both models.
-        of_pairs = [pair.partition("+")[2] for pair in _names(choices.get("pair", ()))]
-        drafts = [*_names(choices.get("draft", ())), *of_pairs]
-        racers: list[str] = []
-        if is_race:
-            own = [
-                [f"{key}={value}" for value in choices[key]] for key in choices if key != "share"
-            ]
-            racers = [" ".join(settings) for settings in itertools.product(*own)]
         # An optimiser has a number of jobs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
         manifest = Manifest(
             num_jobs=num_jobs or math.prod(map(len, choices.values())),
             started=time.time(),
-            varying=list(choices),
-            methods=sorted(set(map(method_name, drafts))),
-            engines=sorted(set(_names(choices.get("engine", ())))),
-            num_rounds=len(choices.get(rounds, ())) or 1,
-            racers=racers,
+            choices=choices,
+            rounds=rounds if rounds in choices else None,
             results_file=results_file,
             details=bool(OmegaConf.select(config, "results.details")),
         )
@@ -256,9 +247,3 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
         elif override.is_sweep_override():
             choices[setting] = list(override.sweep_string_iterator())
     return choices
-
-
-def _names(choices: Sequence[str]) -> list[str]:
-    """Choices as they are meant: Hydra's form of `./my_method.py:MyMethod` has a backslash before the colon."""
-    parser = OverridesParser.create()
-    return [str(parser.parse_override(f"name={choice}").value()) for choice in choices]

@@ -53,8 +53,7 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
     Returns:
         The pooled rows, one list for each job of a round that succeeded at least twice.
     """
-    manifest = Manifest.read(sweep)
-    jobs_per_round = manifest.num_jobs // manifest.num_rounds
+    jobs_per_round = len(Manifest.read(sweep).names)
     latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
     runs = grouped(latency_rows, lambda row: int(row.job or 0))
     pooled = []
@@ -99,7 +98,7 @@ class Racer:
 def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
     """The jobs after some shares. Which of them have left follows from the files alone, in any process at any time."""
     rows = [row for row in SweepFile(sweep, LatencyRow).job_rows() if isinstance(row, LatencyRow)]
-    racers = [Racer(name) for name in Manifest.read(sweep).racers]
+    racers = [Racer(name) for name in Manifest.read(sweep).names]
     for share in range(1, num_shares + 1):
         for number, racer in enumerate(racers):
             if racer.left is not None:

@@ -78,21 +78,17 @@ def print_sweep(
     done = {row.job for row in rows}
     line = f"  Saved  {len(done)} of {counted(num_jobs, 'job')} in {file}"
     is_unfinished = len(done) < num_jobs and not is_refused
-    # A command that measures nothing, such as `plan`, would fail again.
-    if is_unfinished or (_any_failed(rows) and record.measures):
-        line += f"\n         {_how_to_go_on(rows)} measures what is missing or failed"
-    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(line, "dim"))
-
-
-def _how_to_go_on(rows: Rows) -> str:
-    """The command that measures the rest."""
+    again = "the same command again"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
     of_servers = [row for row in rows if is_elsewhere(row.engine)]
-    if not of_servers or any(row.server_started for row in of_servers):
-        return "the same command again"
-    return "the same command with resume=always (the server does not tell when it was started)"
+    if of_servers and not any(row.server_started for row in of_servers):
+        again = "the same command with resume=always (the server does not tell when it was started)"
+    # A command that measures nothing, such as `plan`, would fail again.
+    if is_unfinished or (_any_failed(rows) and record.measures):
+        line += f"\n         {again} measures what is missing or failed"
+    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(line, "dim"))
 
 
 def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:

@@ -161,7 +161,7 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(
     config = loader.load_configuration("latency", overrides, run_mode=RunMode.MULTIRUN)
     SweepCallback().on_multirun_start(config)
     manifest = Manifest.read(tmp_path)
-    assert (manifest.varying, manifest.num_jobs) == (varying, num_jobs)
+    assert (list(manifest.choices), manifest.num_jobs) == (varying, num_jobs)
     # Hydra has this many.
     arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()] + typed
     (jobs,) = BasicSweeper.split_arguments(
@@ -185,10 +185,9 @@ def test_rounds_come_before_the_list_of_an_experiment(
     )
     assert (first[0], last[0]) == (rounds[0][:-2], rounds[0][:-3] + "2")
     manifest = Manifest.read(tmp_path)
-    assert (manifest.num_rounds, manifest.num_jobs) == (2, 32)
+    assert (len(manifest.names), manifest.num_jobs) == (16, 32)
     # In the order of the jobs of a round.
-    names = [" ".join(job[1:4]) for job in (first, last)]
-    assert manifest.racers[:: len(manifest.racers) - 1 or 1] == (names if rounds[1:] else [])
+    assert [manifest.names[0], manifest.names[-1]] == [" ".join(job[1:4]) for job in (first, last)]
 
 
 @pytest.mark.parametrize(

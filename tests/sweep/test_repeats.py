@@ -37,7 +37,8 @@ def test_what_cannot_be_repeated(harness: Harness) -> None:
 
 def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
     """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
-    manifest = Manifest(6, 0.0, ["repeat", "draft"], [], [], 3, None)
+    choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "suffix"]}
+    manifest = Manifest(6, 0.0, choices, "repeat")
     replace_file(tmp_path / "sweep.json", json.dumps(dataclasses.asdict(manifest)).encode())
     rows = []
     for number, draft in enumerate(["lookup", "suffix", "lookup", "suffix"]):
