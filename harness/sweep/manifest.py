@@ -245,5 +245,7 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
         if override.is_interval_sweep():
             choices[setting] = []
         elif override.is_sweep_override():
-            choices[setting] = list(override.sweep_string_iterator())
+            # Not Hydra's own texts, which have a backslash before the colon of `./my_method.py:MyMethod`.
+            values = [getattr(value, "text", value) for value in override.sweep_iterator()]
+            choices[setting] = list(map(str, values))
     return choices
