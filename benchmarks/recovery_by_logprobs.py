@@ -1,6 +1,6 @@
 """False alarms and power of `recovery reference=server` by the number of tokens that a server shows.
 
-    python benchmarks/recovery_by_logprobs.py
+    python benchmarks/recovery_by_logprobs.py [RUNS]
 
 Simulated runs: distributions over 200 tokens, drawn from a Dirichlet distribution; 1,000 tokens a run, of
 which the server shows the n likeliest. A run is a false alarm at p < 0.01 (the command's own level is
@@ -11,20 +11,21 @@ likelier half to the other one.
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
-import torch
 
-from harness.commands.recovery.logprobs import ServedReference
-from harness.commands.recovery.lossless import SHARE_OF_LEVEL
-from harness.commands.recovery.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
-from harness.commands.recovery.workload import Sampling
+from harness.commands.recovery.drawn import SHARE_OF_LEVEL, TokenTest
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.served_reference import ServedReference
+from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings
+from harness.engines.requests import RequestRecord
 
 VOCABULARY = 200
 NUM_PLACES = 100
 NUM_EACH = 10
-NUM_RUNS = 50
 SHIFT = 0.1
 
 
@@ -48,6 +49,8 @@ class Showing:
 
 
 def main() -> None:
+    num_runs = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    test = TokenTest(0.01 / SHARE_OF_LEVEL, SHIFT)
     generator = np.random.default_rng(0)
     rows = generator.dirichlet(np.full(VOCABULARY, 0.05), size=NUM_PLACES).clip(1e-30)
     rows /= rows.sum(-1, keepdims=True)
@@ -56,7 +59,7 @@ def main() -> None:
     for temperature in (1.0, 0.7, 1.5):
         sampling = Sampling("any", DecodingSettings(temperature=temperature))
         any_text = [0] * NUM_PLACES
-        exact = sampling.probabilities_along(torch.tensor(np.log(rows)), [1], any_text)
+        exact = sampling.probabilities_along(np.log(rows), [1], any_text)
         sums = exact.cumsum(-1)
         order = np.argsort(-exact, axis=-1)
         sorted_sums = np.take_along_axis(exact, order, -1).cumsum(-1)
@@ -69,31 +72,22 @@ def main() -> None:
         for num_top in (5, 20, VOCABULARY):
             reference = ServedReference(Showing(np.log(rows), num_top), [1], VOCABULARY, num_top, 1)  # type: ignore[arg-type]
             num_found = {"honest": 0, "shifted": 0}
-            for _ in range(NUM_RUNS):
+            for run in range(num_runs):
                 for name, source in (("honest", sums), ("shifted", shifted.cumsum(-1))):
-                    sample = []
-                    masses = None
+                    answered = []
                     for each in range(NUM_EACH):
                         uniforms = generator.random((NUM_PLACES, 1)) * source[:, -1:]
                         text = (source < uniforms).sum(-1).tolist()
-                        known = sampling.probabilities_along(
-                            reference.logits_along([[1]], [text])[0], [1], text
-                        )
-                        sample.append(quantiles(known, text, generator))
-                        if each == 0:
-                            again = sampling.probabilities_along(
-                                reference.logits_again([1], text), [1], text
-                            )
-                            num_cells = num_cells_for(NUM_PLACES * NUM_EACH)
-                            masses = cell_masses(known, again, num_cells)
-                    check = QuantileTest(0.01 / SHARE_OF_LEVEL, SHIFT).check(
-                        np.concatenate(sample), masses
-                    )
+                        planned = PlannedRequest((each,), sampling, NUM_PLACES, each)
+                        answered.append((planned, RequestRecord(each, 1, token_ids=text)))
+                    scores = Scores(reference, frozenset(), NUM_EACH, [run])
+                    scores.add(answered)
+                    check = test.check(scores.drawn, two_routes=scores.two_routes)
                     num_found[name] += check.verdict == "lossy"
             shown = math.fsum(np.sort(exact, axis=-1)[:, -num_top:].sum(-1)) / NUM_PLACES
             print(
-                f"| {temperature:g} | {num_top} | {shown:.1%} | {num_found['honest']} of {NUM_RUNS}"
-                f" | {num_found['shifted']} of {NUM_RUNS} | {check.power:.0%} |",
+                f"| {temperature:g} | {num_top} | {shown:.1%} | {num_found['honest']} of {num_runs}"
+                f" | {num_found['shifted']} of {num_runs} | {check.power:.0%} |",
                 flush=True,
             )
 

@@ -4,25 +4,28 @@
                                                [--fault-runs 2] [--fault-draws 25000]
 
 Each run draws with its own seed, and is lossy if the test of one context or of all contexts together is, at the level
-of the command's default; p is the smallest of a run. The exact distributions are computed once. With the defaults 60
-runs make 500,000 draws.
+of the command's default; p is the smallest of a run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
 import common
 
-from harness.commands.recovery.draw_plan import choose_contexts
-from harness.commands.recovery.lossless import MIN_EXPECTED, SampledCheck, SampledTest, together
-from harness.commands.recovery.prefix_distribution import exact_distribution
+from harness.commands.recovery.contexts import choose_contexts
+from harness.commands.recovery.drawn import SampledCheck, TokenTest, together
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.workload import PlannedRequest
 from harness.engines.local.engine import LocalEngine
 from harness.engines.local.fault import fault_names, fault_of
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, quick_garbage_collections
+from harness.results.acceptance import Acceptance
 
 # As the command's: one false alarm in a thousand million runs.
 FALSE_ALARM_RATE = 1e-9
@@ -49,12 +52,8 @@ def main() -> None:
     contexts = [
         list(context.token_ids) for context in choose_contexts(engine.reference, prompts, decoding)
     ]
-    least = MIN_EXPECTED * len(contexts) / max(options.draws, options.fault_draws)
-    outcomes = [
-        exact_distribution(engine.reference, context, decoding, options.num_tokens, least)
-        for context in contexts
-    ]
-    test = SampledTest(options.num_tokens, FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
+    test = TokenTest(FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
+    sampling = Sampling("as asked", decoding)
 
     def draw(
         faulty: LocalEngine, context: list[int], seed: int, streams: range
@@ -70,11 +69,16 @@ def main() -> None:
         faulty = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", fault=fault))
         num_draws = (options.draws if fault == "none" else options.fault_draws) // len(contexts)
         checks = []
-        for position, (context, exact) in enumerate(zip(contexts, outcomes, strict=True)):
-            draws = draw(
-                faulty, context, seed, range(position * num_draws, (position + 1) * num_draws)
-            )
-            checks.append(test.check(draws, exact))
+        for position, context in enumerate(contexts):
+            streams = range(position * num_draws, (position + 1) * num_draws)
+            planned = PlannedRequest(tuple(context), sampling, options.num_tokens, 0)
+            scores = Scores(engine.reference, frozenset(), BATCH_SIZE, [seed, position])
+            acceptance = Acceptance()
+            for generation in draw(faulty, context, seed, streams):
+                scores.add([(planned, answer) for answer in generation.requests])
+                acceptance += generation.acceptance
+            check = test.check_continuations(scores.drawn, scores.two_routes)
+            checks.append(dataclasses.replace(check, acceptance=acceptance))
         return [*checks, together(checks)]
 
     rows = []

@@ -19,6 +19,7 @@ from harness.engines.energy import gpus_of
 from harness.engines.local.stopwatches import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counts
+from harness.results.statistics.arrays import Floats
 
 if TYPE_CHECKING:
     import torch
@@ -183,13 +184,13 @@ class TextReference(Protocol):
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
+    ) -> Floats:
         """The target's logits [B, n, V] before each token of the longest text.
 
         A shorter text has undefined logits behind its last token.
         """
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         """The logits [n, V] before each token of one text by another route, which differ by what the
         reference cannot know: rounding. None where there is no such route.
         """

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from harness.config.errors import HarnessError
 from harness.engines.checks.divergence import Divergence, text_divergence
-from harness.engines.checks.reference import REFERENCE_BATCH, REFERENCE_TOKENS, open_reference
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Engine, Reference
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.session import Session
-from harness.models.case import Demand
 
 
 class References:
@@ -63,6 +61,14 @@ class References:
     @functools.cached_property
     def _loaded(self) -> Reference | None:
         """The target, loaded here; None, which a line says, where that of a server cannot be."""
+        # A run that only asks servers imports no torch.
+        from harness.engines.checks.reference import (
+            REFERENCE_BATCH,
+            REFERENCE_TOKENS,
+            open_reference,
+        )
+        from harness.models.case import Demand
+
         settings = self._session.settings
         computes_here = engine_of(settings).computes_here
         demand = Demand(

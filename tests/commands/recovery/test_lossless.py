@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from architectures import random_model
-from harness.commands.recovery.draw_plan import Context, draws_needed
-from harness.commands.recovery.lossless import (
-    MIN_EXPECTED,
-    REQUIRED_POWER,
-    SampledCheck,
-    SampledTest,
-    judge_greedy,
-    together,
-)
-from harness.commands.recovery.prefix_distribution import PrefixDistribution, exact_distribution
+from harness.commands.recovery.drawn import SampledCheck, TokenTest, together
+from harness.commands.recovery.greedy import judge_greedy
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.checks.divergence import Divergence, first_divergence
@@ -34,8 +27,7 @@ from harness.engines.local.fault import FAULTS as PLANTED
 from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
-from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation, generate
+from harness.engines.timing import generate
 from harness.models.loading import LoadedModel
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -69,19 +61,6 @@ def engine(fault: str = "none", dtype: torch.dtype = torch.float32) -> LocalEngi
 
 
 @functools.cache
-def exact_after_prompt(
-    decoding: DecodingSettings, dtype: torch.dtype, num_draws: int = NUM_DRAWS
-) -> PrefixDistribution:
-    return exact_distribution(
-        engine(dtype=dtype).reference,
-        PROMPT,
-        decoding,
-        num_tokens=5,
-        min_probability=MIN_EXPECTED / num_draws,
-    )
-
-
-@functools.cache
 def sample(
     fault: str = "none",
     num_draft_tokens: int = 1,
@@ -97,17 +76,19 @@ def sample(
     faulty = engine(fault, dtype)
     tested = next(one for one in faulty.arms if one.name == arm)
 
-    def draws() -> Iterator[Generation]:
-        for first in range(0, num_draws, BATCH):
-            streams = range(first, min(first + BATCH, num_draws))
-            decoding = DecodingSettings(temperature=drawn_at, **asked)
-            yield generate(faulty, tested, Question([PROMPT] * len(streams), decoding, 0, streams))
-
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
-    exact = exact_after_prompt(
-        DecodingSettings(temperature=0.7, **warped), dtype, max(num_draws, NUM_DRAWS)
-    )
-    return SampledTest(num_tokens, level_share=1e-9, shift=0.15).check(draws(), exact)
+    sampling = Sampling("exact", DecodingSettings(temperature=0.7, **warped))
+    answered = []
+    for first in range(0, num_draws, BATCH):
+        streams = range(first, min(first + BATCH, num_draws))
+        decoding = DecodingSettings(temperature=drawn_at, **asked)
+        question = Question([PROMPT] * len(streams), decoding, 0, streams)
+        for answer in generate(faulty, tested, question).requests:
+            answered.append((PlannedRequest(tuple(PROMPT), sampling, num_tokens, 0), answer))
+    scores = Scores(engine(dtype=dtype).reference, frozenset(), 64, [0])
+    scores.add(answered)
+    test = TokenTest(level_share=1e-9, shift=0.15)
+    return test.check_continuations(scores.drawn, scores.two_routes)
 
 
 def compare(
@@ -135,6 +116,7 @@ def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: i
     check = sample(num_draft_tokens=num_draft_tokens, **warping)
     assert check.verdict == "lossless", check
     assert check.degrees_of_freedom > 5
+    assert check.num_draws == NUM_DRAWS
     # In float32 rounding explains nothing that a test could see.
     assert check.rounding < 1e-3
 
@@ -144,9 +126,8 @@ def test_every_planted_fault_is_caught(fault: str) -> None:
     assert sample(fault, num_draws=MANY_DRAWS).verdict == "lossy"
 
 
-@pytest.mark.parametrize("fault", ["residual_warped_twice", "rollback_off_by_one"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_caught_with_more_draft_tokens_too(fault: str) -> None:
-    """But not the bonus: it is the fifth token, too deep for so few draws. Hence the test with one draft token."""
     assert sample(fault, num_draft_tokens=3).verdict == "lossy"
 
 
@@ -206,69 +187,10 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     assert judge_greedy([unknown, clear]) == ("lossy", clear)
 
 
-@pytest.mark.parametrize("num_tokens", [3, 5])
-def test_as_many_draws_as_are_said_to_be_needed_are_enough(num_tokens: int) -> None:
-    decoding, test = DecodingSettings(temperature=0.7), SampledTest(num_tokens, 1e-9, shift=0.2)
-    contexts = [Context(0, len(PROMPT), tuple(PROMPT)), Context(1, 2, (2, 7))]
-
-    def power(num_draws: int) -> float:
-        known = [
-            exact_distribution(
-                engine().reference,
-                context.token_ids,
-                decoding,
-                num_tokens,
-                MIN_EXPECTED / num_draws,
-            )
-            for context in contexts
-        ]
-        return together([test.expected(one, num_draws) for one in known]).power
-
-    few = 300
-    assert power(few) < REQUIRED_POWER
-    needed = draws_needed(engine().reference, contexts, decoding, test, few)
-    assert needed is not None
-    assert power(needed) >= 0.97
-    assert power(int(0.8 * needed)) < REQUIRED_POWER
-    subtle = dataclasses.replace(test, shift=0.001)
-    assert draws_needed(engine().reference, contexts, decoding, subtle, few) is None
-
-
-def test_the_power_that_is_expected_is_that_of_the_draws() -> None:
+def test_the_power_that_is_planned_is_about_that_of_the_draws() -> None:
     check = sample(num_draws=NUM_DRAWS)
-    expected = SampledTest(3, 1e-9, 0.15).expected(
-        exact_after_prompt(DecodingSettings(temperature=0.7), torch.float32), NUM_DRAWS
-    )
-    assert expected.num_draws == check.num_draws
-    assert expected.power == pytest.approx(check.power)
-    assert expected.statistic < 1e-6
-
-
-@pytest.mark.parametrize(("moved", "verdict"), [(0.0, "lossless"), (0.15, "lossy")])
-def test_two_samples_are_compared_without_the_exact_distribution(
-    moved: float, verdict: str
-) -> None:
-    """Three tokens, each drawn alone; in the other sample the second one has another distribution."""
-    generator = np.random.default_rng(0)
-
-    def sample(second: list[float]) -> list[Generation]:
-        chances = [[0.5, 0.3, 0.2], second, [0.4, 0.3, 0.3]]
-        rows = np.stack([generator.choice(3, 4000, p=each) for each in chances], axis=1).tolist()
-        return [
-            Generation(
-                "any",
-                requests=[RequestRecord(index, 1, token_ids=row) for index, row in enumerate(rows)],
-            )
-        ]
-
-    plain = [0.6, 0.2, 0.2]
-    check = SampledTest(3, 1e-9, 0.2).compare(
-        sample(plain), sample([0.6 - moved, 0.2 + moved, 0.2])
-    )
-    assert check.verdict == verdict
-    assert check.num_draws == 4000
-    # Of 27 texts the rare ones count together.
-    assert 0 < check.degrees_of_freedom < 26
+    planned = TokenTest(1e-9, 0.15).expected_continuations(NUM_DRAWS, num_tokens=3)
+    assert check.power >= planned.power > 0.9
 
 
 @functools.cache

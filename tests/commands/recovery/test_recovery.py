@@ -72,7 +72,7 @@ def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
 def test_as_many_draws_as_a_verdict_needs(
     harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.recovery.draw_plan._FEWEST_DRAWS", 1000)
+    monkeypatch.setattr("harness.commands.recovery.plain._FEWEST_DRAWS", 1000)
     settings = [*pair, *SMALL, "shift=0.2"]
     harness("recovery", *settings, "num_draws=1000", code=3)
     outcome = harness("recovery", *settings)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-import torch
 
+import processes
 from echo_server import EchoServer
-from harness.commands.recovery.logprobs import ReturnedLogprobs, ServedReference
-from harness.commands.recovery.quantiles import QuantileTest, cell_masses, num_cells_for, quantiles
-from harness.commands.recovery.workload import Sampling
+from harness.commands.recovery.drawn import TokenTest
+from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.served_reference import ServedReference
+from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings
+from harness.engines.requests import RequestRecord
 from in_process import Harness, results
 from pair_server import addresses
 from served import served
@@ -97,6 +102,28 @@ def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
     assert list(rows["check"]) == ["reference"]
 
 
+@pytest.mark.slow
+def test_a_run_that_only_asks_servers_waits_for_no_torch(tmp_path: Path) -> None:
+    """And asks one request at a time, without load."""
+    script = """
+import sys
+from harness.cli import main
+try:
+    main()
+finally:
+    print({"torch", "transformers.configuration_utils"} & set(sys.modules))
+"""
+    with served(tmp_path, *SERVED) as url:
+        settings = [one for one in QUICK if not one.startswith("load=")] + ["num_prompts=1"]
+        command = [sys.executable, "-c", script, "recovery", *settings, *arms(url)]
+        done = processes.run(cwd=tmp_path, command=command)
+    assert done.stdout.endswith("set()\n")
+    (rows,) = tmp_path.rglob("results/recovery.csv")
+    checks = pd.read_csv(rows)
+    assert checks["verdict"][0] == "lossless"
+    assert (checks["load"] == 1).all()
+
+
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(dialect="sglang"), EchoServer(dialect="sglang"))
@@ -108,7 +135,6 @@ def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Ha
     ("typed", "rule"),
     [
         (["reference=server"], "needs engine=server"),
-        (["reference=server", "engine=server", "engine.url=http://127.0.0.1:1/v1"], "needs load"),
         (["load=2", "top_logprobs=3"], "at least 5"),
     ],
 )
@@ -150,34 +176,27 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     arm = Showing(rows, num_top if num_top > 0 else 60)
     reference = ServedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
-    exact = sampling.probabilities_along(torch.tensor(np.log(rows)), [1], [0] * 16)
-    found: dict[str, list[Any]] = {"honest": [], "shifted": []}
-    routes = []
-    for number in range(300):
-        for name, of_text in found.items():
-            drawn_from = exact if name == "honest" else 0.6 * exact + 0.4 / 60
+    exact = sampling.probabilities_along(np.log(rows), [1], [0] * 16)
+    test = TokenTest(0.01, 0.1)
+    checks = {}
+    for name in ("honest", "shifted"):
+        drawn_from = exact if name == "honest" else 0.6 * exact + 0.4 / 60
+        answered = []
+        for number in range(300):
             text = [int(generator.choice(60, p=row / row.sum())) for row in drawn_from]
-            known = sampling.probabilities_along(
-                reference.logits_along([[1]], [text])[0], [1], text
-            )
-            of_text.append(quantiles(known, text, generator))
-            if name == "honest" and number < 8:
-                again = reference.logits_again([1], text)
-                routes.append((known, sampling.probabilities_along(again, [1], text)))
-    test = QuantileTest(0.01, 0.1)
-    sample = {name: np.concatenate(of_text) for name, of_text in found.items()}
-    masses = cell_masses(
-        np.concatenate([known for known, _ in routes]),
-        np.concatenate([other for _, other in routes]),
-        num_cells_for(len(sample["honest"])),
-    )
-    assert test.check(sample["honest"], masses).verdict != "lossy"
+            planned = PlannedRequest((number % 60, number // 60), sampling, len(text), number)
+            answered.append((planned, RequestRecord(number, 1, token_ids=text)))
+        scores = Scores(reference, frozenset(), 8, [0])
+        scores.add(answered)
+        checks[name] = test.check(scores.drawn, two_routes=scores.two_routes)
+        checks[f"{name} but for rounding"] = test.check(scores.drawn)
+    assert checks["honest"].verdict != "lossy"
     penalised = Sampling("penalised", sampling.decoding, {"presence_penalty": 1.0})
     assert reference.knows(penalised) == (num_top < 0)
     if temperature == 1.0 or num_top < 0:
         # Nothing is unknown there.
-        assert test.check(sample["honest"]).verdict == "lossless"
-        assert test.check(sample["shifted"], masses).verdict == "lossy"
+        assert checks["honest but for rounding"].verdict == "lossless"
+        assert checks["shifted"].verdict == "lossy"
 
 
 def test_a_few_rounded_log_probabilities_are_right_and_one_missing_is_not() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.recovery import lossless
+from harness.commands.recovery import greedy
 from harness.engines.pair import Pair
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
@@ -164,6 +164,6 @@ def test_texts_that_both_servers_cut_short_are_not_called_lossless(
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
     """A server may end a text there although ignore_eos was asked of it."""
     ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
-    assert lossless.is_cut_short(ended, 8, frozenset())
-    assert not lossless.is_cut_short(ended, 8, frozenset({2}))
-    assert not lossless.is_cut_short(ended, 3, frozenset())
+    assert greedy.is_cut_short(ended, 8, frozenset())
+    assert not greedy.is_cut_short(ended, 8, frozenset({2}))
+    assert not greedy.is_cut_short(ended, 3, frozenset())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from echo_questions import TOKENIZER
-from harness.commands.recovery.load import is_taken
-from harness.commands.recovery.workload import PlannedRequest, Workload, samplings
+from harness.commands.recovery.sampling import samplings
+from harness.commands.recovery.workload import PlannedRequest, Workload, is_taken
 from harness.config.errors import RunError
 from harness.config.settings import (
     DecodingSettings,

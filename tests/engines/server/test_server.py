@@ -11,7 +11,7 @@ import pytest
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer
 from harness.commands.latency.figures.requests import Requests
-from harness.commands.recovery.lossless import require_token_ids
+from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord, acceptance_columns

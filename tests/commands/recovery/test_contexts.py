@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harness.commands.recovery.draw_plan import (
+from harness.commands.recovery.contexts import (
     CONTEXT_TOKENS,
     NUM_CONTEXTS,
     Context,
@@ -66,13 +66,11 @@ def test_ranks_choose_what_rank_0_finds_most_open(monkeypatch: pytest.MonkeyPatc
     other = TableEngine(TARGET, TARGET)
     assert choose_contexts(other, prompts, DECODING) != choose_contexts(ENGINE, prompts, DECODING)
     monkeypatch.setattr(
-        "harness.commands.recovery.draw_plan.of_rank_0",
+        "harness.models.ranks.of_rank_0",
         lambda numbers: found.append(numbers) or numbers,
     )
     chosen = choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr(
-        "harness.commands.recovery.draw_plan.of_rank_0", lambda numbers: found.pop(0)
-    )
+    monkeypatch.setattr("harness.models.ranks.of_rank_0", lambda numbers: found.pop(0))
     assert choose_contexts(other, prompts, DECODING) == chosen
 
 

@@ -1,5 +1,4 @@
-"""Log-probabilities: those that a server reports of given texts, as a reference in place of weights, and
-those that it returns with new tokens, which are tested.
+"""A regular server's log-probabilities of given texts, in place of the weights.
 
 Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
 equally likely, so that a token among them has a quantile at random in all of their mass: quantiles
@@ -14,108 +13,25 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from harness.commands.recovery.workload import Sampling
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
+from harness.commands.recovery.sampling import Sampling
+from harness.config.errors import RunError, SettingError
 from harness.engines.checks.divergence import check_known
 from harness.engines.protocol import Margin
 from harness.engines.server.engine import ServerArm
 from harness.engines.server.logprobs import Likeliest
+from harness.measuring.progress import say
+from harness.measuring.session import Session
 from harness.results.statistics.arrays import Floats
 
 # Rounding explains this much of a difference of log-probabilities in any case.
 _LEAST_ROUNDING = 0.001
 # Texts that are scored twice, to see rounding.
 _NUM_TWICE = 16
-# Without a regular server to compare with, returned log-probabilities may be as far from the
-# reference's.
-TOLERANCE = 0.1
-# The share of them that may be further away.
-_MOST_OUTSIDE = 0.01
-# A reading explains wrong ones if it is within the tolerance of this share of them.
-_EXPLAINED = 0.9
-_READINGS = {
-    "raw": "the model's own",
-    "processed": "those after temperature and truncation",
-    "before": "those of the tokens before",
-    "after": "those of the tokens after",
-    "zero": "0",
-}
-
-
-@dataclass
-class ReturnedLogprobs:
-    """Log-probabilities that came with tokens, and what they could be.
-
-    Attributes:
-        returned: None of a token without one.
-        readings: what each would be by the reference; NaN where that is not known.
-    """
-
-    returned: list[float | None] = field(default_factory=list)
-    readings: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
-        """Add those of one text, with the reference's."""
-        self.returned += returned
-        readings = {
-            "raw": raw,
-            "processed": processed,
-            "before": np.concatenate([[math.nan], raw[:-1]]),
-            "after": np.concatenate([raw[1:], [math.nan]]),
-            "zero": np.zeros(len(raw)),
-        }
-        for name, values in readings.items():
-            self.readings.setdefault(name, []).extend(values.tolist())
-
-    def columns(self, documented: str | None, tolerance: float) -> dict[str, Any]:
-        """The columns of the check; empty where no log-probability came at all.
-
-        Args:
-            documented: `Dialect.logprobs`; either is right where this is None.
-            tolerance: a larger difference is no rounding.
-        """
-        returned = np.array([math.nan if one is None else one for one in self.returned])
-        num_missing = int(np.isnan(returned).sum())
-        if num_missing == len(returned):
-            return {}
-        differences = {
-            name: np.abs(returned - np.array(values)) for name, values in self.readings.items()
-        }
-        allowed = ("raw", "processed") if documented is None else (documented,)
-        reading = min(allowed, key=lambda name: (differences[name] > tolerance).sum())
-        is_wrong = differences[reading] > tolerance
-        num_wrong = int(is_wrong.sum())
-        num_compared = int((~np.isnan(differences[reading])).sum())
-        findings = []
-        if num_missing:
-            findings.append(f"{num_missing:,} are missing")
-        if num_wrong > _MOST_OUTSIDE * num_compared:
-            median = np.median(differences[reading][is_wrong])
-            finding = f"{num_wrong:,} are wrong, by {median:.2g} in the median"
-            for name, of_reading in differences.items():
-                known = of_reading[is_wrong & ~np.isnan(of_reading)]
-                if len(known) and (known <= tolerance).mean() >= _EXPLAINED:
-                    finding = f"{num_wrong:,} are {_READINGS[name]}"
-                    break
-            findings.append(finding)
-        return {
-            "check": "logprobs",
-            "verdict": "wrong" if findings else "right",
-            "num_tokens": len(returned),
-            "num_wrong": num_wrong + num_missing,
-            "finding": "; ".join(findings) or f"all are {_READINGS[reading]}",
-        }
-
-    def rounding(self) -> float:
-        """How far those of the model itself that came are from the reference's, but for a few."""
-        returned = np.array([math.nan if one is None else one for one in self.returned])
-        return float(np.nanquantile(np.abs(returned - self.readings["raw"]), 1 - _MOST_OUTSIDE))
 
 
 class ServedReference:
@@ -195,22 +111,22 @@ class ServedReference:
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
+    ) -> Floats:
         pairs = list(zip(prompts, texts, strict=True))
         scored = self.arm.text_logprobs(pairs, self._num_top, self._num_in_flight)
-        logits = torch.zeros(len(texts), max(map(len, texts)), self.vocabulary_size)
+        logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
         for row, of_text in enumerate(scored):
             logits[row, : len(of_text)] = self._logits(of_text, is_even=True)
         return logits
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
         [scored] = self.arm.text_logprobs([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)
 
-    def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Tensor:
+    def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
         """Logits [n, V] from the log-probabilities that are shown."""
-        logits = torch.full((len(scored), self.vocabulary_size), -math.inf, dtype=torch.float64)
+        logits = np.full((len(scored), self.vocabulary_size), -math.inf)
         for row, likeliest in zip(logits, scored, strict=True):
             shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
             if self._num_top > 0:
@@ -218,9 +134,9 @@ class ServedReference:
                 shown = shown[: self._num_top]
             tokens, logprobs = map(list, zip(*shown, strict=True))
             check_known(tokens, self.vocabulary_size)
-            row[tokens] = torch.tensor(logprobs, dtype=torch.float64)
+            row[tokens] = logprobs
             mass_left = 1 - sum(map(math.exp, logprobs))
-            left = row.isinf().nonzero().flatten()
+            left = np.flatnonzero(np.isinf(row))
             if len(left) and mass_left > 0:
                 num_alike = len(left)
                 if not is_even:
@@ -228,3 +144,39 @@ class ServedReference:
                 row[left[:num_alike]] = math.log(mass_left / num_alike)
         logits[:, sorted(self.arm.never_drawn)] = -math.inf
         return logits
+
+
+def regular_as_reference(
+    session: Session, settings: RecoverySettings, prompt: Sequence[int]
+) -> ServedReference | None:
+    """The regular server as the reference; None with `reference=auto` where it cannot be.
+
+    Raises:
+        SettingError: the run asks for it, and there is none.
+        RunError: it does not give the log-probabilities of a text.
+    """
+    engine = session.engine
+    assert engine is not None
+    regular = engine.arms[0]
+    usable = (
+        isinstance(regular, ServerArm)
+        and len(engine.arms) > 1
+        and engine.reports_token_ids
+        and not getattr(settings.engine, "chat", False)
+        and regular.scores_texts
+    )
+    if not usable:
+        rule = "needs engine.regular_url, of a server that sends token ids and log-probabilities of texts"
+        if settings.reference == "server":
+            raise SettingError("reference", rule, "server")
+        return None
+    assert isinstance(regular, ServerArm)
+    try:
+        return ServedReference(
+            regular, prompt, len(session.tokenizer), settings.top_logprobs, settings.load or 1
+        )
+    except RunError as error:
+        if settings.reference == "server":
+            raise
+        say(f"the regular server is no reference: {error}")
+        return None

@@ -1,0 +1,126 @@
+"""`recovery` of our own servers by the regular one's log-probabilities: false alarms, and faults beside the verdict by
+weights.
+
+    python benchmarks/recovery_served.py [--runs 50] [--fault-runs 1] [--draws 600] [--fault-draws 2500] [FAULT ...]
+
+Both servers of a pair answer in one `harness serve`, the speculative one with a planted fault or none. The target has
+two layers, and its first one is the draft. Each honest run has its own seed, and one of three temperatures in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import common
+
+import harness
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.tables import Checks, summarise
+from harness.results.files import read_rows
+
+FAULTS = (
+    "bonus_from_wrong_position",
+    "residual_warped_twice",
+    "draft_probabilities_ignored",
+    "rollback_off_by_one",
+    "stale_prefix",
+)
+TEMPERATURES = (1.0, 1.5, 0.7)
+SMALL = (
+    "model=tiny_draft",
+    "engine=server",
+    "num_prompts=3",
+    "decoding.max_new_tokens=16",
+    "load=4",
+    "false_alarm_rate=1e-6",
+    "top_logprobs=20",
+)
+SAMPLINGS = "samplings=[as_asked]"
+
+
+def main() -> None:
+    parser = common.parser(__doc__, runs=50, fault_runs=1, draws=600, fault_draws=2500, shift=0.3)
+    parser.add_argument("faults", nargs="*", default=["none", *FAULTS])
+    options = parser.parse_args()
+    rows = []
+    for fault in options.faults:
+        num_runs = options.runs if fault == "none" else options.fault_runs
+        num_draws = options.draws if fault == "none" else options.fault_draws
+        with served(fault) as url:
+            for reference in ("server",) if fault == "none" else ("server", "weights"):
+                settings = [f"num_draws={num_draws}", f"shift={options.shift}", SAMPLINGS]
+                settings += [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
+                settings += [f"reference={reference}"]
+                rows.append((fault, reference, *tried(num_runs, settings)))
+    common.show(
+        f"{options.draws:,} drawn tokens, {options.fault_draws:,} for each fault; {common.versions()}",
+        ["fault", "reference", "lossless", "lossy", "cannot tell", "greedy texts that differ", "smallest p",
+         "largest p", "power", "s/run"],
+        rows,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def served(fault: str) -> Iterator[str]:
+    """The address of a server of the tiny pair."""
+    settings = [
+        "model=tiny_draft",
+        "draft=early_exit_1",
+        "runner=eager",
+        "port=0",
+        "batch_size=4",
+        "max_logprobs=-1",
+        f"fault={fault}",
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness", "serve", *settings],
+            cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield line.split(" on ")[1].split()[0].rstrip("/")
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def tried(num_runs: int, settings: list[str]) -> tuple[object, ...]:
+    """The figures of runs with seeds of their own."""
+    directory = Path(tempfile.mkdtemp())
+    file = directory / "recovery.csv"
+    started = time.perf_counter()
+    for seed in range(num_runs):
+        temperature = TEMPERATURES[seed % len(TEMPERATURES)]
+        own = [f"seed={seed}", f"decoding.temperature={temperature}"]
+        own += [f"results.file={file}", f"hydra.run.dir={directory}/{seed}"]
+        # A verdict that is not the good one is an error; its rows are in the file.
+        with contextlib.suppress(harness.HarnessError):
+            harness.run("recovery", *SMALL, *settings, *own)
+    seconds = time.perf_counter() - started
+    runs: dict[str, list[RecoveryRow]] = {}
+    for row in read_rows(file, RecoveryRow):
+        runs.setdefault(str(row.run), []).append(row)
+    verdicts = [summarise(run).verdict for run in runs.values()]
+    checks = [Checks(run) for run in runs.values()]
+    greedy = [one for run in checks for one in run.greedy]
+    differ = sum((one.num_prompts or 0) - (one.identical_prompts or 0) for one in greedy)
+    p_values = [run.smallest_p_value for run in checks if run.smallest_p_value is not None]
+    powers = [run.power for run in checks if run.power is not None]
+    return (
+        *(verdicts.count(verdict) for verdict in ("lossless", "lossy", "undecided")),
+        f"{differ} of {sum(one.num_prompts or 0 for one in greedy)}",
+        f"{min(p_values, default=1):.1e}", f"{max(p_values, default=1):.1e}",
+        f"{min(powers, default=0):.3f}", f"{seconds / num_runs:.0f}",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
