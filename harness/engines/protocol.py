@@ -88,6 +88,11 @@ class LoadRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     leave_after: int | None = None
 
+    def record(self, place: int) -> RequestRecord:
+        """A new record of this request, the one at that place among the others."""
+        num_tokens = len(self.question.prompts[0])
+        return RequestRecord(place, num_tokens, leave_after=self.leave_after)
+
 
 Item = TypeVar("Item")
 

@@ -151,10 +151,7 @@ class LocalArm(Arm):
         for request in requests:
             for name, value in request.parameters.items():
                 raise SettingError(name, "needs engine=server", value)
-        answers = [
-            RequestRecord(place, len(request.question.prompts[0]), leave_after=request.leave_after)
-            for place, request in enumerate(requests)
-        ]
+        answers = [request.record(place) for place, request in enumerate(requests)]
         running = {0}
         num_joined = 1
         loop = self.stream(requests[0].question)

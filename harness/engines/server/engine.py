@@ -387,14 +387,12 @@ class ServerArm(Arm):
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         self._engine.make_ready(self)
-        records: list[RequestRecord] = []
-        outgoing = []
-        for place, request in enumerate(requests):
-            num_prompt_tokens = len(request.question.prompts[0])
-            records.append(RequestRecord(place, num_prompt_tokens, leave_after=request.leave_after))
-            body = self.form.body(request.question, 0, request.parameters)
-            outgoing.append(Outgoing(body, records[place]))
+        records = [request.record(place) for place, request in enumerate(requests)]
         self.last_requests = records
+        outgoing = []
+        for request, record in zip(requests, records, strict=True):
+            body = self.form.body(request.question, 0, request.parameters)
+            outgoing.append(Outgoing(body, record))
         ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
 
         async def ask() -> None:

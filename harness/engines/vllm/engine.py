@@ -177,12 +177,11 @@ class VllmArm(Arm):
             if "logit_bias" in further:
                 biases = further["logit_bias"].items()
                 further["logit_bias"] = {int(token): bias for token, bias in biases}
-            record = RequestRecord(row, len(prompt), leave_after=request.leave_after)
             try:
                 parameters = _sampling_parameters(request.question, index, **further)
             except ValueError as error:
                 raise _refusal(error, further) from error
-            asked.append(_Request(row, record, prompt, parameters, further))
+            asked.append(_Request(row, request.record(row), prompt, parameters, further))
         for _, ended in self._steps(llm, asked, num_in_flight):
             yield from ended
 
