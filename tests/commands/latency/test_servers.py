@@ -312,7 +312,7 @@ def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve:
     ask = ["eval", "engine=server", "task=addition", "num_prompts=6", "batch_size=1"]
     outcome = harness(*ask, *serve(*servers), code=1)
     said = " ".join(outcome.summary.split())
-    assert "No verdict: speculative: 1 of 1 requests failed" in said
+    assert "no verdict speculative: 1 of 1 requests failed" in said
     assert "significant difference" not in said
     assert results("eval")[["difference", "mcnemar_p_value"]].isna().all(axis=None)
 
