@@ -1,7 +1,7 @@
 """`recovery` of our own servers by the regular one's log-probabilities: false alarms, and faults beside the verdict by
 weights.
 
-    python benchmarks/recovery_served.py [--runs 50] [--fault-runs 1] [--draws 600] [--fault-draws 2500] [FAULT ...]
+    python benchmarks/recovery_served.py [--runs 50] [--fault-runs 1] [--draws 1000] [--fault-draws 2500] [FAULT ...]
 
 Both servers of a pair answer in one `harness serve`, the speculative one with a planted fault or none. The target has
 two layers, and its first one is the draft. Each honest run has its own seed, and one of three temperatures in turn.
@@ -37,7 +37,7 @@ SMALL = (
     "engine=server",
     "num_prompts=3",
     "decoding.max_new_tokens=16",
-    "load=4",
+    "load=16",
     "false_alarm_rate=1e-6",
     "top_logprobs=20",
 )
@@ -45,7 +45,7 @@ SAMPLINGS = "samplings=[as_asked]"
 
 
 def main() -> None:
-    parser = common.parser(__doc__, runs=50, fault_runs=1, draws=600, fault_draws=2500, shift=0.3)
+    parser = common.parser(__doc__, runs=50, fault_runs=1, draws=1000, fault_draws=2500, shift=0.3)
     parser.add_argument("faults", nargs="*", default=["none", *FAULTS])
     options = parser.parse_args()
     rows = []
@@ -74,7 +74,7 @@ def served(fault: str) -> Iterator[str]:
         "draft=early_exit_1",
         "runner=eager",
         "port=0",
-        "batch_size=4",
+        "batch_size=16",
         "max_logprobs=-1",
         f"fault={fault}",
     ]
