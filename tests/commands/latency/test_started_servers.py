@@ -187,7 +187,7 @@ def test_each_server_is_started_in_each_place(harness: Harness, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_race_of_restarted_servers_is_over_blocks(harness: Harness) -> None:
-    race = ["K=1,3", "race=true", "engine.blocks=2", "num_prompts=16"]
+    race = ["K=2,3", "race=true", "engine.blocks=2", "num_prompts=16"]
     shown = harness("latency", "-m", *started(), *QUICK, *race).stdout
     assert mentions(shown, "Each interval is over all")
     whole = results().query("share == 'all'")
