@@ -41,6 +41,7 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
     except (HarnessError, NonFiniteError):
         raise
     except Exception as error:
+        # A failure of the machine, such as a lack of memory.
         if as_run_error(error) is not None:
             raise
         what = in_one_line(error)
@@ -106,10 +107,12 @@ class CheckedDrafter(Drafter):
         self.layers = tuple(drafter.layers)
         text = drafter.text if isinstance(drafter, HybridDrafter) else drafter
         if isinstance(text, TextDrafter):
+            # For good: a drafter answers one question.
             new_text = text.new_text
             text.new_text = lambda: CheckedText(new_text(), name, vocabulary_size)
 
     def __getattr__(self, name: str) -> Any:
+        """What only some drafters have, such as `propose_tree`."""
         return getattr(self._drafter, name)
 
     def start(
@@ -172,12 +175,17 @@ class CheckedDrafter(Drafter):
         wanted = [*tokens.shape, self._vocabulary_size]
         if list(probabilities.shape) != wanted:
             return f"must give probabilities {wanted}, not {list(probabilities.shape)}"
-        sums = probabilities.sum(-1)
-        if not ((probabilities >= 0).all() and ((sums - 1).abs() < _TOLERANCE).all()):
+        # Of what a row is not offered nothing is read.
+        is_offered = torch.ones_like(tokens, dtype=torch.bool)
+        if proposal.lengths is not None:
+            limits = torch.tensor(list(proposal.lengths), device=tokens.device)
+            is_offered = torch.arange(width, device=tokens.device) < limits.unsqueeze(1)
+        offered = probabilities[is_offered]
+        if not ((offered >= 0).all() and ((offered.sum(-1) - 1).abs() < _TOLERANCE).all()):
             rule = "each must be at least 0, their sum 1"
             return f"gives probabilities that are no distributions: {rule}"
         drawn = existing_index(probabilities, uniforms[:, :width])
-        if not (drawn == tokens).all():
+        if not (drawn == tokens)[is_offered].all():
             return (
                 "gives tokens that its probabilities and the uniforms do not draw: an answer would "
                 "depend on other random numbers (use harness.decoding.randomness.existing_index)"

@@ -159,6 +159,14 @@ def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -
     assert words in complaint
 
 
+def test_what_a_row_is_not_offered_is_not_checked(harness: Harness) -> None:
+    size = f"import torch\n{WRONG}".replace("320", str(_target().vocab_size))
+    body = "return Proposal(tokens, even * 0, [0] * self.rows)"
+    Path("wrong.py").write_text(size.replace("{body}", body), encoding="utf-8")
+    harness("latency", *QUICK, "draft=./wrong.py:Method")
+    assert set(results()["status"]) == {"ok"}
+
+
 TEXT = """
 from harness.drafting.methods.lookup import Lookup, LookupText
 
