@@ -71,7 +71,7 @@ class Racer:
 
     Attributes:
         name: the settings in which it differs from other jobs, as typed.
-        times: milliseconds per token of the regular and of the speculative arm, by unit.
+        times: milliseconds per token of the regular and of the speculative arm, by share and unit.
         last: the row of its last measured share; None before the first.
         num_prompts: that it was asked so far.
         left: why it is asked no more; None for a job that goes on.
@@ -104,16 +104,16 @@ def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
             if racer.left is not None:
                 continue
             job = str((share - 1) * len(racers) + number)
-            of_share = [row for row in rows if row.job == job]
-            errors = [row.error for row in of_share if row.error]
-            measured = [row for row in of_share if row.arm == "speculative" and row.status == "ok"]
+            of_job = [row for row in rows if row.job == job]
+            errors = [row.error for row in of_job if row.error]
+            measured = [row for row in of_job if row.arm == "speculative" and row.status == "ok"]
             if not measured:
                 racer.left = f"failed: {errors[0] if errors else 'it was not measured'}"
                 continue
             [racer.last] = measured
             racer.num_prompts += racer.last.num_prompts or 0
-            # Shares have different prompts.
-            racer.times |= ms_of_both_arms(read_prompts(racer.last.directory, racer.last.run))
+            of_share = ms_of_both_arms(read_prompts(racer.last.directory, racer.last.run))
+            racer.times |= {(share, *unit): both for unit, both in of_share.items()}
         running = [racer for racer in racers if racer.left is None]
         if share == SHARES or len(running) < 2:
             continue

@@ -11,9 +11,11 @@ from harness.commands.latency.rows import LatencyPromptRow
 from harness.results.statistics.arrays import Floats
 from harness.tables.table import grouped
 
-# The places of the prompts of a unit in their set: of one, or of those of a batch or lap.
+# What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests
+# (`asking.Part`). It is named by their places in the prompt set, so that units of several runs can be matched; where
+# units share prompts, by its number in the run.
 Unit = tuple[int, ...]
-# Milliseconds per token of the regular and of the speculative arm.
+# Of the regular and of the speculative arm: milliseconds per token, summed over the times that the unit was asked.
 BothArms = tuple[float, float]
 
 
@@ -21,12 +23,16 @@ def rows_by_unit(
     prompts: Sequence[LatencyPromptRow], arm: str
 ) -> dict[Unit, list[LatencyPromptRow]]:
     """The rows of an arm by unit; units with a failed request are left out."""
+    # A damaged file may lack an index.
     rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
-    members = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
-    units = {}
-    for of_unit in members.values():
-        if all(row.is_timed for row in of_unit):
-            units[tuple(sorted({row.place for row in of_unit}))] = of_unit
+    by_number = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
+    places = {number: {row.place for row in members} for number, members in by_number.items()}
+    share_prompts = sum(map(len, places.values())) > len(set().union(*places.values()))
+    units: dict[Unit, list[LatencyPromptRow]] = {}
+    for number, members in by_number.items():
+        if all(row.is_timed for row in members):
+            unit = (int(number or 0),) if share_prompts else tuple(sorted(places[number]))
+            units[unit] = members
     return units
 
 
@@ -37,6 +43,7 @@ def ms_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list
     """
     times = {}
     for unit, rows in rows_by_unit(prompts, arm).items():
+        # The time of each batch over the mean length of its answers.
         times[unit] = [
             milliseconds * len(batch) / sum(row.num_tokens or 1 for row in batch)
             for milliseconds, batch in grouped(rows, attrgetter("time_ms")).items()
@@ -45,7 +52,7 @@ def ms_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list
 
 
 def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, BothArms]:
-    """The sums of `ms_by_unit` for the units that both arms have, as the run's own speed-up has them."""
+    """The sums of `ms_by_unit` for the units that both arms have; both were asked each unit equally often."""
     regular = ms_by_unit(prompts, "regular")
     speculative = ms_by_unit(prompts, "speculative")
     return {

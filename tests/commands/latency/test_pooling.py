@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.asking import batches_to_ask
 from harness.commands.latency.pooling import pooled_rows
+from harness.commands.latency.prompt_times import ms_of_both_arms
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.results.files import append_rows
 from harness.results.statistics.interval import Interval
@@ -141,6 +143,22 @@ def test_answers_of_a_unit_count_alike(tmp_path: Path) -> None:
         runs.append(run)
     # 8 + 8 ms per token against 4 + 8; by tokens it would be 400 ms against 360.
     assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(16 / 12)
+
+
+def test_units_that_share_prompts_are_kept_apart(tmp_path: Path) -> None:
+    """In batches of 16 from 15 prompts every batch has all of them."""
+    parts = batches_to_ask(num_prompts=15, num_asked=128, size=16, seed=0)
+    rows = []
+    for part in parts:
+        for place, repeat in part.prompts:
+            for arm, factor in (("regular", 1), ("speculative", 2)):
+                row = LatencyPromptRow(
+                    prompt_index=place + 15 * repeat, prompt_place=place, arm=arm, unit=part.unit, num_tokens=10,
+                    time_ms=80.0 * (1 + part.unit) / factor,
+                )  # fmt: skip
+                rows.append(row)
+    expected = {(unit,): (8.0 * (1 + unit), 4.0 * (1 + unit)) for unit in range(8)}
+    assert ms_of_both_arms(rows) == expected
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:
