@@ -44,7 +44,7 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The same value for rows that differ in K or in circumstances alone, as in versions.
+        """The same value for rows that differ in K or in circumstances, such as versions, alone.
 
         Devices and runners count as settings here (`FIRST_SETTINGS`).
         """
@@ -147,7 +147,7 @@ def _differing(
     """
     import pandas as pd
 
-    # Of thousands of rows most columns have one value; the first settings are put together of several.
+    # A short cut: of thousands of rows most columns have one value. The other names are no attributes of a row.
     if column not in FIRST_SETTINGS and "." not in column:
         first = getattr(rows[0], column, None)
         if all(getattr(row, column, None) == first for row in rows):

@@ -58,8 +58,8 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
     never drawn. Weights that are nan, or all zero, give V.
     """
-    # In float64 a float32 uniform below 1 times the total stays below the total, and sums keep
-    # their order.
+    # In float64 a float32 uniform below 1 times the total stays below the total, and the sums of
+    # more weights are never smaller.
     if weights.shape[-1] > _MOST_SCANNED:
         return _inverse_cdf_by_blocks(weights, uniforms)
     cumulative = weights.cumsum(-1, dtype=torch.float64)

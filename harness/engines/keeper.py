@@ -49,7 +49,8 @@ class PairKeeper:
         """
         key = pair_of(settings)
         if self._planned is None or self._key != key:
-            self._planned = self._placed = self._pair = None
+            self._planned = None
+            self._let_go()
             with self._loading():
                 self._planned = _planned_pair(settings)
             self._key = key
@@ -67,10 +68,7 @@ class PairKeeper:
         if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
         elif not self._placed.suits(demand, force=settings.force):
-            devices = self._pair.devices
-            self._placed = self._pair = None
-            gc.collect()
-            release_memory(devices)
+            self._let_go()
             self._placed = planned.place(demand, force=settings.force)
         resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
         return self._placed
@@ -81,9 +79,17 @@ class PairKeeper:
         if self._pair is None:
             with self._loading():
                 self._pair = self._placed.load()
-                # Loading leaves garbage behind; later no collection looks for it.
+                # Loading leaves garbage, which would stay: `timing` freezes what exists.
                 gc.collect()
         return self._pair
+
+    def _let_go(self) -> None:
+        """Free the memory of the loaded pair, if there is one."""
+        devices = self._pair.devices if self._pair is not None else []
+        self._placed = self._pair = None
+        if devices:
+            gc.collect()
+            release_memory(devices)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:

@@ -107,6 +107,7 @@ def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
     """
     loader = GlobalHydra.instance().config_loader()
     presets = []
+    # Those with a plus have no default in any command, and are typed with it.
     for group in "model decoding placement prompts +experiment +launcher +sweeper".split():
         options = loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
@@ -214,7 +215,7 @@ def _examples(command: Command) -> str:
             lines.append(beside)
             continue
         typed = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
-        lines.append(" \\\n".join(["  " + typed[0].lstrip(), *typed[1:]]))
+        lines.append(" \\\n".join(typed))
         lines.append(f"      {meaning}")
     return "\n".join(lines)
 

@@ -43,9 +43,7 @@ def eight_bit_layers(model: nn.Module) -> list[nn.Module]:
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
     """Quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
-    stored: Any = None
-    for place in (config, config.get_text_config(decoder=True)):
-        stored = stored or getattr(place, "quantization_config", None)
+    stored = _quantization_config(config)
     if stored is None:
         return None
     fields = stored if isinstance(stored, dict) else stored.to_dict()
@@ -56,6 +54,12 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
     return str(getattr(method, "value", method))
 
 
+def _quantization_config(config: PreTrainedConfig) -> Any:
+    """`quantization_config` of a model, or of its language part; None without one."""
+    of_text = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    return getattr(config, "quantization_config", None) or of_text
+
+
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     """The number format for a checkpoint on this kind of device."""
     config = checkpoint.config
@@ -63,7 +67,7 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    # A pretended GPU, which is not in this machine, counts as recent.
+    # `plan` pretends GPUs as the meta device: they count as recent.
     is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
     in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
@@ -95,7 +99,8 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
     if stored is None:
         return
     try:
-        quantizer: Any = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
+        stored_config = _quantization_config(config)
+        quantizer: Any = AutoHfQuantizer.from_config(stored_config, pre_quantized=True)
         quantizer.validate_environment(device_map={"": str(device)})
     except (ImportError, RuntimeError, ValueError) as exception:
         reason = f"{settings.repository} is quantized with {stored}, which does not load here"

@@ -80,7 +80,8 @@ class PreparedRunner(StaticRunner):
         started = time.perf_counter()
         self._prepared = self._made_with_kernels_for_all(shapes)
         self.setup_seconds = time.perf_counter() - started
-        # Prepared shapes see all slots: a model that counts from their end shows it at any length.
+        # Short rows are enough: prepared passes see all slots, so that a model that counts from their end differs at
+        # any length.
         num_rows = min(2, shapes.batch_size)
         compare_with_plain(self, self._model, self._options, num_rows=num_rows)
 
@@ -89,7 +90,7 @@ class PreparedRunner(StaticRunner):
 
         Prepared calls keep the kernels that they find here.
         """
-        # Of ranks none goes on alone, where the others exchange whether a capture has failed.
+        # All ranks take the same way: in each there are messages, for which a rank waits for all others.
         if any(of_every_rank(self._is_faster_without_cudnn(shapes))):
             with without_cudnn():
                 return self._made(shapes)
@@ -110,6 +111,7 @@ class PreparedRunner(StaticRunner):
             return False
         buffers = self._new_slots(shapes).buffers
         caches = list(zip(buffers[::2], buffers[1::2], strict=True))
+        # Heads that share a key attend as more queries of one head.
         counts = [self._forward.heads_per_key * width for width in shapes.widths]
         try:
             return is_faster_without_cudnn(caches, counts)
@@ -215,7 +217,7 @@ class PreparedRunner(StaticRunner):
             super().keep(counts)
             return
         # Prepared calls take the new lengths on the device, so nothing waits for these counts. The
-        # lengths before them may be `Arriving` as well, but the host has read those by now.
+        # lengths before them are of an earlier verdict, and have arrived.
         self._lengths = added(counts, list(self._lengths))
         self._num_extended = 0
 
@@ -241,7 +243,7 @@ class PreparedRunner(StaticRunner):
         starts = self._starts(name.num_rows)
         width = name.num_tokens
         if tree is None:
-            # So that no position is beyond the last real token's (`SlotForward`).
+            # The filling takes the last real token's position, so that none is outside of the model's context.
             num_real = self._prepared.counts[tokens.shape[1]]
             return filled_up(tokens, name.num_rows, width), starts, num_real
         self._require_whole_trees(tokens, tree)

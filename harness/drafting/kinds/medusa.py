@@ -42,7 +42,7 @@ class MedusaConfig(HeadConfig):
 
     @property
     def borrowed_outputs(self) -> int:
-        """Every head reads the matrix."""
+        """Numbers of the target's output matrix that a pass reads: all of them, once for each head."""
         return 0 if self.own_outputs else self.num_heads * self.target_size * self.vocabulary_size
 
 
@@ -60,6 +60,7 @@ class MedusaDrafter(HeadDrafter):
 
     def logits(self, unread: Unread, count: int) -> Tensor:
         """Return the logits [B, n, V] of the first n heads: `count`, or all if there are fewer."""
+        # [B, D], of each row's last token.
         states = unread.features[unread.last()]
         logits = [
             self.head.logits(number, states, self._logits)
@@ -103,7 +104,7 @@ class MedusaHead(Head):
         return own_output(states)
 
     def initialise(self) -> None:
-        """The blocks change nothing at first."""
+        """The blocks change nothing at first: their biases are 0 already."""
         for part in self.modules():
             if isinstance(part, _Block):
                 nn.init.zeros_(part.linear.weight)
@@ -174,10 +175,10 @@ class Medusa(HeadKind):
         for number in range(NUM_TOKENS):
             shapes[f"{number}.0.linear.weight"] = (width, width)
             shapes[f"{number}.1.weight"] = (size, width)
-        # vLLM would assume other sizes.
         raw = {
             "medusa_num_heads": NUM_TOKENS,
             "medusa_num_layers": 1,
+            # Without these vLLM assumes other sizes.
             "hidden_size": width,
             "vocab_size": size,
             "base_model_name_or_path": verifier,

@@ -41,9 +41,10 @@ class MaskDrafter(EagleDrafter):
         return self.draw(self.logits(unread, uniforms.shape[1]), uniforms)
 
     def logits(self, unread: Unread, count: int) -> Tensor:
-        """Read the new features, and masks behind each row's last one.
+        """Read the new features, and `count` - 1 masks behind each row's last one.
 
-        Returns logits [B, count, V of the head] from that feature on.
+        Returns logits [B, count, V of the head] from that feature on. The next features overwrite
+        the masks' entries in the cache.
         """
         head = self.head
         num_masks = count - 1
@@ -56,10 +57,10 @@ class MaskDrafter(EagleDrafter):
         mask_state = head.join(head.mask_hidden)
         states = torch.where(is_mask.unsqueeze(-1), mask_state, padded_states)
         self.cache.place(unread.starts, states.shape[1])
-        states = head(self.embed(tokens), states, self.cache)
+        outputs = head(self.embed(tokens), states, self.cache)
         rows, last = unread.last()
         places = last.unsqueeze(1) + torch.arange(count, device=states.device)
-        logits, _ = self.predict(states[rows.unsqueeze(1), places])
+        logits, _ = self.predict(outputs[rows.unsqueeze(1), places])
         return logits
 
     def predictor(self, unread: Unread, depth: int) -> Predictor:

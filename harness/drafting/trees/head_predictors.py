@@ -20,9 +20,11 @@ class MarginalPredictor(Predictor):
         logits: [B, K, V], one for each of K levels.
     """
 
+    # Of all nodes of a level, because that costs nothing.
     width = None
 
     def __init__(self, logits: Tensor) -> None:
+        # K times [B, 1, V]: the same follows every node of a level.
         self._levels = logits.split(1, dim=1)
         self._level = 0
 

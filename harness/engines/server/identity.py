@@ -110,7 +110,7 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list has the context of a model's training, this page that of a request.
+            # llama.cpp's list has no max_model_len, but the context of the training; this page has that of a request.
             settings = answer.get("default_generation_settings") if path == "/props" else None
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if isinstance(context, int) and context > 0:
@@ -119,6 +119,7 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     except _NO_ANSWER:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
+    # Of `harness serve`; other servers count from their start.
     started = about.pop("/version started", None)
     if started is None:
         started = start_time(metrics)
@@ -211,6 +212,7 @@ def choose_model(
     Args:
         report: None for a server that does not describe itself.
         name: under which it is served; None to look for the run's model.
+        address_setting: that has its address, `engine.url` or `engine.regular_url`.
 
     Raises:
         SettingError: the server lists models, and this one is not among them.
@@ -234,7 +236,10 @@ def choose_model(
 
 
 def check_same_weights(models: Sequence[ServedModel]) -> None:
-    """Raise a SettingError where servers serve different weights and nobody named them."""
+    """Raise a SettingError where servers, the regular one first, serve different weights.
+
+    For runs in which the user named no served model.
+    """
     files = {PurePosixPath(each.root or each.name).name.lower() for each in models}
     if len(files) > 1:
         regular, speculative = models[0], models[-1]

@@ -172,8 +172,9 @@ def best_of(predictions: Sequence[ForK]) -> ForK:
 
 def _timed_passes(row: LatencyRow) -> dict[int, float]:
     """Milliseconds of a pass of the target by the number of draft tokens that it verifies."""
-    widths = enumerate(row.pass_ms_by_width or [])
-    return {num_drafted: ms for num_drafted, ms in widths if ms is not None}
+    # The first is of one token, and so of no draft token.
+    passes = enumerate(row.pass_ms_by_width or [])
+    return {num_drafted: ms for num_drafted, ms in passes if ms is not None}
 
 
 def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> float:
@@ -190,6 +191,7 @@ def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> floa
     widest = float(slowest_so_far[-1])
     shorter = widest - float(np.interp(k, list(timed), slowest_so_far))
     if widest > max(verify, 1):
+        # Timed by themselves, passes seem to cost more than the whole verification.
         shorter *= (verify - 1) / (widest - 1)
     return verify - shorter
 
