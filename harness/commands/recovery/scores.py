@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -51,7 +50,9 @@ class Scores:
         self._reference = reference
         self._num_together = min(num_together, _MOST_TOGETHER)
         self._generator = np.random.default_rng(seed)
-        self.two_routes = functools.cache(self._two_routes)
+        # A dictionary and no `functools.cache`, whose reference to this object would be a circle: the memory of the
+        # reference's engine would wait for the collector.
+        self._two_routes: dict[DrawnText, tuple[Floats, Floats] | None] = {}
 
     def add(self, answered: Sequence[tuple[PlannedRequest, RequestRecord]]) -> None:
         """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
@@ -83,14 +84,17 @@ class Scores:
                         self._add_drawn(alike, own_logits)
                     advance(None)
 
-    def _two_routes(self, text: DrawnText) -> tuple[Floats, Floats] | None:
+    def two_routes(self, text: DrawnText) -> tuple[Floats, Floats] | None:
         """The distributions along a text by the reference's two routes; None without a second one."""
-        again = self._reference.logits_again(text.prompt, text.tokens)
-        if again is None:
-            return None
-        [logits] = self._reference.logits_along([text.prompt], [text.tokens])
-        exact = text.sampling.probabilities_along(logits, text.prompt, text.tokens)
-        return exact, text.sampling.probabilities_along(again, text.prompt, text.tokens)
+        if text not in self._two_routes:
+            both = None
+            again = self._reference.logits_again(text.prompt, text.tokens)
+            if again is not None:
+                [logits] = self._reference.logits_along([text.prompt], [text.tokens])
+                exact = text.sampling.probabilities_along(logits, text.prompt, text.tokens)
+                both = exact, text.sampling.probabilities_along(again, text.prompt, text.tokens)
+            self._two_routes[text] = both
+        return self._two_routes[text]
 
     def _add_greedy(
         self, alike: Sequence[tuple[PlannedRequest, RequestRecord]], logits: Floats
