@@ -124,7 +124,8 @@ def test_an_interrupted_map_has_only_what_was_measured(
 
 
 def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
-    harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]")
+    # Without a verdict on a noisy machine, where a draft of which nothing is accepted may seem faster.
+    harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]", code=None)
     rows = results("map")
     assert list(rows["context"]) == [4, 8]
 
@@ -158,7 +159,7 @@ def test_servers_are_started_once_for_all_cells_of_a_k(harness: Harness) -> None
     echo = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
     preset = ["engine=vllm_server", f"engine.program='{echo}'", "engine.tax=true"]
     preset.append("engine.blocks=0")
-    cells = ["batch_sizes=[1,2]", "draft_tokens=[1,3]", "share=1"]
+    cells = ["batch_sizes=[1,2]", "draft_tokens=[2,3]", "share=1"]
     harness(*QUICK, *preset, *cells)
     rows = results("map")
     assert len(rows) == 4
