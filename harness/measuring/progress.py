@@ -39,22 +39,21 @@ def live_on(terminal: IO[str] | None, prefix: str = "") -> None:
 
 def say(message: str) -> None:
     """One message to the user, which stays."""
+    _log.info(message)
     show("")
     _print(message)
 
 
 def note(message: str) -> None:
     """What is happening: on a terminal in place of what was shown before, elsewhere a line."""
+    _log.info(message)
     if sys.stderr.isatty() or _elsewhere is not None:
         show(message)
-    if sys.stderr.isatty():
-        _log.info(message)
-    else:
+    if not sys.stderr.isatty():
         _print(message)
 
 
 def _print(message: str) -> None:
-    _log.info(message)
     console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(message, style="dim", markup=False)
 

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from harness.commands.latency.figures.paired import share_prompts
 from harness.commands.latency.rows import LatencyPromptRow
 from harness.results.statistics.arrays import Floats
 from harness.tables.table import grouped
@@ -25,13 +26,15 @@ def rows_by_unit(
     """The rows of an arm by unit; units with a failed request are left out."""
     # A damaged file may lack an index.
     rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
-    by_number = grouped(rows, lambda row: row.prompt_index if row.unit is None else row.unit)
+    by_number = grouped(
+        rows, lambda row: int(row.prompt_index or 0) if row.unit is None else row.unit
+    )
     places = {number: {row.place for row in members} for number, members in by_number.items()}
-    share_prompts = sum(map(len, places.values())) > len(set().union(*places.values()))
+    are_numbered = share_prompts(places)
     units: dict[Unit, list[LatencyPromptRow]] = {}
     for number, members in by_number.items():
         if all(row.is_timed for row in members):
-            unit = (int(number or 0),) if share_prompts else tuple(sorted(places[number]))
+            unit = (number,) if are_numbered else tuple(sorted(places[number]))
             units[unit] = members
     return units
 

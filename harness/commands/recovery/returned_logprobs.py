@@ -32,16 +32,16 @@ class ReturnedLogprobs:
     """Log-probabilities that came with tokens, and what they could be.
 
     Attributes:
-        returned: None of a token without one.
+        returned: NaN of a token without one.
         readings: what each would be by the reference; NaN where that is not known.
     """
 
-    returned: list[float | None] = field(default_factory=list)
+    returned: list[float] = field(default_factory=list)
     readings: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
         """Add those of one text, with the reference's."""
-        self.returned += returned
+        self.returned += [math.nan if one is None else one for one in returned]
         readings = {
             "raw": raw,
             "processed": processed,
@@ -59,7 +59,7 @@ class ReturnedLogprobs:
             documented: `Dialect.logprobs`; either is right where this is None.
             tolerance: a larger difference is no rounding.
         """
-        returned = np.array([math.nan if one is None else one for one in self.returned])
+        returned = np.array(self.returned)
         num_missing = int(np.isnan(returned).sum())
         if num_missing == len(returned):
             return {}
@@ -93,5 +93,5 @@ class ReturnedLogprobs:
 
     def rounding(self) -> float:
         """How far those of the model itself that came are from the reference's, but for a few."""
-        returned = np.array([math.nan if one is None else one for one in self.returned])
-        return float(np.nanquantile(np.abs(returned - self.readings["raw"]), 1 - _MOST_OUTSIDE))
+        differences = np.abs(np.array(self.returned) - self.readings["raw"])
+        return float(np.nanquantile(differences, 1 - _MOST_OUTSIDE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -68,7 +69,11 @@ class Speedup(Group, WithSpeedup):
         times = paired_times(run, *pair)
         # With equal token counts this is the ratio of total times.
         speedup = times.speedup(*run.resampling, run.confidence)
-        if share_prompts(run, pair[0]):
+        places: dict[int, set[int]] = {}
+        for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
+            occurrences = [run.prompt_set.occurrence(each.index) for each in generation.requests]
+            places.setdefault(unit, set()).update(one.place for one in occurrences)
+        if share_prompts(places):
             # Units with the same prompts do not allow for other texts.
             speedup = dataclasses.replace(speedup, covers=f"{speedup.covers}{SAME_TEXTS}")
         visible = None
@@ -172,13 +177,10 @@ def paired_times(
     )
 
 
-def share_prompts(run: MeasuredRun, arm: MeasuredArm) -> bool:
-    """Whether a prompt is in several units, so that an interval over these covers no prompts."""
-    places = set()
-    places_and_units = set()
-    for generation, unit in zip(arm.generations, arm.units, strict=True):
-        for request in generation.requests:
-            place = run.prompt_set.occurrence(request.index).place
-            places.add(place)
-            places_and_units.add((place, unit))
-    return len(places_and_units) > len(places)
+def share_prompts(places: Mapping[int, set[int]]) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts.
+
+    Args:
+        places: of the prompts of each unit in their set, by its number.
+    """
+    return sum(map(len, places.values())) > len(set().union(*places.values()))
