@@ -109,18 +109,9 @@ def ratio_over_blocks(
     Returns:
         As `ratio_of_totals`; bounds are nan below `FEWEST_BLOCKS`.
     """
-    tops, bottoms = _paired(numerators, denominators)
-    covers = counted(tops.size, "block")
-    if not tops.size:
-        return Interval(covers=covers)
-    ratio = float(tops.sum() / bottoms.sum())
-    if tops.size < FEWEST_BLOCKS:
-        return Interval(ratio, covers=covers)
-    influences = tops / tops.mean() - bottoms / bottoms.mean()
-    standard_error = float(influences.std(ddof=1)) / math.sqrt(tops.size)
-    half_width = t_quantile((1 - confidence) / 2, tops.size - 1) * standard_error
-    low = ratio * math.exp(-half_width)
-    return Interval(ratio, low, ratio * math.exp(half_width), covers)
+    return _ratio_by_its_log(
+        numerators, denominators, confidence, "block", FEWEST_BLOCKS, is_skewed=False
+    )
 
 
 def skewed_ratio_of_totals(
@@ -151,25 +142,44 @@ def skewed_ratio_of_totals(
     Raises:
         ValueError: when the two differ in length or a denominator is not positive.
     """
+    return _ratio_by_its_log(
+        numerators, denominators, confidence, unit, FEWEST_FOR_INTERVAL, is_skewed=True
+    )
+
+
+def _ratio_by_its_log(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    confidence: float,
+    unit: str,
+    fewest: int,
+    *,
+    is_skewed: bool,
+) -> Interval:
+    """The ratio of totals with Student's t of its linearised logarithm; bounds are nan below `fewest` units.
+
+    Args:
+        is_skewed: whether t is corrected for skewness (`skewed_ratio_of_totals`).
+    """
     tops, bottoms = _paired(numerators, denominators)
     covers = counted(tops.size, unit)
     if not tops.size:
         return Interval(covers=covers)
     ratio = float(tops.sum() / bottoms.sum())
-    if tops.size < FEWEST_FOR_INTERVAL:
+    if tops.size < fewest:
         return Interval(ratio, covers=covers)
     influences = tops / tops.mean() - bottoms / bottoms.mean()
     deviation = float(influences.std(ddof=1))
     if deviation < _ROUNDING:
         return Interval(ratio, ratio, ratio, covers)
-    from scipy import stats
-
     root = math.sqrt(tops.size)
-    skewness = float(stats.skew(influences, bias=False))
     bounds = np.array([1, -1]) * t_quantile((1 - confidence) / 2, tops.size - 1)
-    a = skewness / (6 * root)
-    if abs(a) > _ROUNDING:
-        bounds = (np.cbrt(1 + 6 * a * (bounds - a)) - 1) / (2 * a)
+    if is_skewed:
+        from scipy import stats
+
+        a = float(stats.skew(influences, bias=False)) / (6 * root)
+        if abs(a) > _ROUNDING:
+            bounds = (np.cbrt(1 + 6 * a * (bounds - a)) - 1) / (2 * a)
     low, high = ratio * np.exp(-bounds * deviation / root)
     return Interval(ratio, float(low), float(high), covers)
 
