@@ -26,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runners": {"decoding"},
     "models": {"config", "runners"},
     "drafting": {"config", "decoding", "runners", "models"},
-    "training": {"drafting", "runners"},
     "results": {"config"},
     "engines": {"config", "models", "runners", "drafting", "decoding", "results"},
     "prompts": {"config", "models"},
@@ -55,7 +54,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "records",
         "results",
         "tables",
-        "training",
     },
     "sweep": {
         "commands",

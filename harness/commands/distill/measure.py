@@ -17,6 +17,7 @@ from typing import Any
 import filelock
 import torch
 
+from harness.commands.distill.loop import Course, DamagedStateError, TrainingText, cast, train
 from harness.commands.distill.record import DistillSettings
 from harness.commands.distill.rows import DistillRow
 from harness.commands.distill.tables import distill_document
@@ -29,7 +30,6 @@ from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
 from harness.records.command import Experiment
 from harness.results.verdict import require_verdict
-from harness.training.loop import Course, DamagedStateError, TrainingText, cast, train
 
 
 class Distill(Experiment):

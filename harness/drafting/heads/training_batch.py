@@ -1,6 +1,6 @@
 """Batches of texts that drafts are trained on, with the target's distributions over them.
 
-`distill` (`training/`) makes them of the target's own answers; the loss of each kind of head reads
+`losses.py` makes them of the target's own answers, for `distill`; the loss of each kind of head reads
 them.
 """
 

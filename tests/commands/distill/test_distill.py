@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from forked import start
 from halting import HALTED, halting
+from harness.commands.distill.loop import Course
 from harness.commands.distill.measure import Distill
 from harness.commands.distill.record import DistillSettings
 from harness.commands.run import record_failure
 from harness.config.errors import RunError
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.heads.new_heads import save_head
-from harness.training.loop import Course
 from in_process import Harness, results
 from known_heads import new_head, read_head
 from processes import end

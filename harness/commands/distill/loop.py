@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from harness.drafting.heads.blocks import Head
 from harness.drafting.heads.training_batch import TrainingBatch
-from harness.training.losses import loss_of, training_batch
+from harness.drafting.losses import loss_of, training_batch
 
 
 class DamagedStateError(RuntimeError):

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
 from harness.config.settings import ModelSettings
+from harness.drafting import losses
 from harness.drafting.heads.blocks import Head
 from harness.drafting.heads.new_heads import initialise
 from harness.drafting.heads.slot_cache import SlotCache
@@ -20,9 +21,8 @@ from harness.drafting.kinds.dflash import BlockHead
 from harness.drafting.kinds.dflash2 import SelectorHead
 from harness.drafting.kinds.eagle3 import EagleHead
 from harness.drafting.kinds.medusa import MedusaHead
+from harness.drafting.losses import loss_of, training_batch
 from harness.models.checkpoints import Checkpoint
-from harness.training import losses
-from harness.training.losses import loss_of, training_batch
 from known_heads import new_head
 from tiny_checkpoints import as_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from architectures import VOCABULARY, random_model
-from harness.training.loop import Course, TrainingText, save_whole, train
+from harness.commands.distill.loop import Course, TrainingText, save_whole, train
 
 GENERATOR = torch.Generator().manual_seed(2)
 TEXTS = [
@@ -78,7 +78,7 @@ def test_training_that_was_cut_short_goes_on_as_it_would_have(
             trained("cut", last)
         assert (tmp_path / "cut").exists() == (last > 2)
     # A target that is asked again says what it said.
-    monkeypatch.setattr("harness.training.loop.KEPT_BYTES", 0)
+    monkeypatch.setattr("harness.commands.distill.loop.KEPT_BYTES", 0)
     again, repeated = trained("cut", None)
     assert repeated == losses
     for name, tensor in whole.state_dict().items():

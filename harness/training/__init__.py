@@ -1,1 +1,0 @@
-"""Training of drafts on their target's answers: the loop, and its losses."""
