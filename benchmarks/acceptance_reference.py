@@ -8,25 +8,33 @@ texts. A line for each K compares what it expects of the texts of the other two 
 one (*the same texts*, where nothing but the coins of decoding differs) with the long run, with the standard errors.
 
 Then 1,000 repetitions draw 15 prompts, or 30, with four texts for each as `acceptance` writes them, and with one answer
-for each as `latency` decodes it: how often their intervals hold the value of all, and how wide the two are. Both cover
-the choice of the prompts and what the target draws for them. Where the width comes from is the last line: the variance
-of an answer's iterations is that between prompts, between texts of a prompt, and that of the coins for a text.
-`acceptance` has no coins; one that knew the expectation of every prompt would still have the first, which bounds what
-any can reach.
+for each as `latency` decodes it: how often their intervals of tokens per iteration hold the value of all, and how wide
+the two are. Both cover the choice of the prompts and what the target draws for them. The same for a speed-up whose
+times are a step for each token and a constant for each iteration, with 3 % of noise in both. In brackets is what a
+bootstrap would hold; of the speed-up, which has a bootstrap, what the correction for skewness would.
 
-With `--seconds`: of the processor, for 15 prompts, to write and read their texts and to decode both arms.
+Where the width comes from is the last line: the variance of an answer's iterations is that between prompts, between
+texts of a prompt, and that of the coins for a text. `acceptance` has no coins; one that knew the expectation of every
+prompt would still have the first: the *floor*, as a share of `latency`'s width, that no number of texts goes below.
+
+With `--seconds N`, instead: the processor time of `acceptance` and of `latency` over 15 prompts, N times in turn.
 At temperature 0 all answers to a prompt are the same, and one round is enough.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
+import tempfile
 import time
+from pathlib import Path
 
 import common
 import numpy as np
 from numpy.typing import NDArray
 
+import harness
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.local.engine import LocalEngine
@@ -41,6 +49,7 @@ from harness.results.statistics.ratios import ratio_of_totals, skewed_ratio_of_t
 NUMBERS = (2, 4, 8)
 NUM_PROMPTS = 40
 UNITS = (15, 30)
+NOISE = 0.03
 TEXTS = AcceptanceSettings.texts_per_prompt
 REPETITIONS = 1000
 NEW_TOKENS = 64
@@ -53,7 +62,6 @@ def answered(
     prompts: list[list[int]],
     decoding: DecodingSettings,
     number: int,
-    arm: int,
     rounds: int,
 ) -> list[RequestRecord]:
     """Each answer, a round of all prompts after the other."""
@@ -65,17 +73,10 @@ def answered(
     engine = LocalEngine(pair, preparation)
     for repeat in range(rounds):
         indices = range(1000 * repeat, 1000 * repeat + len(prompts))
-        question = Question(prompts, how, 1 + arm, indices)
-        found += generate(engine, engine.arms[arm], question).requests
+        question = Question(prompts, how, 2, indices)
+        found += generate(engine, engine.arms[1], question).requests
     engine.close()
     return found
-
-
-def expected(reader: TextReader, prompt: list[int], text: list[int]) -> tuple[Counts, Counts]:
-    """The iterations that `acceptance` expects for each of `NUMBERS`, and their variance by coins."""
-    cuts = reader.read(prompt, text).cut
-    places = [number - 1 for number in NUMBERS]
-    return cuts.iterations[places], cuts.variance[places]
 
 
 def differences(figures: Counts) -> tuple[float, float]:
@@ -109,25 +110,33 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
     truths = (tokens / other.mean(), tokens / decoded.mean())
     chosen = np.random.default_rng(0)
     for units in UNITS:
-        held = [0, 0]
-        widths: list[list[float]] = [[], []]
+        held = dict.fromkeys(("expected", "decoded", "bootstrap", "speedup", "skewed speedup"), 0)
+        widths: dict[str, list[float]] = {name: [] for name in held}
+        all_tokens = np.full(units, tokens)
         for repetition in range(REPETITIONS):
             asked = chosen.choice(NUM_PROMPTS, units)
             # `rounds` is 1 at temperature 0, where all texts of a prompt are the same.
             written = chosen.integers(0, len(other), (1 if rounds == 1 else TEXTS, units))
             of_prompts = other[written, asked].mean(axis=0)
             answers = decoded[chosen.integers(0, len(decoded), units), asked]
-            all_tokens = np.full(units, tokens)
-            intervals = (
-                skewed_ratio_of_totals(all_tokens, of_prompts),
-                ratio_of_totals(all_tokens, answers, 1000, repetition),
-            )
-            for side, found in enumerate(intervals):
-                held[side] += not found.excludes(truths[side])
-                widths[side].append(found.high - found.low)
+            regular = all_tokens * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
+            speculative = answers * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
+            intervals = {
+                "expected": skewed_ratio_of_totals(all_tokens, of_prompts),
+                "decoded": skewed_ratio_of_totals(all_tokens, answers),
+                "bootstrap": ratio_of_totals(all_tokens, answers, 1000, repetition),
+                "speedup": ratio_of_totals(regular, speculative, 1000, repetition),
+                "skewed speedup": skewed_ratio_of_totals(regular, speculative),
+            }
+            for name, found in intervals.items():
+                held[name] += not found.excludes(truths[name != "expected"])
+                widths[name].append(found.high - found.low)
+        shares = {name: f"{number / REPETITIONS:.1%}" for name, number in held.items()}
+        width = np.median(widths["expected"]) / np.median(widths["decoded"])
         print(
-            f"  intervals of {units} prompts hold it {held[0] / REPETITIONS:.1%} (latency's"
-            f" {held[1] / REPETITIONS:.1%}), {np.median(widths[0]) / np.median(widths[1]):.2f} times as wide",
+            f"  intervals of {units} prompts hold it {shares['expected']}, {width:.2f} times as wide as latency's:"
+            f" {shares['decoded']} (bootstrap {shares['bootstrap']}); its speed-up {shares['speedup']}"
+            f" (by skewness {shares['skewed speedup']})",
             flush=True,
         )
     if rounds > 1:
@@ -136,16 +145,16 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
         total = of_prompts + of_texts + float(coins.mean())
         print(
             f"  variance of iterations: prompts {of_prompts / total:.0%}, texts of a prompt"
-            f" {of_texts / total:.0%}, coins {coins.mean() / total:.0%}",
+            f" {of_texts / total:.0%}, coins {coins.mean() / total:.0%}; floor of the width"
+            f" {np.sqrt(of_prompts / total):.2f}",
             flush=True,
         )
 
 
-def main() -> None:
-    parser = common.parser(__doc__, temperature=0.5, rounds=17)
-    parser.add_argument("--seconds", action="store_true", help="also time both on 15 prompts")
-    parser.add_argument("--save", help="an .npz file for the counts")
-    options = parser.parse_args()
+def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
+    """Iterations that were decoded [K, rounds, prompts], and that are expected of the texts of each K for each K, with
+    their variance by coins [K, rounds, prompts, K].
+    """
     settings = common.cpu_settings(options, f"decoding.temperature={options.temperature}")
     decoding = dataclasses.replace(
         settings.decoding, max_new_tokens=NEW_TOKENS, ignore_eos=True, num_draft_tokens=max(NUMBERS)
@@ -155,41 +164,58 @@ def main() -> None:
     rounds = 1 if options.temperature == 0 else options.rounds
     reader = TextReader(pair, decoding, max(NUMBERS))
     counted = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS))
-    # Of the texts of each K, for each K.
     means = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS, len(NUMBERS)))
     variances = np.zeros_like(means)
+    places = [number - 1 for number in NUMBERS]
     for place, number in enumerate(NUMBERS):
-        answers = answered(pair, prompts, decoding, number, 1, rounds)
-        for index, request in enumerate(answers):
+        for index, request in enumerate(answered(pair, prompts, decoding, number, rounds)):
             where = (place, *divmod(index, NUM_PROMPTS))
             counted[where] = len(request.outcomes)
-            means[where], variances[where] = expected(
-                reader, prompts[index % NUM_PROMPTS], request.token_ids
-            )
-    if options.save:
-        np.savez(options.save, counted=counted, means=means, variances=variances)
+            found = reader.read(prompts[index % NUM_PROMPTS], request.token_ids).cut
+            means[where] = found.iterations[places]
+            variances[where] = found.variance[places]
+    return counted, means, variances
+
+
+def report_seconds(options: argparse.Namespace) -> None:
+    """Print the processor time of both commands, which take turns in this process, after the first of each."""
+    common_settings = {
+        "draft": options.draft,
+        "placement": "cpu",
+        "decoding": {"temperature": options.temperature, "ignore_eos": True},
+    }
+    seconds: dict[str, list[float]] = {"acceptance": [], "latency": []}
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        for _ in range(1 + options.seconds):
+            for command, so_far in seconds.items():
+                started = time.process_time()
+                harness.run(command, **common_settings)
+                so_far.append(time.process_time() - started)
+    measured = np.array(list(seconds.values()))[:, 1:]
+    ratios = measured[0] / measured[1]
+    print(
+        f"{options.seconds} turns: acceptance {measured[0].mean():.1f} s, latency {measured[1].mean():.1f} s, without"
+        f" imports: {measured[0].sum() / measured[1].sum():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+    )
+
+
+def main() -> None:
+    parser = common.parser(__doc__, temperature=0.5, rounds=17, seconds=0)
+    parser.add_argument("--counts", help="an .npz file for the counts; read where it exists")
+    options = parser.parse_args()
     print(f"draft={options.draft} temperature={options.temperature:g}", flush=True)
-    for place in range(len(NUMBERS)):
-        report(counted, means, variances, place)
     if options.seconds:
-        few = prompts[: UNITS[0]]
-        started = time.process_time()
-        texts = [
-            request.token_ids for request in answered(pair, few, decoding, 4, 0, min(rounds, TEXTS))
-        ]
-        wrote = time.process_time()
-        for place, text in enumerate(texts):
-            expected(reader, few[place % len(few)], text)
-        ready = time.process_time()
-        for prompt in few:
-            for arm in (0, 1):
-                answered(pair, [prompt], decoding, 4, arm, 1)
-        decoded = time.process_time()
-        print(
-            f"processor seconds for {len(few)} prompts: {wrote - started:.1f} to write {len(texts)} texts,"
-            f" {ready - wrote:.1f} to read them, {decoded - ready:.1f} to decode both arms one by one",
-            flush=True,
-        )
+        report_seconds(options)
+        return
+    if options.counts and Path(options.counts).exists():
+        with np.load(options.counts) as file:
+            found = file["counted"], file["means"], file["variances"]
+    else:
+        found = counts(options)
+        if options.counts:
+            np.savez(options.counts, counted=found[0], means=found[1], variances=found[2])
+    for place in range(len(NUMBERS)):
+        report(*found, place)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from harness.results.statistics.interval import Interval
 
 # Positions with an interval; a longer proposal has rates alone.
 MOST_INTERVALS = 32
-# There is a bootstrap for every position.
-_MOST_RESAMPLES = 2000
+# Of the bootstrap of a rate, which may be 0 or 1.
+_NUM_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,6 @@ class MeasuredAcceptance:
     Attributes:
         requests: of each prompt.
         categories: of the same prompts; None where a prompt has none.
-        num_resamples, seed: of the bootstrap over prompts.
         num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
             its lengths follow.
@@ -137,8 +136,6 @@ class MeasuredAcceptance:
 
     requests: Sequence[Acceptance]
     categories: Sequence[str | None]
-    num_resamples: int
-    seed: int
     num_levels: int | None = None
     extrapolates: bool = True
 
@@ -160,7 +157,7 @@ class MeasuredAcceptance:
     def rate_of_tested(self, place: int) -> Interval:
         """Accepted over tested at a draft position, from 0."""
         tested = [request for request in self.drafted if request.num_tested_at(place)]
-        return self._ratio(
+        return _rate(
             [request.num_accepted_at(place) for request in tested],
             [request.num_tested_at(place) for request in tested],
         )
@@ -168,12 +165,14 @@ class MeasuredAcceptance:
     def marginal(self, place: int) -> Interval:
         """Accepted at a draft position, from 0, over iterations."""
         accepted = [request.num_accepted_at(place) for request in self.drafted]
-        return self._ratio(accepted, self._num_iterations())
+        return _rate(accepted, [request.num_iterations for request in self.drafted])
 
     def length_with(self, num_draft_tokens: int) -> Interval:
         """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
+        from harness.results.statistics.ratios import skewed_ratio_of_totals
+
         tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
-        return self._ratio(tokens, self._num_iterations())
+        return skewed_ratio_of_totals(tokens, [request.num_iterations for request in self.drafted])
 
     def by_category(self) -> dict[str, Acceptance]:
         """The acceptance of each category, of those that are known."""
@@ -183,14 +182,11 @@ class MeasuredAcceptance:
                 by_category[category] = by_category.get(category, Acceptance()) + request
         return by_category
 
-    def _num_iterations(self) -> list[int]:
-        return [request.num_iterations for request in self.drafted]
 
-    def _ratio(self, tops: Sequence[int], bottoms: Sequence[int]) -> Interval:
-        from harness.results.statistics.ratios import ratio_of_totals
+def _rate(accepted: Sequence[int], out_of: Sequence[int]) -> Interval:
+    from harness.results.statistics.ratios import ratio_of_totals
 
-        num_resamples = min(self.num_resamples, _MOST_RESAMPLES)
-        return ratio_of_totals(tops, bottoms, num_resamples, self.seed)
+    return ratio_of_totals(accepted, out_of, _NUM_RESAMPLES, seed=0)
 
 
 def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
@@ -204,8 +200,6 @@ def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
     return MeasuredAcceptance(
         requests=list(by_place.values()),
         categories=[run.prompt_set.at(place).category for place in by_place],
-        num_resamples=run.num_resamples,
-        seed=run.settings.seed,
         num_levels=run.settings.num_levels,
         extrapolates=run.smaller_k_follow,
     )

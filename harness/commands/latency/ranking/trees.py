@@ -15,10 +15,9 @@ from harness.commands.latency.ranking.tables import SPEEDUP
 from harness.commands.latency.tables.costs import costs_in_steps, tokens_per_iteration
 from harness.commands.latency.tables.run import BOUNDS
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import skewed_ratio_of_totals
 from harness.tables.table import Column, Table, interval, number, times
 
-_NUM_RESAMPLES = 4000
 # Chance that any of a table's intervals misses.
 _ERROR = 0.05
 
@@ -138,10 +137,4 @@ def _ratio(costs: pd.DataFrame, confidence: float) -> Interval | None:
     """The chain's cost over the tree's; None without common units."""
     if costs.empty:
         return None
-    return ratio_of_totals(
-        numerators=costs.chain,
-        denominators=costs.tree,
-        num_resamples=_NUM_RESAMPLES,
-        seed=0,
-        confidence=confidence,
-    )
+    return skewed_ratio_of_totals(costs.chain, costs.tree, confidence)
