@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
@@ -50,17 +51,18 @@ def plan_answer(row: PlanRow) -> Answer:
     doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
     used = {name: sum(sizes.values()) for name, sizes in _parts(row).items()}
     free = {name: sizes["free"] for name, sizes in row.devices_bytes.items()}
+    shares = {name: used[name] / free[name] for name in used if free[name]}
+    amounts = {name: f"{gigabytes(used[name])} of {gigabytes(free[name])} GB" for name in shares}
+    # Neighbouring GPUs that are equally full share a bar.
+    alike = {name: amounts[name] if name.startswith("cuda:") else name for name in shares}
+    groups = [list(names) for _, names in groupby(shares, alike.__getitem__)]
     # The fullest ones, where there is no room for all.
     most = _FEW_DEVICES if doubts else _MOST_DEVICES
-    fullest = sorted(used, key=lambda name: used[name] / max(1, free[name]))[-most:]
+    fullest = sorted(groups, key=lambda names: shares[names[0]])[-most:]
     bars = [
-        Bar(
-            _device(name),
-            used[name] / free[name],
-            (f"{gigabytes(used[name])} of {gigabytes(free[name])} GB",),
-        )
-        for name in used
-        if name in fullest and free[name]
+        Bar(_devices_called(names), shares[names[0]], (amounts[names[0]],))
+        for names in groups
+        if names in fullest
     ]
     whole = max([1.0, *(bar.size for bar in bars)])
     return answer(
@@ -93,6 +95,14 @@ def _settings(row: PlanRow) -> str:
         "" if row.placement == "auto" else f"placement {row.placement}",
     ]
     return " · ".join(filter(None, settings))
+
+
+def _devices_called(names: Sequence[str]) -> str:
+    """`main memory`, `GPU 2`, or `GPUs 2 to 5 each` of neighbours."""
+    first = _device(names[0])
+    if len(names) == 1:
+        return first
+    return f"{first.replace('GPU', 'GPUs')} to {names[-1].removeprefix('cuda:')} each"
 
 
 def _finding(row: PlanRow) -> Line:
@@ -138,12 +148,21 @@ class _NamedPlan(NamedTuple):
 def plans_answer(rows: Sequence[PlanRow]) -> Answer:
     """How many plans fit, a row for each, and which to measure."""
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
-    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
-    columns = (
+    plans = _named(rows)
+    pair = [
         Column("model", of="row.model", text=True),
         Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
+    ]
+    # One pair alone is in the heading, and its plans are told apart by their settings.
+    has_settings = any(plan.settings for plan in plans)
+    several_pairs = len({pair_name(row) for row in rows}) > 1
+    by_settings = not several_pairs and (several_k or has_settings)
+    unnamed = "default" if by_settings and has_settings else None
+    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
+    columns = (
+        *([] if by_settings else pair),
         *([k] if several_k else []),
-        Column("", of="settings", text=True, optional=True),
+        Column("", of=lambda plan: plan.settings or unnamed, text=True, optional=True),
         Column("fits", of=_fits, text=True).at("row"),
         Column("needs\nGB", gigabytes, "row.needed_bytes"),
         Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
@@ -151,7 +170,7 @@ def plans_answer(rows: Sequence[PlanRow]) -> Answer:
         Column("speed-up\nat most", times, "row.highest_speedup"),
         Column("predicted", of=_predicted, text=True, optional=True).at("row"),
     )
-    table = Table.of("plans", "", _named(rows), columns, look="bare")
+    table = Table.of("plans", "", plans, columns, look="bare")
     fitting = [row for row in rows if row.status == "ok"]
     findings = [Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")]
     slowest = {_slowest(row) for row in rows if row.bandwidths}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -94,7 +95,21 @@ def test_the_answer_is_short(num_gpus: int, width: int) -> None:
         assert ("The draft waits. (1 more: details=true)" in prose) == bool(
             row["note"] and num_gpus
         )
-        assert sum(f" GPU {gpu} " in prose for gpu in range(8)) <= (2 if row["note"] else 4)
+        equal = {2: "GPUs 0 to 1 each", 8: "GPUs 0 to 7 each"}
+        assert row["status"] != "ok" or not num_gpus or equal[num_gpus] in prose
+
+
+def test_the_fullest_gpus_are_shown_where_they_differ() -> None:
+    def on(size: int) -> dict[str, int]:
+        return {"free": 40 * GB, "model": size * GB, "draft": 0, "cache": 0}
+
+    sizes = [30, 31, 31, 31, 20, 32, 10, 33]
+    devices = {f"cuda:{gpu}": on(size) for gpu, size in enumerate(sizes)}
+    text = as_text(plan_answer(PlanRow(**ROW | {"num_gpus": 8, "devices_bytes": devices})), 80)
+    named = re.findall(r"GPUs? [\d to]+", text.partition("Next")[0])
+    assert [name.strip() for name in named if "pretended" not in name][-4:] == [
+        "GPU 0", "GPUs 1 to 3", "GPU 5", "GPU 7",
+    ]  # fmt: skip
 
 
 def test_what_would_fit_is_a_command() -> None:
@@ -145,6 +160,16 @@ def test_plans_of_one_pair_are_told_apart(capsys: pytest.CaptureFixture[str]) ->
     words = " ".join(" ".join(printed(capsys, ROW, smaller, FAILED)).split())
     assert "30B 7B 4 yes 68.0" in words
     assert "30B 7B 2 draft.gpus 1 yes 68.0" in words
+
+
+def test_plans_of_the_one_pair_in_the_heading_leave_room_for_the_speedup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(capsys, ROW, ROW | {"batch_size": 8})
+    assert lines[0].startswith("30B with 7B")
+    assert any(mentions(line, "default", "yes", "3.00×") for line in lines)
+    assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)
 
 
 def test_layers_on_a_device() -> None:
