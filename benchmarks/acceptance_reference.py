@@ -168,12 +168,14 @@ def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
     variances = np.zeros_like(means)
     places = [number - 1 for number in NUMBERS]
     for place, number in enumerate(NUMBERS):
-        for index, request in enumerate(answered(pair, prompts, decoding, number, rounds)):
+        requests = answered(pair, prompts, decoding, number, rounds)
+        texts = [request.token_ids for request in requests]
+        read = reader.read(zip(rounds * prompts, texts, strict=True))
+        for index, (request, text) in enumerate(zip(requests, read, strict=True)):
             where = (place, *divmod(index, NUM_PROMPTS))
             counted[where] = len(request.outcomes)
-            found = reader.read(prompts[index % NUM_PROMPTS], request.token_ids).cut
-            means[where] = found.iterations[places]
-            variances[where] = found.variance[places]
+            means[where] = text.cut.iterations[places]
+            variances[where] = text.cut.variance[places]
     return counted, means, variances
 
 

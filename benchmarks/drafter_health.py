@@ -103,15 +103,13 @@ def main() -> None:
             if name == "off by one":
                 for method in ("observe", "add"):
                     stack.enter_context(of_token_before(UnreadFeatures, method))
-            answers = answered(decoding_pair, shown, decoding, K, 1, options.runs)
+            answers = answered(decoding_pair, shown, decoding, K, options.runs)
         reader = TextReader(judge, decoding, K)
         verdicts: Counter[str] = Counter()
         for first in range(0, len(answers), len(prompts)):
             requests = answers[first : first + len(prompts)]
-            read = [
-                reader.read(prompt, request.token_ids)
-                for prompt, request in zip(prompts, requests, strict=True)
-            ]
+            texts = [request.token_ids for request in requests]
+            read = [*reader.read(zip(prompts, texts, strict=True))]
             verdicts[health_columns(read, requests, K)["health"]] += 1
         reader.close()
         print(f"{name}: {dict(verdicts)}", flush=True)

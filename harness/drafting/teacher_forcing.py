@@ -55,17 +55,20 @@ def probabilities_along(
 
 
 def read_along(
-    runner: Runner, prompt: Sequence[int], tokens: Sequence[int], device: torch.device
+    runner: Runner, prompt: Sequence[int], texts: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[tuple[int, Step]]:
-    """Read a prompt, then the tokens after it in parts, and yield the place where each part begins, with its step.
+    """Read a prompt once, then texts of one length after it in parts, a row each, and yield the place where each part
+    begins, with its step.
 
     The first step is the prompt's, at place -1.
     """
-    yield -1, runner.start([prompt])
-    for begin in range(0, len(tokens), CHUNK):
-        part = tokens[begin : begin + CHUNK]
-        yield begin, runner.extend(torch.tensor([part], device=device))
-        runner.keep([len(part)])
+    yield -1, runner.start([prompt] * len(texts))
+    tokens = torch.tensor(texts, device=device)
+    width = max(1, CHUNK // len(texts))
+    for begin in range(0, tokens.shape[1], width):
+        part = tokens[:, begin : begin + width]
+        yield begin, runner.extend(part)
+        runner.keep([part.shape[1]] * len(texts))
 
 
 def own_probabilities(
@@ -78,7 +81,7 @@ def own_probabilities(
 ) -> Tensor:
     """Return the probabilities [m] that a model gives to the m tokens `wanted`, one after each of the tokens `read`."""
     parts = []
-    for begin, step in read_along(runner, prompt, read, device):
+    for begin, step in read_along(runner, prompt, [read], device):
         if begin >= 0:
             probabilities = warp(step.logits[0])
             parts.append(chosen(probabilities, wanted[begin : begin + len(probabilities)]))

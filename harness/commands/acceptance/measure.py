@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
@@ -99,14 +102,17 @@ class AcceptanceOfTexts(Experiment):
         longest_answer = longest_known or settings.decoding.max_new_tokens
         encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
         is_elsewhere = not engine_of(settings).own_loop
-        num_prompts = len(encoded.prompts)
-        session.place(min(settings.batch_size, num_prompts), encoded.longest, longest_answer)
+        is_written = is_elsewhere or self.source == "written"
+        if is_written and settings.decoding.temperature > 0:
+            # Texts of a prompt follow each other: they are read together.
+            places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
+            encoded = encoded.part(places.tolist())
+        num_texts = len(encoded.prompts)
+        session.place(min(settings.batch_size, num_texts), encoded.longest, longest_answer)
         requests: list[RequestRecord] = []
-        if is_elsewhere or self.source == "written":
-            times = settings.texts_per_prompt if settings.decoding.temperature > 0 else 1
+        if is_written:
             # The target's own answers, or those of an engine that speculates.
-            requests = self._written(session, encoded, -1 if is_elsewhere else 0, times)
-            encoded = encoded.part([*range(num_prompts)] * times)
+            requests = self._written(session, encoded, -1 if is_elsewhere else 0)
             answers = [request.token_ids for request in requests]
         else:
             answers = [completion_ids(tokenizer, prompt) for prompt in encoded.prompts]
@@ -164,24 +170,23 @@ class AcceptanceOfTexts(Experiment):
         session.append(TEXTS_FILE, self.texts)
         self.costs = self._costs(self.placed, round(encoded.mean_length))
 
-    def _written(
-        self, session: Session, encoded: Encoded, arm: int, times: int
-    ) -> list[RequestRecord]:
-        """The answers of an arm to all prompts, then to all again, with other random numbers."""
+    def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
+        """The answers of an arm, to equal prompts with different random numbers."""
         engine = session.open(self.settings.batch_size, encoded.longest)
-        batches = in_batches(range(len(encoded.prompts)), self.settings.batch_size)
+        num_asked: Counter[int] = Counter()
         requests: list[RequestRecord] = []
-        with progress("writing texts", times * len(batches)) as advance:
-            for repeat in range(times):
-                for batch in batches:
-                    part = encoded.part(batch)
-                    indices = [
-                        self.prompt_set.index(Occurrence(index, repeat=repeat))
-                        for index in part.indices
-                    ]
-                    question = session.ask(part.token_ids, indices, chats=part.chats)
-                    requests += generate(engine, engine.arms[arm], question).requests
-                    advance(None)
+        batches = in_batches(range(len(encoded.prompts)), self.settings.batch_size)
+        with progress("writing texts", len(batches)) as advance:
+            for batch in batches:
+                part = encoded.part(batch)
+                indices = []
+                for place in part.indices:
+                    occurrence = Occurrence(place, repeat=num_asked[place])
+                    indices.append(self.prompt_set.index(occurrence))
+                    num_asked[place] += 1
+                question = session.ask(part.token_ids, indices, chats=part.chats)
+                requests += generate(engine, engine.arms[arm], question).requests
+                advance(None)
         session.close()
         return requests
 
@@ -192,8 +197,8 @@ class AcceptanceOfTexts(Experiment):
         reader = TextReader(pair, self.settings.decoding, self.most)
         read = []
         with progress("reading texts", len(asked)) as advance:
-            for prompt_ids, answer in asked:
-                read.append(reader.read(prompt_ids, answer))
+            for text in reader.read(asked):
+                read.append(text)
                 advance(None)
         reader.close()
         return read

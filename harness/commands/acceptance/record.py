@@ -33,7 +33,7 @@ class AcceptanceSettings(PromptedSettings):
         up_to: K from 1 to this number.
         costs: what an iteration costs, for the expected speed-up: the `bytes` that it must read (as in `plan`), or a
             directory or CSV file of `latency` with the same model and draft.
-        batch_size: prompts that the target answers together, where there are no answers.
+        batch_size: texts that the target writes together, where there are no answers.
     """
 
     LOADS_DRAFT = True

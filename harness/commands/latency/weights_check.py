@@ -59,9 +59,7 @@ def read_again(settings: LatencySettings, run: MeasuredRun) -> Health | None:
         say(f"not compared with what the draft's weights say: {error}")
         return None
     reader = TextReader(pair, settings.decoding, most)
-    read = [
-        reader.read(prompt, answer.token_ids)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    texts = [answer.token_ids for answer in answers]
+    read = list(reader.read(zip(prompts, texts, strict=True)))
     reader.close()
     return Health(**health_columns(read, answers, most))

@@ -4,12 +4,15 @@ engine that wrote them accepted as much.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
@@ -17,10 +20,14 @@ from harness.drafting.teacher_forcing import chosen, probabilities_along, read_a
 from harness.engines.local.pair_runners import open_runners
 from harness.engines.local.rules import warp_of
 from harness.engines.pair import Pair
+from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import Cut, acceptance_chances, cut
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
+
+# Texts of a prompt that are read together.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -66,50 +73,67 @@ class TextReader:
         """Give the caches back."""
         self._runners.close()
 
-    @torch.inference_mode()
-    def read(self, prompt: Sequence[int], text: Sequence[int]) -> ReadText:
-        """Read a text of two tokens or more.
+    def read(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[ReadText]:
+        """Read texts of two tokens or more, each after its prompt; those of one prompt that follow each other together.
 
         Raises:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.
         """
+        for prompt, answered in itertools.groupby(texts, key=itemgetter(0)):
+            for some in in_batches([text for _, text in answered], _TOGETHER):
+                yield from self._read_after(prompt, some)
+
+    @torch.inference_mode()
+    def _read_after(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[ReadText]:
+        """Read texts after their prompt, in one pass of the target over all of them."""
+        longest = max(map(len, texts))
+        # Shorter texts go on with any token, which is not looked at.
+        rows = [[*text[:-1], *[0] * (longest - len(text))] for text in texts]
+        hidden: list[list[Tensor]] = [[] for _ in texts]
+        # Of each token of a text: its probability, and the mean and the variance of the log-probability, if a token
+        # were drawn in its place.
+        figures: list[list[Tensor]] = [[] for _ in texts]
         device = self._pair.target.input_device
-        found = []
-        hidden = []
-        expected = variance = 0.0
-        for begin, step in read_along(self._runners.target, prompt, text[:-1], device):
-            probabilities = self._warp(step.logits if begin < 0 else step.logits[0])
-            of_tokens = chosen(probabilities, text[begin + 1 : begin + 1 + len(probabilities)])
-            found.append(of_tokens)
-            if step.hidden is not None:
-                hidden.append(step.hidden[0])
-            # Of the token at each place, if it were drawn: the mean and the variance of its log-probability. Places
-            # with a token that cannot be drawn are left out, here and in what was found.
-            logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
-            means = (probabilities * logarithms).sum(-1)
-            squares = (probabilities * logarithms.square()).sum(-1)
-            possible = of_tokens > 0
-            expected += float(means[possible].sum())
-            variance += float((squares - means.square()).clamp(min=0)[possible].sum())
-        of_target = torch.cat(found)
-        features = torch.cat(hidden) if hidden else None
-        of_draft = probabilities_along(self._drafter, prompt, text, features, self._most)
-        if of_draft is None:
-            draft = self._pair.draft_settings
-            rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
-            raise SettingError("draft", rule, draft and draft.name)
-        chances = acceptance_chances(
-            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
-        )
-        possible = of_target > 0
-        return ReadText(
-            cut=cut(chances),
-            num_tokens=len(text),
-            num_impossible=int((~possible).sum()),
-            log_probability=float(of_target[possible].log().sum()),
-            expected=expected,
-            variance=variance,
-        )
+        for begin, step in read_along(self._runners.target, prompt, rows, device):
+            for row, text in enumerate(texts):
+                logits = step.logits[row : row + 1] if begin < 0 else step.logits[row]
+                wanted = text[begin + 1 : begin + 1 + len(logits)]
+                if not wanted:
+                    continue
+                probabilities = self._warp(logits[: len(wanted)])
+                logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+                means = (probabilities * logarithms).sum(-1)
+                squares = (probabilities * logarithms.square()).sum(-1)
+                variances = (squares - means.square()).clamp(min=0)
+                figures[row].append(torch.stack([chosen(probabilities, wanted), means, variances]))
+                if step.hidden is not None:
+                    hidden[row].append(step.hidden[row])
+        read = []
+        for row, text in enumerate(texts):
+            of_target, means, variances = torch.cat(figures[row], dim=1)
+            features = (
+                torch.cat(hidden[row])[: len(prompt) + len(text) - 1] if hidden[row] else None
+            )
+            of_draft = probabilities_along(self._drafter, prompt, text, features, self._most)
+            if of_draft is None:
+                draft = self._pair.draft_settings
+                rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
+                raise SettingError("draft", rule, draft and draft.name)
+            chances = acceptance_chances(
+                of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+            )
+            # Tokens that cannot be drawn have no log-probability: they count apart.
+            possible = of_target > 0
+            found = ReadText(
+                cut=cut(chances),
+                num_tokens=len(text),
+                num_impossible=int((~possible).sum()),
+                log_probability=float(of_target[possible].log().sum()),
+                expected=float(means[possible].sum()),
+                variance=float(variances[possible].sum()),
+            )
+            read.append(found)
+        return read
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -147,6 +148,31 @@ def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> 
     )
     assert results("acceptance").iloc[-1].num_texts == 1
     assert "1 prompts without an answer are left out" in outcome.stderr
+
+
+def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(
+    harness: Harness, tmp_path: Path
+) -> None:
+    other = {"prompt": "So", "completion": "they went home"}
+    lines = [
+        {"prompt": "The", "completion": text}
+        for text in ("apple " * 9, "apple apple", "little girl went home and slept")
+    ]
+    found = {}
+    for name, written in (
+        ("together", lines),
+        ("apart", [lines[2], other, lines[0], other, lines[1]]),
+    ):
+        (tmp_path / "logs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+        asked = [f"prompts={tmp_path}/logs.jsonl", "up_to=4", "T=1"]
+        harness("acceptance", "draft=tiny_eagle3", *asked)
+        rows = texts_of(results("acceptance").tail(1)).query("prompt == 'The'")
+        found[name] = rows.sort_values("num_tokens").reset_index(drop=True)
+    assert found["together"].num_tokens.is_unique
+    for column in ("log_probability", "own_log_probability"):
+        assert found["together"][column].tolist() == pytest.approx(found["apart"][column].tolist())
+    iterations = [rows.iterations_by_num_draft_tokens.map(json.loads) for rows in found.values()]
+    assert np.stack(iterations[0]) == pytest.approx(np.stack(iterations[1]), abs=1e-4)
 
 
 def test_an_earlier_run_of_latency(harness: Harness) -> None:
