@@ -19,6 +19,7 @@ from harness.engines.energy import gpus_of
 from harness.engines.local.stopwatches import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counts
+from harness.engines.server.dialects import UNKNOWN, Dialect
 from harness.results.statistics.arrays import Floats
 
 if TYPE_CHECKING:
@@ -110,13 +111,9 @@ class Arm:
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
         drafts: whether it is known to speculate before it is asked.
-        penalises_prompts: whether presence and frequency penalties count the tokens of prompts,
-            too.
+        dialect: what is known of servers of its kind.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
             requests. Acceptance is there, if it is told, because records do not have it.
-        scores_texts: whether it has log-probabilities of given texts.
-        documented_logprobs: whether it documents log-probabilities of new tokens as `raw`, the
-            model's own, or as `processed`, after temperature and truncation; None if not known.
         last_load: what it had in flight meanwhile; None where it sends no requests.
     """
 
@@ -124,9 +121,7 @@ class Arm:
     tells_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
     drafts: bool = False
-    penalises_prompts: bool = False
-    scores_texts: bool = False
-    documented_logprobs: str | None = None
+    dialect: Dialect = UNKNOWN
     last_requests: Sequence[RequestRecord] = ()
     last_load: Load | None = None
 

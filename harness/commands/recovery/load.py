@@ -208,7 +208,7 @@ def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
             overall = together(parts).columns()
         is_lossy = "lossy" in {greedy["verdict"], *(check["verdict"] for check in checks)}
         if scores.returned.returned:
-            columns = scores.returned.columns(arm.documented_logprobs, tolerance)
+            columns = scores.returned.columns(arm.dialect.logprobs, tolerance)
             if columns:
                 returned.append(columns | {"arm": arm.name, "refused": test.refused})
             else:

@@ -163,7 +163,7 @@ def regular_as_reference(
         and len(engine.arms) > 1
         and engine.reports_token_ids
         and not getattr(settings.engine, "chat", False)
-        and regular.scores_texts
+        and regular.dialect.scoring is not None
     )
     if not usable:
         rule = "needs engine.regular_url, of a server that sends token ids and log-probabilities of texts"

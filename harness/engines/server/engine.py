@@ -199,6 +199,7 @@ class ServerArm(Arm):
 
     `identify` and `connect` set the others, which stay when the server has ended:
         model: that it is asked for; None before the first time.
+        dialect: how it is asked.
         form: of its requests.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
@@ -249,11 +250,8 @@ class ServerArm(Arm):
             context = f"{setting}={url} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        self._dialect = dialect_of(model.owner, self._settings.dialect)
-        self.scores_texts = self._dialect.scoring is not None
-        self.documented_logprobs = self._dialect.logprobs
-        self.penalises_prompts = self._dialect.penalised_tokens is not None
-        self.server = (report and self._dialect.named(report.about)) or None
+        self.dialect = dialect_of(model.owner, self._settings.dialect)
+        self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
     def connect(self) -> None:
@@ -418,7 +416,7 @@ class ServerArm(Arm):
 
         self._engine.make_ready(self)
         model = self.model
-        scoring = self._dialect.scoring
+        scoring = self.dialect.scoring
         assert model is not None
         assert scoring is not None
         room = asyncio.Semaphore(num_in_flight)
@@ -496,7 +494,7 @@ class ServerArm(Arm):
             self.form = RequestForm(
                 self._engine.tokenizer,
                 self.model.name,
-                self._dialect,
+                self.dialect,
                 chat,
                 takes_ids,
                 takes_extensions,
