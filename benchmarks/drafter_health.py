@@ -1,20 +1,26 @@
 """How often is a healthy drafter called broken, and each of five faults?
 
     python benchmarks/drafter_health.py [--runs 20] [--prompts 40] [--tokens 64] [--only NAME]
+    python benchmarks/drafter_health.py --url URL --head-url URL --fault-file FILE
 
 Each run decodes the prompts at K=4 with a pair, honest or with a planted fault, and judges the iterations by the
 weights of the honest one, as `acceptance engine=server` does: a draft of five values per weight, a head that reads the
 target's states of the token before, a window that is read as full attention, positions that count double, another chat
 template.
+
+With `--url` and `--head-url` two servers of vLLM's decode, which run already (`faulty_vllm.py` has the commands): one
+has the tiny draft, the other `tiny_eagle3`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
 import shutil
 import tempfile
+from argparse import Namespace
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,9 +29,12 @@ from unittest import mock
 import common
 from acceptance_reference import answered
 
+import harness
+from harness.commands.acceptance.rows import AcceptanceRow
 from harness.drafting.heads.unread import UnreadFeatures
 from harness.engines.local.reading import TextReader, health_columns
 from harness.engines.pair import Pair
+from harness.results.files import read_rows
 
 K = 4
 SHIPPED = Path(__file__).parents[1] / "harness" / "models" / "shipped"
@@ -65,7 +74,13 @@ def with_window(directory: str) -> str:
 def main() -> None:
     parser = common.parser(__doc__, runs=20, prompts=40, tokens=64)
     parser.add_argument("--only", help="of the names below")
+    parser.add_argument("--url", help="of vLLM's server with the tiny draft")
+    parser.add_argument("--head-url", help="of the one with the head")
+    parser.add_argument("--fault-file", type=Path, help="that both read")
     options = parser.parse_args()
+    if options.fault_file is not None:
+        of_vllm(options)
+        return
     settings = common.cpu_settings(options)
     decoding = dataclasses.replace(
         settings.decoding, max_new_tokens=options.tokens, ignore_eos=True, num_draft_tokens=K
@@ -113,6 +128,48 @@ def main() -> None:
             verdicts[health_columns(read, requests, K)["health"]] += 1
         reader.close()
         print(f"{name}: {dict(verdicts)}", flush=True)
+
+
+def of_vllm(options: Namespace) -> None:
+    """The same of vLLM's servers, whose drafters are wrong in the way that the file says."""
+    with tempfile.TemporaryDirectory() as directory:
+        # Name: who decodes, the fault, and whose weights judge.
+        cases = {
+            "honest": (options.url, "none", "tiny_draft"),
+            "honest head": (options.head_url, "none", "tiny_eagle3"),
+            "quantized": (options.url, "quantized", "tiny_draft"),
+            "off by one": (options.head_url, "off_by_one", "tiny_eagle3"),
+            "without its window": (options.url, "none", with_window(directory)),
+            "shifted": (options.url, "shifted", "tiny_draft"),
+            "other template": (options.url, "other_template", "tiny_draft"),
+            "as built": (options.url, "as_built", "tiny_draft"),
+        }
+        for name, (url, fault, judge) in cases.items():
+            if options.only not in (None, name) or url is None:
+                continue
+            options.fault_file.write_text(fault)
+            file = Path(directory) / f"{name}.csv"
+            for run in range(options.runs):
+                settings = [
+                    *["engine=server", f"engine.url={url}", "model=tiny", f"draft={judge}"],
+                    *[f"K={K}", f"up_to={K}", f"num_prompts={options.prompts}"],
+                    *["texts_per_prompt=1", "batch_size=16", "decoding.ignore_eos=true"],
+                    *[f"decoding.max_new_tokens={options.tokens}", f"seed={run}"],
+                    *[f"results.file={file}", f"hydra.run.dir={directory}/{name}/{run}"],
+                ]
+                # A verdict that is not the good one is an error; its rows are in the file.
+                with contextlib.suppress(harness.HarnessError):
+                    harness.run("acceptance", *settings)
+            rows = [row for row in read_rows(file, AcceptanceRow) if row.health is not None]
+            verdicts = Counter(row.health for row in rows)
+            served = [row.served_tokens_per_iteration or 0.0 for row in rows]
+            allowed = [row.weights_tokens_per_iteration for row in rows]
+            estimates = [one.estimate for one in allowed if one is not None]
+            print(
+                f"{name}: {dict(verdicts)}, {min(served):.2f} to {max(served):.2f} tokens per iteration,"
+                f" by the weights {min(estimates):.2f} to {max(estimates):.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ weights.
 
 Both servers of a pair answer in one `harness serve`, the speculative one with a planted fault or none. The target has
 two layers, and its first one is the draft. Each honest run has its own seed, and one of three temperatures in turn.
+
+With `--url`, `--regular-url` and `--fault-file` the servers are two of vLLM's that run already with the shipped pair
+(`faulty_vllm.py` has the commands), and the faults are those of that file.
 """
 
 from __future__ import annotations
@@ -31,9 +34,18 @@ FAULTS = (
     "rollback_off_by_one",
     "stale_prefix",
 )
+FAULTS_OF_VLLM = (
+    "as_built",
+    "rejected_draft_kept",
+    "verified_greedily",
+    "verified_hotter",
+    "bonus_of_neighbour",
+    "residual_of_target",
+    # Drafts that count as certain are accepted less often, and change nothing.
+    "draft_probabilities_ignored",
+)
 TEMPERATURES = (1.0, 1.5, 0.7)
 SMALL = (
-    "model=tiny_draft",
     "engine=server",
     "num_prompts=3",
     "decoding.max_new_tokens=16",
@@ -46,18 +58,32 @@ SAMPLINGS = "samplings=[as_asked]"
 
 def main() -> None:
     parser = common.parser(__doc__, runs=50, fault_runs=1, draws=1000, fault_draws=2500, shift=0.3)
-    parser.add_argument("faults", nargs="*", default=["none", *FAULTS])
+    parser.add_argument("--references", default="server,weights", help="of runs with a fault")
+    parser.add_argument("--url", help="of a speculative server of vLLM's")
+    parser.add_argument("--regular-url")
+    parser.add_argument("--fault-file", type=Path, help="that this server reads")
+    parser.add_argument("faults", nargs="*")
     options = parser.parse_args()
+    own_faults = FAULTS if options.url is None else FAULTS_OF_VLLM
     rows = []
-    for fault in options.faults:
+    for fault in options.faults or ["none", *own_faults]:
         num_runs = options.runs if fault == "none" else options.fault_runs
         num_draws = options.draws if fault == "none" else options.fault_draws
-        with served(fault) as url:
-            for reference in ("server",) if fault == "none" else ("server", "weights"):
+        references = ["server"] if fault == "none" else options.references.split(",")
+        with contextlib.ExitStack() as stack:
+            if options.url is None:
+                url = stack.enter_context(served(fault))
+                addresses = [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
+                addresses.append("model=tiny_draft")
+            else:
+                options.fault_file.write_text(fault)
+                addresses = [f"engine.url={options.url}"]
+                addresses += [f"engine.regular_url={options.regular_url}", "model=tiny"]
+            for reference in references:
                 settings = [f"num_draws={num_draws}", f"shift={options.shift}", SAMPLINGS]
-                settings += [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
-                settings += [f"reference={reference}"]
+                settings += [*addresses, f"reference={reference}"]
                 rows.append((fault, reference, *tried(num_runs, settings)))
+                print(*rows[-1], flush=True)
     common.show(
         f"{options.draws:,} drawn tokens, {options.fault_draws:,} for each fault; {common.versions()}",
         ["fault", "reference", "lossless", "lossy", "cannot tell", "greedy texts that differ", "smallest p",
