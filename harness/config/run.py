@@ -76,8 +76,9 @@ class RunSettings:
 
     # Whether the command trains the draft, so that it may be one that has no weights yet.
     TRAINS: ClassVar[bool] = False
-    # Whether the command loads the draft that `draft=` names, also where an engine elsewhere answers.
-    LOADS_DRAFT: ClassVar[bool] = False
+    # Whether the command asks the speculative arm alone where an engine elsewhere answers, and compares it with the
+    # weights that `draft=` names.
+    JUDGES_DRAFT: ClassVar[bool] = False
     # Whether a loaded draft may draft nothing (K of 0).
     MAY_IDLE: ClassVar[bool] = False
     # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.

@@ -36,7 +36,7 @@ class AcceptanceSettings(PromptedSettings):
         batch_size: texts that the target writes together, where there are no answers.
     """
 
-    LOADS_DRAFT = True
+    JUDGES_DRAFT = True
 
     num_prompts: int | Literal["auto"] = "auto"
     texts_per_prompt: int = 4

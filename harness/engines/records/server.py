@@ -238,7 +238,7 @@ class Servers(EngineRecord):
 
         settings: Any = opening.settings.engine
         num_blocks = 0
-        if opening.settings.draft is not None:
+        if opening.settings.draft is not None and not opening.settings.JUDGES_DRAFT:
             is_precise = getattr(opening.settings, "precision", None) is not None
             num_blocks = _MOST_BLOCKS if is_precise else _BLOCKS
             if settings.blocks != "auto":
@@ -273,7 +273,7 @@ class Server(Servers):
         Whether that server speculates, and with what, is not known here.
         """
         settings: Any = run.engine
-        if settings.has_two or run.draft is None or run.LOADS_DRAFT:
+        if settings.has_two or run.draft is None or run.JUDGES_DRAFT:
             return run
         rule = (
             "needs engine.regular_url (or engine.start.regular), a server without speculation to"

@@ -84,6 +84,8 @@ class ServerEngine(Engine):
         num_blocks: int = 0,
         places: Sequence[Mapping[str, str]] = (),
     ) -> None:
+        if opening.settings.JUDGES_DRAFT:
+            served = [one for one in served if one.name == "speculative"] or served
         self.opening = opening
         settings: Any = opening.settings.engine
         self.settings = settings

@@ -58,6 +58,8 @@ class VllmEngine(Engine):
                 opening.say(sketch.about_cache)
         version = _import_vllm()
         by_arm = arm_arguments(opening)
+        if opening.settings.JUDGES_DRAFT:
+            del by_arm["regular"]
         self.arms: list[VllmArm] = [
             VllmArm(name, self, one.arguments) for name, one in by_arm.items()
         ]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import echo_server
 from echo_server import EchoServer
 from echo_server import serving as echoing
 from harness.drafting.heads.unread import UnreadFeatures
@@ -116,6 +118,15 @@ def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> Non
         outcome = harness("acceptance", *asked, *ASKED, "decoding.max_new_tokens=4", code=None)
     # An echo writes nothing that a model would.
     assert outcome.exit_code == 1
+    assert "texts are not" in outcome.complaint
+
+
+def test_only_the_server_that_is_judged_is_started(harness: Harness) -> None:
+    echo = f"{sys.executable} {Path(echo_server.__file__)} --port {{port}} -k 4"
+    commands = {"regular": "false {port}", "speculative": echo}
+    starting = [f"engine.start.{arm}='{command}'" for arm, command in commands.items()]
+    asked = ["engine=server", *starting, "model=tiny_draft", "draft=lookup", *ASKED]
+    outcome = harness("acceptance", *asked, "decoding.max_new_tokens=4", code=1)
     assert "texts are not" in outcome.complaint
 
 
