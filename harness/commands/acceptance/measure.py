@@ -18,9 +18,10 @@ from harness.commands.acceptance.tables import (
     health_in_words,
 )
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.latency.tables.costs import costs_in_steps, proposed_per_iteration
-from harness.commands.optional_plots import optional_plots
-from harness.commands.plan.measure import iteration_bytes
+from harness.commands.latency.tables.costs import costs_in_steps
+from harness.commands.latency.tables.costs import iteration_steps as measured_steps
+from harness.commands.optional_plots import drawn_files
+from harness.commands.plan.measure import iteration_steps
 from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.drafting.methods.model import SampledDraftSettings
@@ -62,7 +63,6 @@ class AcceptanceOfTexts(Experiment):
         health: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         served_k: the K that it drafts with.
         most: the largest K that is computed.
-        placed: the models that read.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -93,7 +93,6 @@ class AcceptanceOfTexts(Experiment):
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
         self.most = settings.up_to
-        self.placed: PlacedPair | None = None
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -120,12 +119,14 @@ class AcceptanceOfTexts(Experiment):
             self.source = "served"
             self.served_k = most_drafted(requests) or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
-        self.placed = session.placed
-        if self.placed is None:
+        placed = session.placed
+        if placed is None:
             planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
             demand = Demand(1, encoded.longest, max(map(len, answers)), settings.up_to, "eager")
-            self.placed = planned.place(demand, force=settings.force)
-        pair = session.pair if session.placed is not None else self.placed.load()
+            placed = planned.place(demand, force=settings.force)
+            pair = placed.load()
+        else:
+            pair = session.pair
 
         # An iteration decides the tokens after the first one.
         long_enough = [place for place in range(len(answers)) if len(answers[place]) > 1]
@@ -168,7 +169,7 @@ class AcceptanceOfTexts(Experiment):
             )
             self.texts.append(row)
         session.append(TEXTS_FILE, self.texts)
-        self.costs = self._costs(self.placed, round(encoded.mean_length))
+        self.costs = self._costs(placed, round(encoded.mean_length))
 
     def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
         """The answers of an arm, to equal prompts with different random numbers."""
@@ -206,25 +207,21 @@ class AcceptanceOfTexts(Experiment):
     def _costs(self, placed: PlacedPair, prompt_tokens: int) -> list[float]:
         """An iteration of each K in target steps: by the bytes that it must read, or as `latency` measured it."""
         numbers = range(1, self.most + 1)
-        if self.measured is not None:
-            run = self.measured
-            costs = costs_in_steps(run.row("regular"), run.last)
-            proposed = proposed_per_iteration(run.last)
-            assert costs is not None
-            assert proposed is not None
-            # Each token that a pass verifies adds as much as in the run.
-            verifying = (costs.verify - 1) / proposed
-            if placed.sketches[-1].drafts_in_one_pass:
-                drafting = proposed * costs.draft
-                return [1 + number * verifying + drafting for number in numbers]
-            return [1 + number * (verifying + costs.draft) for number in numbers]
+        run = self.measured
+        if run is not None:
+            in_one_pass = placed.sketches[-1].drafts_in_one_pass
+            regular = run.row("regular")
+            steps = [
+                measured_steps(regular, run.last, number, in_one_pass=in_one_pass)
+                for number in numbers
+            ]
+            return [step for step in steps if step is not None]
         mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
-        _, step = iteration_bytes(case, placed.placements, 0)
-        return [sum(iteration_bytes(case, placed.placements, number)) / step for number in numbers]
+        return [iteration_steps(case, placed.placements, number) for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {
@@ -251,11 +248,8 @@ class AcceptanceOfTexts(Experiment):
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
-        plots = optional_plots()
-        if plots is not None:
-            pictures = plots.picture_files(lambda: RECORD.plots([Run(list(rows))]))
-            for name, content in pictures.items():
-                replace_file(session.directory / name, content.encode())
+        for name, content in drawn_files(RECORD, rows).items():
+            replace_file(session.directory / name, content.encode())
         return rows
 
     def judge(self, rows: Sequence[AcceptanceRow]) -> None:

@@ -43,6 +43,11 @@ def _estimate(figure: Interval | None) -> float:
     return 0.0 if figure is None else figure.estimate
 
 
+def _expected(best: AcceptanceRow) -> tuple[float, float]:
+    """By which drafts are ranked: the speed-up, without costs tokens per iteration."""
+    return _estimate(best.expected_speedup), _estimate(best.tokens_per_iteration)
+
+
 def in_short(rows: Sequence[AcceptanceRow]) -> str:
     """`4.28 tokens per iteration at K=6, 2.31× expected`."""
     best = best_row(rows)
@@ -188,53 +193,44 @@ def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
 
 def comparison(runs: Sequence[Run]) -> list[Table]:
     """Drafts of each target, ranked on the texts that they share."""
+    by_target = curve_names([run for run in runs if run.has_figures])
+    return [_ranked(target, of_target) for target, of_target in by_target.items()]
+
+
+def _ranked(target: str, runs: dict[str, Run]) -> Table:
+    relative = _relative_to_best(list(runs.values()))
+    names = {run.id: name for name, run in runs.items()}
     columns = (
-        Column("draft", text=True),
-        Column("best K"),
-        Column("tokens per\niteration", number()),
-        Column("95 % interval"),
-        Column("cost", number()),
-        Column("expected\nspeed-up", times),
-        Column("relative to\nthe best", number(), optional=True),
-        Column("95 % interval", optional=True),
+        Column("draft", text=True, of=lambda best: names[best.run]),
+        Column("best K", of="num_draft_tokens"),
+        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
+        Column("95 % interval", of=lambda best: interval(best.tokens_per_iteration)),
+        Column("cost", number(), "iteration_cost"),
+        Column("expected\nspeed-up", times, "expected_speedup.estimate"),
+        Column(
+            "relative to\nthe best",
+            number(),
+            lambda best: _estimate(relative.get(best.run)) or None,
+            optional=True,
+        ),
+        Column("95 % interval", of=lambda best: interval(relative.get(best.run)), optional=True),
     )
-    document = []
-    for target, of_target in curve_names([run for run in runs if run.has_figures]).items():
-        relative = _relative_to_best(of_target)
-        lines = []
-        for name, run in of_target.items():
-            best = best_row(run.rows)
-            tokens = best.tokens_per_iteration
-            to_best = relative.get(name)
-            cells = (
-                name,
-                best.num_draft_tokens,
-                tokens and tokens.estimate,
-                interval(tokens),
-                best.iteration_cost,
-                best.expected_speedup and best.expected_speedup.estimate,
-                to_best and to_best.estimate,
-                interval(to_best),
-            )
-            lines.append(TableRow(cells))
-        # By speed-up, without costs by tokens per iteration.
-        lines.sort(key=lambda line: line.cells[5] or line.cells[2], reverse=True)
-        notes = [
-            f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are"
-            " taken as known."
-            for to_best in [*relative.values()][:1]
-        ]
-        title = f"Expected of drafts for {target}"
-        document.append(Table("acceptance", title, columns, tuple(lines), notes=tuple(notes)))
-    return document
+    bests = sorted((best_row(run.rows) for run in runs.values()), key=_expected, reverse=True)
+    notes = {
+        f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are taken"
+        " as known."
+        for to_best in relative.values()
+    }
+    title = f"Expected of drafts for {target}"
+    return Table.of("acceptance", title, bests, columns, notes=tuple(notes))
 
 
-def _relative_to_best(runs: dict[str, Run]) -> dict[str, Interval]:
-    """The speed-up of each draft over that of the best, on texts that all have; {} where there are none."""
+def _relative_to_best(runs: Sequence[Run]) -> dict[str, Interval]:
+    """The speed-up of each draft over that of the best, by run, on texts that all have; {} where there are none."""
     import pandas as pd
 
     texts = []
-    for draft, run in runs.items():
+    for run in runs:
         best = best_row(run.rows)
         place = int(best.num_draft_tokens or 1) - 1
         directory = run.directory or Path(str(run.last.directory))
@@ -243,15 +239,15 @@ def _relative_to_best(runs: dict[str, Run]) -> dict[str, Interval]:
                 # In steps of the target.
                 time = text.iterations_by_num_draft_tokens[place] * (best.iteration_cost or 1.0)
                 token_ids = str(text.token_ids)
-                texts.append((draft, text.prompt_index, token_ids, text.num_tokens, time))
-    frame = pd.DataFrame(texts, columns=["draft", "prompt", "text", "tokens", "time"])
-    by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "draft", "sum")
+                texts.append((run.id, text.prompt_index, token_ids, text.num_tokens, time))
+    frame = pd.DataFrame(texts, columns=["run", "prompt", "text", "tokens", "time"])
+    by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "run", "sum")
     by_prompt = by_text.dropna().groupby("prompt").sum()
     if len(runs) < 2 or by_prompt.empty:
         return {}
-    drafts = list(by_prompt["time"])
+    ids = list(by_prompt["time"])
     ranked = ranking(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
-    return {drafts[one.index]: one.relative_to_best for one in ranked}
+    return {ids[one.index]: one.relative_to_best for one in ranked}
 
 
 def acceptance_sweep(runs: Sequence[Run]) -> Answer:
@@ -259,15 +255,9 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
     named = named_runs([run for run in runs if run.has_figures])
     if not named:
         return []
-    bests = [best_row(one.run.rows) for one in named]
-    best, first = max(
-        zip(bests, named, strict=True),
-        key=lambda one: (
-            _estimate(one[0].expected_speedup),
-            _estimate(one[0].tokens_per_iteration),
-        ),
-    )
+    first = max(named, key=lambda one: _expected(best_row(one.run.rows)))
     expected = f"{first.name.pair}: {in_short(first.run.rows)}"
+    bests = [best_row(one.run.rows) for one in named]
     tables = comparison(runs)
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return answer_of_sweep(
@@ -276,7 +266,7 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
         [tables[0].in_short()] if len(tables) == 1 else tables,
         doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
         why=[("Note", note) for note in notes],
-        steps=[_measured(best)],
+        steps=[_measured(best_row(first.run.rows))],
     )
 
 

@@ -24,8 +24,7 @@ from harness.commands.map.rows import MapRow
 from harness.commands.map.schedules import schedule_files
 from harness.commands.map.surface import Cell, cells_of, explore, interpolated
 from harness.commands.map.tables import map_answer, map_details, schedule_of
-from harness.commands.optional_plots import optional_plots
-from harness.commands.read_runs import Run
+from harness.commands.optional_plots import drawn_files
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.drafting.registry import method_of
@@ -310,9 +309,7 @@ class Map(Experiment):
         schedule = schedule_of(rows)
         if self.settings.results.export and not isinstance(schedule, str):
             files |= schedule_files(schedule, _draft_for_vllm(session))
-        plots = optional_plots()
-        if plots is not None:
-            files |= plots.picture_files(lambda: RECORD.plots([Run(list(rows))]))
+        files |= drawn_files(RECORD, rows)
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
 

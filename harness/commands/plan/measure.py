@@ -307,14 +307,14 @@ def _limits(
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
-    drafting, verification = iteration_bytes(case, placements, num_draft_tokens)
-    iteration = verification + drafting
-    bytes_per_token = iteration / most_tokens
+    steps = iteration_steps(case, placements, num_draft_tokens)
+    bytes_per_token = steps * target_step / most_tokens
     return figures | {
-        "verification_steps": verification / target_step,
+        "verification_steps": _step_bytes(demand, target, target_placement, most_tokens)
+        / target_step,
         "speculative_read_bytes": round(bytes_per_token),
-        "highest_speedup": target_step * most_tokens / iteration,
-        "break_even_tokens": iteration / target_step,
+        "highest_speedup": most_tokens / steps,
+        "break_even_tokens": steps,
         "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
     }
 
@@ -323,11 +323,10 @@ def _prediction(
     case: Case, placements: Sequence[Placement], accepted: Sequence[AcceptanceRow]
 ) -> dict[str, Any]:
     """The highest speed-up by the bytes that each K must read, of the tokens per iteration that were found for it."""
-    _, step = iteration_bytes(case, placements, 0)
     predictions = []
     for row in accepted:
         if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-            cost = sum(iteration_bytes(case, placements, row.num_draft_tokens)) / step
+            cost = iteration_steps(case, placements, row.num_draft_tokens)
             predictions.append((row.tokens_per_iteration.scaled(1 / cost), row))
     speedup, best = max(predictions, key=lambda prediction: prediction[0].estimate)
     assert best.tokens_per_iteration is not None
@@ -338,18 +337,14 @@ def _prediction(
     }
 
 
-def iteration_bytes(
-    case: Case, placements: Sequence[Placement], num_draft_tokens: int
-) -> tuple[float, float]:
-    """The bytes that drafting K tokens and verifying them must read; with K = 0 those of a step of the target."""
-    demand = case.demand
-    draft = case.models[-1]
-    drafting = 0.0
-    if num_draft_tokens and (len(case.models) > 1 or case.shared):
+def iteration_steps(case: Case, placements: Sequence[Placement], num_draft_tokens: int) -> float:
+    """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
+    target, draft = case.models[0], case.models[-1]
+    num_bytes = _step_bytes(case.demand, target, placements[0], num_draft_tokens + 1)
+    if len(case.models) > 1 or case.shared:
         num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
-        drafting = num_steps * _step_bytes(demand, draft, placements[-1])
-    verification = _step_bytes(demand, case.models[0], placements[0], num_draft_tokens + 1)
-    return drafting, verification
+        num_bytes += num_steps * _step_bytes(case.demand, draft, placements[-1])
+    return num_bytes / _step_bytes(case.demand, target, placements[0])
 
 
 def _step_bytes(

@@ -103,6 +103,23 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
     return Costs(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
+def iteration_steps(
+    regular: LatencyRow | None, row: LatencyRow, num_draft_tokens: int, *, in_one_pass: bool
+) -> float | None:
+    """What an iteration of any K would cost in target steps: each token that a pass verifies adds as much as in the
+    run; None where its costs are unknown.
+
+    Args:
+        in_one_pass: whether a pass of the draft proposes all tokens.
+    """
+    costs = costs_in_steps(regular, row)
+    proposed = proposed_per_iteration(row)
+    if costs is None or proposed is None:
+        return None
+    verifying = 1 + num_draft_tokens * (costs.verify - 1) / proposed
+    return verifying + (proposed if in_one_pass else num_draft_tokens) * costs.draft
+
+
 def rest_ms(row: LatencyRow) -> float | None:
     """Time of an iteration beyond drafting and verifying."""
     if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
