@@ -26,6 +26,7 @@ from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.drafting.methods.model import SampledDraftSettings
 from harness.engines.local.reading import (
+    TOGETHER,
     ReadText,
     TextReader,
     health_columns,
@@ -106,8 +107,8 @@ class AcceptanceOfTexts(Experiment):
             # Texts of a prompt follow each other: they are read together.
             places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
             encoded = encoded.part(places.tolist())
-        num_texts = len(encoded.prompts)
-        session.place(min(settings.batch_size, num_texts), encoded.longest, longest_answer)
+        num_rows = min(settings.batch_size if is_written else TOGETHER, len(encoded.prompts))
+        session.place(num_rows, encoded.longest, longest_answer)
         requests: list[RequestRecord] = []
         if is_written:
             # The target's own answers, or those of an engine that speculates.
@@ -122,7 +123,9 @@ class AcceptanceOfTexts(Experiment):
         placed = session.placed
         if placed is None:
             planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
-            demand = Demand(1, encoded.longest, max(map(len, answers)), settings.up_to, "eager")
+            num_rows = min(TOGETHER, len(answers))
+            longest_answer = max(map(len, answers))
+            demand = Demand(num_rows, encoded.longest, longest_answer, settings.up_to, "eager")
             placed = planned.place(demand, force=settings.force)
             pair = placed.load()
         else:

@@ -27,7 +27,7 @@ from harness.results.statistics.iterations import Cut, acceptance_chances, cut
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
 
 # Texts of a prompt that are read together.
-_TOGETHER = 8
+TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TextReader:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.
         """
         for prompt, answered in itertools.groupby(texts, key=itemgetter(0)):
-            for some in in_batches([text for _, text in answered], _TOGETHER):
+            for some in in_batches([text for _, text in answered], TOGETHER):
                 yield from self._read_after(prompt, some)
 
     @torch.inference_mode()
