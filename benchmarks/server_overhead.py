@@ -1,8 +1,7 @@
 """CPU time of the server engine per streamed request, against an echo server in another process.
 
-Three contenders take turns: the engine; the `openai` client alone, its lines read and thrown away, which is the least
-that anything built on it costs; and the client's own objects, one per chunk. The harness' own cost is the difference
-between the first two. It is measured as CPU time of this process, so that a busy machine disturbs it little.
+Three contenders take turns: the engine; the `openai` client alone, its lines read and thrown away; and the client's own
+objects, one per chunk. It is measured as CPU time of this process, so that a busy machine disturbs it little.
 """
 
 from __future__ import annotations
@@ -111,6 +110,7 @@ async def _ask_all(
             "model": "tiny",
             "prompt": prompt,
             "max_tokens": question.decoding.max_new_tokens,
+            "temperature": question.decoding.temperature,
             "stream": True,
         }
         async with in_flight:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
 # Types of errors whose messages are whole sentences of ours.
-_PLAIN = ("AnswerError", "RunError", "NotSent", "APIConnectionError")
+_PLAIN = ("AnswerError", "RunError", "NotSent", "RequestFailed")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import shlex
@@ -213,11 +212,6 @@ class Servers(EngineRecord):
     may_queue = True
     takes_load = True
     starts_slowly = True
-
-    def check_installed(self) -> None:
-        is_found = importlib.util.find_spec("openai") is not None
-        rule = "needs the openai package: pip install 'specharness[server]'"
-        require(is_found, "engine", rule, self.name)
 
     def commands(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         """The command of each server that is started here, by arm, with `{port}` in it."""

@@ -1,32 +1,44 @@
-"""The connection of `engine=server`: OpenAI's client, its errors, and the events of an answer."""
+"""The HTTP connections to one server: its client, why a request has no answer, and the events of an answer."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.engines.requests import RequestRecord
 
-# The record of the request that the current asyncio task sends, to which the HTTP library's hooks add.
-request_being_sent: ContextVar[RequestRecord] = ContextVar("request_being_sent")
+if TYPE_CHECKING:
+    import httpx2
 
 
-def new_client(url: str, key: str | None, timeout_s: float) -> Any:
-    """A client of one server. A failed request is a result: it is counted, not repeated."""
-    import openai
+class RequestFailed(RunError):
+    """A request that was refused, or not answered.
 
-    hooks: Any = {"request": [_note_new_connection]}
-    http_client = openai.DefaultAsyncHttpxClient(base_url=url, event_hooks=hooks)
-    return openai.AsyncOpenAI(
+    Attributes:
+        code: HTTP's, 400 or more; 0 without an answer.
+        was_closed: whether the server closed the connection, as it may do with one that it kept alive.
+    """
+
+    def __init__(self, message: str, code: int = 0, was_closed: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.was_closed = was_closed
+
+
+def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
+    """A client of one server, with as many connections as there are requests."""
+    import httpx2
+
+    return httpx2.AsyncClient(
         base_url=url,
-        api_key=key or "none",  # the client needs a key, also for servers without one
+        headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=timeout_s,
-        max_retries=0,
-        http_client=http_client,
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        follow_redirects=True,
     )
 
 
@@ -42,43 +54,57 @@ def api_key(setting: str, variable: str | None) -> str | None:
     return key
 
 
-async def _note_new_connection(message: Any) -> None:
-    """Have the HTTP library note in the request's record that it opens a connection."""
-    request = request_being_sent.get(None)
-    if request is None:  # a question about the server itself
-        return
-    request.on_new_connection = False
+@asynccontextmanager
+async def answer_to(
+    client: httpx2.AsyncClient,
+    path: str,
+    body: Mapping[str, Any],
+    request: RequestRecord | None = None,
+) -> AsyncIterator[httpx2.Response]:
+    """The answer to a request, whose body has not been read.
 
-    async def note(event: str, _: object) -> None:
-        if event == "connection.connect_tcp.started":
+    Args:
+        path: of the API, `completions`.
+        request: notes whether a connection was opened for it.
+
+    Raises:
+        RequestFailed: there is no answer, or it is an error.
+    """
+    import httpx2
+
+    async def note_connection(event: str, _: object) -> None:
+        if request is not None and event == "connection.connect_tcp.started":
             request.on_new_connection = True
 
-    message.extensions = {**message.extensions, "trace": note}
+    if request is not None:
+        request.on_new_connection = False
+    watched = {"trace": note_connection}
+    message = client.build_request("POST", path, json=body, extensions=watched)
+    try:
+        response = await client.send(message, stream=True)
+    except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError) as error:
+        reason = f"{client.base_url} closed the connection without an answer"
+        raise RequestFailed(reason, was_closed=True) from error
+    except httpx2.TransportError as error:
+        cause = str(error) or type(error).__name__
+        reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"
+        raise RequestFailed(reason) from error
+    try:
+        if response.is_error:
+            await response.aread()
+            code = response.status_code
+            raise RequestFailed(f"{code} {response.reason_phrase}: {response.text}", code)
+        yield response
+    finally:
+        await response.aclose()
 
 
-def is_about_connections(error: Exception) -> bool:
-    """Whether no answer came, because a connection could not be made or ended."""
-    import openai
-
-    return isinstance(error, openai.APIConnectionError)
-
-
-def closed_by_server(error: Exception) -> bool:
-    """Whether a connection ended before any answer: a kept-alive one that the server had closed."""
-    # By name: which library has these depends on the version of the client.
-    cause = type(error.__cause__).__name__
-    closed = cause in ("RemoteProtocolError", "ReadError", "WriteError")
-    return is_about_connections(error) and closed
-
-
-async def events(response: Any) -> AsyncIterator[Any]:
+async def events(response: httpx2.Response) -> AsyncIterator[Any]:
     """The JSON of each server-sent event, a line such as `data: {"choices": ...}`; of an answer
     without a stream the whole.
-
-    The client's own reader takes ten times as long, and drops the fields that it does not know.
     """
     rest = b""
-    async for data in response.iter_bytes():
+    async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and b"[DONE]" not in line[:16]:

@@ -26,7 +26,7 @@ from harness.decoding.protocols import Iteration
 from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
-from harness.engines.server.connection import api_key, new_client
+from harness.engines.server.connection import RequestFailed, api_key, new_client
 from harness.engines.server.counters import CounterPage, Counts, growth
 from harness.engines.server.dialects import dialect_of
 from harness.engines.server.identity import (
@@ -261,7 +261,7 @@ class ServerArm(Arm):
         engine = self._engine
         url = self._url
         self.client = new_client(url, engine.key, self._settings.timeout_s)
-        self._sender = Sender(self.client, engine.tokenizer, self._settings)
+        self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
         self._page = CounterPage(url, engine.key, self.served.pages)
         self._counted_before: Counts | None = None
         self._num_restarts = 0.0
@@ -281,7 +281,7 @@ class ServerArm(Arm):
         self.num_asked = 0
         if self.is_connected:
             self.is_connected = False
-            asyncio.run_coroutine_threadsafe(self.client.close(), self._engine.loop).result()
+            asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()
         if self._started is not None:
             self._started.stop()
             self._started = None
@@ -414,7 +414,7 @@ class ServerArm(Arm):
         Raises:
             RunError: the server does not give them.
         """
-        import openai
+        import httpx2
 
         self._engine.make_ready(self)
         model = self.model
@@ -433,7 +433,7 @@ class ServerArm(Arm):
         asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
         try:
             return asking.result()
-        except openai.OpenAIError as error:
+        except (RequestFailed, httpx2.TransportError) as error:
             about = f"log-probabilities of a text from {self.client.base_url}"
             raise RunError(f"{about}: {from_outside(str(error))}") from error
         finally:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from harness.engines.server.connection import answer_to
 from harness.engines.server.events import AnswerError
+
+if TYPE_CHECKING:
+    import httpx2
 
 # The likeliest tokens before a token of a text, and that token if the server adds it: their
 # log-probabilities by id.
@@ -13,7 +18,7 @@ Likeliest = Mapping[int, float]
 
 
 async def text_logprobs(
-    client: Any,
+    client: httpx2.AsyncClient,
     model: str,
     scoring: str,
     prompt: Sequence[int],
@@ -23,19 +28,20 @@ async def text_logprobs(
     """The log-probabilities before each token of a text.
 
     Args:
-        client: OpenAI's, for the server's API.
+        client: of the server's API.
         model: the name by which the server knows it.
         scoring: `Dialect.scoring`.
         num_top: how many of the likeliest tokens are asked for; -1 for all.
 
     Raises:
         AnswerError: the answer has no such log-probabilities.
-        openai.OpenAIError: the request failed.
+        RequestFailed, httpx2.TransportError: the request failed.
     """
 
     async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
-        answer: Any = await client.post("/completions", cast_to=object, body=body | parameters)
+        async with answer_to(client, "completions", body | parameters) as response:
+            answer = json.loads(await response.aread())
         return answer["choices"][0]
 
     whole = [*prompt, *text]

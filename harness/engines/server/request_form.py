@@ -45,7 +45,7 @@ class RequestForm:
     def body(
         self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The request for one row of a question, as arguments of OpenAI's client.
+        """The request for one row of a question, as the body for OpenAI's API.
 
         Every parameter is set for which a server may have another default.
 
@@ -98,7 +98,7 @@ class RequestForm:
             raise SettingError("decoding.top_k", rule, decoding.top_k)
         if extra.get("stream") is False:
             del body["stream_options"]
-        return body | {"extra_body": extra} if extra else body
+        return body | extra
 
     @property
     def salts(self) -> bool:

@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
-from harness.engines.server.connection import (
-    closed_by_server,
-    events,
-    is_about_connections,
-    request_being_sent,
-)
+from harness.engines.server.connection import RequestFailed, answer_to, events
 from harness.engines.server.events import (
     check_length,
     check_usage,
@@ -34,6 +29,7 @@ from harness.engines.server.events import (
 )
 
 if TYPE_CHECKING:
+    import httpx2
     from transformers import PreTrainedTokenizerBase
 
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
@@ -46,7 +42,7 @@ class Outgoing:
     """A request that is to be sent.
 
     Attributes:
-        body: arguments of OpenAI's client.
+        body: of OpenAI's API.
         request: its record.
         add: gets the tokens as they arrive; those of an answer of text alone at its end; an empty
             list where there are none.
@@ -61,7 +57,8 @@ class Sender:
     """Sends requests to one server until too many in a row had no answer.
 
     Args:
-        client: OpenAI's, for the server's API.
+        client: of the server's API.
+        key: of the API, which no message shows; None without one.
         tokenizer: of the model that is served.
         settings: of `engine=server`.
 
@@ -71,8 +68,15 @@ class Sender:
         last_event: when anything last came from the server, by `time.perf_counter`.
     """
 
-    def __init__(self, client: Any, tokenizer: PreTrainedTokenizerBase, settings: Any) -> None:
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        key: str | None,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Any,
+    ) -> None:
         self._client = client
+        self._key = key
         self._tokenizer = tokenizer
         self._settings = settings
         self._num_unanswered = 0
@@ -97,22 +101,22 @@ class Sender:
             outgoing.add([])
             return
         timeout_s = self._settings.timeout_s
-        failure: Exception | None = None
+        was_answered = True
         self.request_seconds()
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(timeout_s):
                 try:
                     await self._read(outgoing)
-                except Exception as error:
+                except RequestFailed as error:
                     # A connection that was kept alive may have been closed before the request came; a server that died
                     # of a request on a new one does not get it twice.
-                    if request.on_new_connection or not closed_by_server(error):
+                    if request.on_new_connection or not error.was_closed:
                         raise
                     request.sent_again = True
                     await self._read(outgoing)
-        except TimeoutError as error:
-            failure = error
+        except TimeoutError:
+            was_answered = False
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(499, "Cancelled", "not read to its end")
@@ -120,13 +124,20 @@ class Sender:
             request.num_tokens = max(num_shown, len(request.arrivals))
             raise
         except Exception as error:
-            failure = error
-            request.error = self._explained(error)
+            code = 0
+            was_answered = isinstance(error, HarnessError)
+            if isinstance(error, RequestFailed):
+                code = error.code
+                was_answered = code > 0
+            message = str(error)
+            if self._key is not None:
+                message = message.replace(self._key, "***")
+            reason = from_outside(message).rstrip(".")
+            request.error = RequestError(code, type(error).__name__, reason)
         finally:
             self.request_seconds()
             self.num_in_flight -= 1
-        is_refused = hasattr(failure, "status_code") or isinstance(failure, HarnessError)
-        if failure is None or request.arrivals or is_refused:
+        if was_answered or request.arrivals:
             self._num_unanswered = 0
         else:
             self._num_unanswered += 1
@@ -151,14 +162,11 @@ class Sender:
         finished = False
         usage: int | None = None
         max_tokens = body["max_tokens"]
-        completions = self._client.completions
-        if self._settings.chat:
-            completions = self._client.chat.completions
-        request_being_sent.set(request)
+        path = "chat/completions" if self._settings.chat else "completions"
         request.started_ns = time.time_ns()
         started = time.perf_counter()
         try:
-            async with completions.with_streaming_response.create(**body) as response:
+            async with answer_to(self._client, path, body, request) as response:
                 async for content in events(response):
                     self.last_event = time.perf_counter()
                     event = read_event(content)
@@ -179,22 +187,6 @@ class Sender:
             check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
             request.count_undrafted()
-
-    def _explained(self, error: Exception) -> RequestError:
-        """A failure in one short line, without the API key."""
-        message = str(error)
-        if closed_by_server(error):
-            message = f"{self._client.base_url} closed the connection without an answer"
-        elif is_about_connections(error):
-            # The client says "Connection error." of all of them.
-            cause = error.__cause__ or error
-            message = (
-                f"nothing answers at {self._client.base_url} ({cause}): is the server running?"
-            )
-        if self._settings.api_key_variable:
-            message = message.replace(self._client.api_key, "***")
-        code = getattr(error, "status_code", 0)
-        return RequestError(code, type(error).__name__, from_outside(message).rstrip("."))
 
 
 def arrival_times(question: Question, rate: float) -> list[float]:

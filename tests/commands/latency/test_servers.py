@@ -134,14 +134,6 @@ def test_a_context_that_is_too_short_is_refused(
     harness("latency", *QUICK, *addresses)
 
 
-def test_a_client_that_is_not_installed_is_named_at_once(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    refused = harness.refused("latency", *QUICK, "engine=server", "engine.url=http://h/v1")
-    assert refused.startswith("engine=server: needs the openai package")
-
-
 def test_a_server_alone_that_speculates_is_a_speculative_arm(
     harness: Harness, serve: Serve
 ) -> None:
@@ -222,7 +214,7 @@ def test_every_request_is_a_line_of_aiperf_and_the_key_is_nowhere(
         7 * 8,
     )
     assert pd.isna(row["draft"])
-    assert "2 of 9 regular requests failed (InternalServerError" in outcome.summary
+    assert "2 of 9 regular requests failed (500 " in outcome.summary
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 

@@ -186,7 +186,6 @@ def test_faults_are_found_under_load(harness: Harness, named: list[str], fault: 
 def test_our_service_is_tested_over_http(
     harness: Harness, directory: Path, named: list[str]
 ) -> None:
-    pytest.importorskip("openai", reason="specharness[server] is not installed")
     with own_service(directory) as url:
         asked = [named[0], named[2], *QUICK, "num_draws=1600", "engine=server", f"engine.url={url}"]
         outcome = harness("recovery", *asked)
@@ -200,7 +199,6 @@ def test_our_service_is_tested_over_http(
 @pytest.mark.slow
 def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) -> None:
     """Its chats have no text that the model could be asked for."""
-    pytest.importorskip("openai", reason="specharness[server] is not installed")
     from echo_server import EchoServer, serving
 
     server = EchoServer(dialect="openai")
@@ -220,7 +218,6 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
 def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
     harness: Harness,
 ) -> None:
-    pytest.importorskip("openai", reason="specharness[server] is not installed")
     from echo_server import EchoServer, serving
 
     server = EchoServer(version="0.32.0")
@@ -257,7 +254,6 @@ def test_wrong_samplings_are_refused(harness: Harness, typed: list[str], rule: s
 
 @pytest.mark.slow
 def test_a_server_that_draws_nothing_is_not_called_lossless(harness: Harness) -> None:
-    pytest.importorskip("openai", reason="specharness[server] is not installed")
     from echo_server import EchoServer, serving
 
     class Greedy(EchoServer):

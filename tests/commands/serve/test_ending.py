@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 
 from in_process import QUICKEST_PAIR
 from processes import HARNESS, end, start
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-httpx = pytest.importorskip("httpx2")  # the client that openai brings
+
 
 # The command with an engine that never opens, because its thread computes.
 PROGRAM = """

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pandas as pd
 import pytest
 
@@ -21,9 +22,9 @@ from in_process import Harness
 from served import serving
 from tiny_checkpoints import save_talkative_pair
 
-openai = pytest.importorskip("openai", reason="specharness[server] is not installed")
+openai = pytest.importorskip("openai", reason="is not installed")
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-httpx = pytest.importorskip("httpx2")  # the client that openai brings
+
 
 PROMPTS = [
     "Once upon a time",

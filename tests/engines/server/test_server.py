@@ -283,7 +283,7 @@ def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engin
     engine = open_engine(server)
     server.fail_every = 2
     with pytest.raises(
-        RunError, match=r"regular: 1 of 3 requests failed, the first with Internal.*told to fail"
+        RunError, match=r"regular: 1 of 3 requests failed, the first with 500 .*told to fail"
     ):
         generate(engine, engine.arms[0], ask(3))
 
