@@ -1,15 +1,17 @@
 """How often is a healthy drafter called broken, and each of five faults?
 
     python benchmarks/drafter_health.py [--runs 20] [--prompts 40] [--tokens 64] [--only NAME]
-    python benchmarks/drafter_health.py --url URL --head-url URL --fault-file FILE
+    python benchmarks/drafter_health.py --save-quantized DIRECTORY
+    python benchmarks/drafter_health.py --fault-file FILE --url URL --head-url URL --quantized-url URL
 
 Each run decodes the prompts at K=4 with a pair, honest or with a planted fault, and judges the iterations by the
 weights of the honest one, as `acceptance engine=server` does: a draft of five values per weight, a head that reads the
 target's states of the token before, a window that is read as full attention, positions that count double, another chat
 template.
 
-With `--url` and `--head-url` two servers of vLLM's decode, which run already (`faulty_vllm.py` has the commands): one
-has the tiny draft, the other `tiny_eagle3`.
+With addresses servers of vLLM's decode, which run already (benchmarks/RESULTS.md has the commands): with the tiny
+draft, with `tiny_eagle3`, and with the quantized draft, because vLLM packs weights as it loads them. The others' faults
+are those of `faulty_vllm.py`.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def main() -> None:
     parser.add_argument("--only", help="of the names below")
     parser.add_argument("--url", help="of vLLM's server with the tiny draft")
     parser.add_argument("--head-url", help="of the one with the head")
-    parser.add_argument("--fault-file", type=Path, help="that both read")
+    parser.add_argument("--quantized-url", help="of one with the draft of --save-quantized")
+    parser.add_argument("--fault-file", type=Path, help="that all of them read")
+    parser.add_argument("--save-quantized", help="a directory for that draft")
     options = parser.parse_args()
     if options.fault_file is not None:
         of_vllm(options)
@@ -86,6 +90,12 @@ def main() -> None:
         settings.decoding, max_new_tokens=options.tokens, ignore_eos=True, num_draft_tokens=K
     )
     pair = common.load(settings)
+    if options.save_quantized is not None:
+        draft = quantized(pair).draft
+        assert draft is not None
+        shutil.copytree(SHIPPED / "tiny_draft", options.save_quantized)
+        draft.model.save_pretrained(options.save_quantized)
+        return
     options.draft = "tiny_eagle3"
     of_head = common.load(common.cpu_settings(options))
     with tempfile.TemporaryDirectory() as directory:
@@ -137,7 +147,7 @@ def of_vllm(options: Namespace) -> None:
         cases = {
             "honest": (options.url, "none", "tiny_draft"),
             "honest head": (options.head_url, "none", "tiny_eagle3"),
-            "quantized": (options.url, "quantized", "tiny_draft"),
+            "quantized": (options.quantized_url, "none", "tiny_draft"),
             "off by one": (options.head_url, "off_by_one", "tiny_eagle3"),
             "without its window": (options.url, "none", with_window(directory)),
             "shifted": (options.url, "shifted", "tiny_draft"),

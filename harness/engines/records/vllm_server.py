@@ -94,7 +94,10 @@ class VllmServer(PresetServer):
             arguments["idle"] = arguments["speculative"] | {"speculative_config": config}
         for arm, started in arguments.items():
             model = str(started["model"])
-            flags = [model, "--host", "127.0.0.1", "--port", "{port}"]
+            # The module ignores a model that stands first, and serves its default.
+            is_module = any("api_server" in part for part in self._program(opening.settings.engine))
+            flags = ["--model", model] if is_module else [model]
+            flags += ["--host", "127.0.0.1", "--port", "{port}"]
             flags.append("--enable-prompt-tokens-details")
             for name, value in started.items():
                 flag = f"--{name.replace('_', '-')}"

@@ -255,6 +255,14 @@ def test_presets_make_commands_from_the_settings_of_the_run(
     assert "--one" in command
 
 
+def test_vllms_module_gets_the_model_by_name(harness: Harness) -> None:
+    """It ignores one that stands first, and serves its default."""
+    program = f"{sys.executable} {SUPPORT / 'echo_server.py'} vllm.entrypoints.openai.api_server"
+    asked = ["engine=vllm_server", f"engine.program='{program}'", "engine.blocks=0"]
+    harness("latency", *asked, *QUICK)
+    assert f"api_server --model {SHIPPED / 'tiny'} --host" in results()["server_command"][0]
+
+
 def test_another_version_of_a_program_is_another_measurement(
     harness: Harness, tmp_path: Path
 ) -> None:
