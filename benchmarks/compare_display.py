@@ -31,6 +31,7 @@ from harness.config.settings import (
     PlacementSettings,
     PromptSettings,
 )
+from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Question
@@ -78,7 +79,7 @@ def measure(
     """Seconds by (arm, view) on `compare`'s clock; seconds each frame took; those of the first frames."""
     planned = plan_pair(
         ModelSettings(name="tiny", repository=options.model),
-        ModelSettings(name="tiny_draft", repository=options.draft),
+        ModelDraftSettings(name="tiny_draft", repository=options.draft),
         PlacementSettings(),
         "auto",
     )

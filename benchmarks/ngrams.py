@@ -109,7 +109,7 @@ def main() -> None:
         "the tiny model": AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
         "110 million": larger,
     }
-    suffix_texts = SuffixTexts(SuffixSettings(name="suffix"))
+    suffix_texts = SuffixTexts(SuffixSettings(name="suffix", method="suffix"))
     drafters = {
         "lookup": TextDrafter(lambda: LookupText(max_ngram=3, min_ngram=1)),
         "suffix": TextDrafter(suffix_texts.new, begin_batch=suffix_texts.begin_batch),

@@ -22,7 +22,7 @@ MISTAKES = {
     "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
     "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain for a hybrid",
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
-    "latency draft=lookup draft.repository=x": "draft.repository=x: is for drafts with weights of their own, not for",
+    "latency draft=lookup draft.repository=x": "draft.repository=x: is for models and heads, not for draft=lookup",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
     # acceptance

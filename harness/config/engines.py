@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -19,11 +19,6 @@ class EngineSettings:
 
     name: str = "local"
     aa: bool = False
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        """The settings that this engine has."""
-        return [field.name for field in fields(cls)]
 
 
 class Abilities:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,11 @@ class RecordWithSettings(Record):
     """
 
     settings: ClassVar[Any]
+
+
+def names_of_fields(settings: Any) -> list[str]:
+    """The names of a dataclass's settings, those of its bases first."""
+    return [field.name for field in fields(settings)]
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -251,7 +257,7 @@ class SettingsRegistry(Registry[Chosen]):
     def owners(self, setting: str) -> list[str]:
         """The names of the records with a setting, among those that need no file."""
         records = self.all().items()
-        return [name for name, record in records if setting in record.settings.setting_names()]
+        return [name for name, record in records if setting in names_of_fields(record.settings)]
 
     def settings_classes(self) -> list[Any]:
         """The classes of settings of the records that need no file."""
@@ -266,6 +272,6 @@ class SettingsRegistry(Registry[Chosen]):
         Args:
             names: the records of the sweep.
         """
-        own = self.settings_class(config).setting_names()
-        others = {setting for name in names for setting in self[name].settings.setting_names()}
+        own = names_of_fields(self.settings_class(config))
+        others = {setting for name in names for setting in names_of_fields(self[name].settings)}
         return {key: value for key, value in config.items() if key in own or key not in others}

@@ -123,12 +123,18 @@ class RunSettings:
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 
     @property
+    def models(self) -> dict[str, ModelSettings]:
+        """The target as `model`, and as `draft` a draft that has weights of its own."""
+        models = {"model": self.model}
+        if isinstance(self.draft, ModelSettings):
+            models["draft"] = self.draft
+        return models
+
+    @property
     def strategies(self) -> dict[str, Strategy]:
-        """How each model is placed, by its role."""
-        strategies = {"model": self.placement.strategy_for("model", self.model)}
-        if self.draft is not None:
-            strategies["draft"] = self.placement.strategy_for("draft", self.draft)
-        return strategies
+        """How each model with weights is placed, by its role."""
+        strategy_for = self.placement.strategy_for
+        return {role: strategy_for(role, model) for role, model in self.models.items()}
 
     @property
     def strategy(self) -> Strategy:
@@ -181,7 +187,7 @@ class RunSettings:
                 is_whole = strategy in ("single", "cpu")
                 require(is_whole, f"{role}.placement", rule, strategy)
                 continue
-            model: ModelSettings = getattr(self, role)
+            model = self.models[role]
             rule = f"{_NOT_COMBINED}, which splits plain weights only"
             require(model.quantization == "none", f"{role}.quantization", rule, model.quantization)
             require(model.gguf_file is None, f"{role}.gguf_file", rule, model.gguf_file)

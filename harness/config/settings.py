@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
@@ -78,7 +78,7 @@ def require_possible_path(setting: str, path: str | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """One model: where its weights are, and how they are loaded.
+    """A model with weights: where they are, and how they are loaded.
 
     Attributes:
         name: as typed on the command line, `7B_8bit`.
@@ -119,26 +119,19 @@ class ModelSettings:
                 object.__setattr__(self, name, os.path.expanduser(value))
 
 
-# Settings of models that a draft without weights of its own does not have.
-_OF_WEIGHTS = {field.name for field in fields(ModelSettings)} - {"name"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class DraftSettings(ModelSettings):
-    """A draft. Each way to draft has a subclass with settings of its own.
+class DraftSettings:
+    """What every draft has. Each way to draft has a subclass with the settings that it adds.
 
-    A draft model has the settings of a model; `lookup` and others without weights refuse these.
+    A draft with weights of its own is a `ModelSettings` too: `ModelDraftSettings` of `drafting.methods.model`.
 
     Attributes:
-        repository: as of a model; empty for a draft without weights of its own.
+        name: as typed on the command line, `lookup`.
         method: the way to draft.
     """
 
-    repository: str = ""
-    method: str = "model"
-
-    # Whether drafts of this class have weights of their own.
-    HAS_WEIGHTS: ClassVar[bool] = False
+    name: str
+    method: str
 
     @property
     def most_nodes(self) -> int:
@@ -146,20 +139,7 @@ class DraftSettings(ModelSettings):
         return 0
 
     def __post_init__(self) -> None:
-        if self.HAS_WEIGHTS:
-            super().__post_init__()
-            return
-        rule = f"is for drafts with weights of their own, not for draft={self.name}"
-        for own in fields(DraftSettings):
-            if own.name in _OF_WEIGHTS:
-                value = getattr(self, own.name)
-                require(value == own.default, own.name, rule, value)
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        """The settings that this way to draft has."""
-        refused = set() if cls.HAS_WEIGHTS else _OF_WEIGHTS
-        return [field.name for field in fields(cls) if field.name not in refused]
+        """Check nothing: the checks of all subclasses, which call each other with `super()`, end here."""
 
 
 @dataclass(frozen=True, kw_only=True)

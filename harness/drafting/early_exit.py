@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
-from harness.config.settings import DraftSettings
+from harness.config.settings import ModelSettings
 from harness.models.checkpoints import Checkpoint
 from harness.models.meta import sketch_model
 from harness.models.sketch import Block, Sketch
@@ -61,10 +61,8 @@ def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> 
     return number
 
 
-def exit_sketch(
-    target: Checkpoint, settings: DraftSettings, num_layers: int, dtype: torch.dtype
-) -> Sketch:
-    """Return the sizes of a draft without weights of its own.
+def exit_sketch(target: Checkpoint, name: str, num_layers: int, dtype: torch.dtype) -> Sketch:
+    """Return the sizes of `draft=NAME`, which has no weights of its own.
 
     It holds only its caches, and reads the weights of the target's first layers (`borrowed_bytes`).
     """
@@ -76,7 +74,7 @@ def exit_sketch(
     return dataclasses.replace(
         whole,
         role="draft",
-        settings=settings,
+        settings=ModelSettings(name=name, repository=target.settings.repository),
         blocks=(own_block,),
         num_parameters=0,
         borrowed_bytes=whole.read_bytes(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
+from harness.config.registry import names_of_fields
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings, require, require_at_least
 from harness.drafting.method import LoadedPair, MakeDrafter, Method, TextMethod
@@ -136,7 +137,7 @@ class Hybrid(Method):
     def _shared(self) -> set[str]:
         """Return the names of settings that both parts have and other drafts do not."""
         of_text, of_other, common = (
-            set(kind.setting_names())
+            set(names_of_fields(kind))
             for kind in (self._text.settings, self._other.settings, DraftSettings)
         )
         return (of_text & of_other) - common

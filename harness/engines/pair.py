@@ -19,7 +19,6 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.drafting.method import LoadedPair
-from harness.drafting.methods.model import ModelDraftSettings
 from harness.drafting.registry import method_of
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.quiet import quiet_libraries
@@ -282,7 +281,7 @@ class PlacedPair(PlannedPair):
             join(split[0].devices[0], split[0].num_ranks)
         target, *others = [model.load() for model in self.models]
         draft = others[0] if others else None
-        if self.shared and self.draft_settings is not None:
+        if self.shared and isinstance(self.draft_settings, ModelSettings):
             draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
         if self.head is not None:
@@ -292,7 +291,7 @@ class PlacedPair(PlannedPair):
 
 def plan_pair(
     target: ModelSettings,
-    draft: ModelSettings | None,
+    draft: DraftSettings | None,
     placement: PlacementSettings,
     dtype: Dtype = "auto",
     *,
@@ -346,7 +345,7 @@ def plan_pair(
 
 def sketch_pair(
     target: ModelSettings,
-    draft: ModelSettings | None,
+    draft: DraftSettings | None,
     placement: PlacementSettings,
     dtype: Dtype,
     device_of: Callable[[Checkpoint, PlacementSettings], torch.device],
@@ -376,8 +375,7 @@ def sketch_pair(
     checkpoints = [read("model", target)]
     plan: DraftPlan | None = None
     if draft is not None:
-        settings = draft if isinstance(draft, DraftSettings) else ModelDraftSettings(**vars(draft))
-        plan = method_of(settings).plan(settings, checkpoints[0], read, weights == "stored")
+        plan = method_of(draft).plan(draft, checkpoints[0], read, weights == "stored")
         if plan.checkpoint is not None:
             checkpoints.append(plan.checkpoint)
     sketches = []

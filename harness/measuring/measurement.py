@@ -154,7 +154,6 @@ def _digest(
     prompts = asked.pop("prompts", None)
     if prompts:
         prompts = _prompts(prompts)
-    models = [model for model in (settings.model, settings.draft) if model is not None]
     packages = (*_PACKAGES, *engine_of(settings).packages)
     # A job's own process sees the GPUs that it leased, the sweep's process sees all.
     gpus = gpu_names()[: settings.gpus_per_job]
@@ -165,7 +164,7 @@ def _digest(
         "kind": type(settings).__name__,
         "settings": asked,
         "prompts": prompts,
-        "weights": [_weights(model) for model in models],
+        "weights": [_weights(model) for model in settings.models.values()],
         "servers": [server.about for server in servers],
         "programs": [_program(one) for one in engine_of(settings).programs(settings.engine)],
         "machine": gpus or cpu,
@@ -227,8 +226,6 @@ def measured_rows(
 def _weights(model: ModelSettings) -> object:
     """Tell these weights from others of the same name."""
     directory = Path(model.repository)
-    if not model.repository:
-        return model.repository, model.revision
     if not directory.is_dir():
         return model.repository, model.revision, hub_commit(model.repository, model.revision)
     files = sorted(file for file in directory.iterdir() if file.is_file())

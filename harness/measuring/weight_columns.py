@@ -17,10 +17,8 @@ def identity_columns(settings: RunSettings) -> dict[str, str | None]:
     """The identities of the weights that the settings name; none for random ones."""
     if settings.weights == "random":
         return {}
-    columns = {"weights_identity": weights_identity(settings.model)}
-    if settings.draft is not None:
-        columns["draft_weights_identity"] = weights_identity(settings.draft)
-    return columns
+    columns = {"model": "weights_identity", "draft": "draft_weights_identity"}
+    return {columns[role]: weights_identity(model) for role, model in settings.models.items()}
 
 
 def placed_columns(placed: PlacedPair) -> dict[str, Any]:

@@ -15,20 +15,18 @@ from typing import Any, Literal, TypeVar
 
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError, nearest
+from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
-from harness.config.settings import DraftSettings, ModelSettings
-from harness.drafting.registry import METHODS, Methods
-from harness.engines.registry import ENGINES, Engines
+from harness.config.settings import DraftSettings
+from harness.drafting.registry import METHODS
+from harness.engines.registry import ENGINES
 from harness.records.registry import checked
 
 SettingsType = TypeVar("SettingsType")
 
 # Groups whose class depends on the record that they name: `draft` is one of `LookupSettings` where
 # its method is `lookup`.
-_CHOSEN: Mapping[object, Methods | Engines] = {
-    DraftSettings: METHODS,
-    EngineSettings: ENGINES,
-}
+_CHOSEN: Mapping[object, SettingsRegistry[Any]] = {DraftSettings: METHODS, EngineSettings: ENGINES}
 
 # The largest integer of torch and numpy.
 _LARGEST_INTEGER = 2**63 - 1
@@ -77,8 +75,7 @@ def setting_hints(kind: type) -> dict[str, Any]:
         group = _group_of(hint)
         if group in _CHOSEN:
             for chosen in _CHOSEN[group].settings_classes():
-                chosen_hints = _hints(chosen)
-                hints |= {f"{name}.{key}": chosen_hints[key] for key in chosen.setting_names()}
+                hints |= {f"{name}.{key}": of_key for key, of_key in _hints(chosen).items()}
         elif group is not None:
             hints |= {f"{name}.{key}": of_key for key, of_key in _hints(group).items()}
     return hints
@@ -117,18 +114,18 @@ def _group_of(hint: Any) -> type | None:
 
 def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
     """The error for a setting that the class does not have; it may be one of another way to draft."""
-    known = list(_hints(kind))
-    if issubclass(kind, DraftSettings | EngineSettings):
-        known = kind.setting_names()
-        owners = (METHODS if issubclass(kind, DraftSettings) else ENGINES).owners(key)
-        if owners and issubclass(kind, EngineSettings):
+    if issubclass(kind, EngineSettings):
+        owners = ENGINES.owners(key)
+        if owners:
             return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
+    if issubclass(kind, DraftSettings):
+        owners = METHODS.owners(key)
         if owners:
             drafts = ", ".join(owners).replace("model", "models, heads")
             drafts = " and ".join(drafts.rsplit(", ", 1))
             rule = f"is for {drafts}, not for draft={config.get('name')}"
             return SettingError(prefix + key, rule, config[key])
-    return SettingError(prefix + key, f"no such setting{nearest(key, known, prefix)}")
+    return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
@@ -171,7 +168,7 @@ def _group(kind: type, value: Any, setting: str) -> Any:
         example = next(iter(_hints(kind)))
         rule = f"must be a group of settings, such as {setting}.{example}=..."
         raise SettingError(setting, rule, value)
-    if issubclass(kind, ModelSettings) and value.get("name") == "none":
+    if kind is DraftSettings and value.get("name") == "none":
         for key in set(value) - {"name"}:
             raise SettingError(f"{setting}.{key}", "needs a draft, but draft=none", value[key])
         return None

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import DraftSettings
+from harness.config.settings import DraftSettings, ModelSettings
 from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.registry import METHODS
@@ -103,14 +103,13 @@ def of_command(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
 
 
 def of_method(kind: type[DraftSettings]) -> list[Setting]:
-    """The settings of a way to draft, without those that every model has."""
-    return described(kind, "draft.", value_types(DraftSettings))
+    """The settings of a way to draft, without those that every draft or every model has."""
+    return described(kind, "draft.", value_types(DraftSettings) | value_types(ModelSettings))
 
 
 def of_engine(kind: type[EngineSettings]) -> list[Setting]:
     """The settings of an engine."""
-    refused = value_types(kind).keys() - kind.setting_names()
-    return described(kind, "engine.", {"name", *refused})
+    return described(kind, "engine.", {"name"})
 
 
 def departures(command: str) -> Mapping[str, Any]:

@@ -173,9 +173,7 @@ def _engine(name: str) -> dict[str, Any] | None:
     ENGINES.check_names_class(name)
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
-    kind = ENGINES[name].settings
-    own = [setting for setting in kind.setting_names() if setting != "name"]
-    return {"name": name} | _defaults(kind, own)
+    return _defaults(ENGINES[name].settings) | {"name": name}
 
 
 def _prompts(name: str) -> dict[str, Any] | None:
@@ -234,8 +232,9 @@ def _command(name: str) -> dict[str, Any] | None:
 def _defaults_of_method(method: str) -> dict[str, Any]:
     """The defaults of a method's settings, apart from those that name the draft."""
     kind = METHODS[method].settings
-    names = [name for name in kind.setting_names() if name not in ("name", "method", "repository")]
-    return _defaults(kind, names)
+    defaults = _defaults(kind)
+    defaults.pop("method", None)
+    return defaults
 
 
 def _defaults(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:

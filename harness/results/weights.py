@@ -23,8 +23,6 @@ def weights_identity(model: ModelSettings) -> str | None:
     The commit is the one that the name and revision were resolved to when they were last
     downloaded.
     """
-    if not model.repository:
-        return None
     directory = Path(model.repository)
     try:
         if directory.is_dir():

@@ -87,9 +87,8 @@ def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:
 
 def _asked_number(settings: RunSettings) -> tuple[str, int | None]:
     """Return the setting that says over how many processes the split model goes, and its value."""
-    is_target = settings.strategy == "tensor_parallel"
-    split_model = settings.model if is_target else settings.draft
-    assert split_model is not None
-    if split_model.gpus is not None:
-        return f"{'model' if is_target else 'draft'}.gpus", split_model.gpus
+    role = "model" if settings.strategy == "tensor_parallel" else "draft"
+    own_number = settings.models[role].gpus
+    if own_number is not None:
+        return f"{role}.gpus", own_number
     return "placement.gpus", settings.placement.gpus

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY, random_model
-from harness.config.settings import ModelSettings
 from harness.drafting import losses
 from harness.drafting.heads.blocks import Head
 from harness.drafting.heads.new_heads import initialise
@@ -39,9 +38,7 @@ def target() -> PreTrainedModel:
 def untrained(kind: str, target: PreTrainedModel) -> Head:
     checkpoint: Checkpoint = as_checkpoint(target.config)
     torch.manual_seed(3)
-    head = new_head(ModelSettings(name=kind, repository="new"), checkpoint).load(
-        torch.device("cpu"), torch.float32
-    )
+    head = new_head(kind, checkpoint).load(torch.device("cpu"), torch.float32)
     initialise(head, target)
     for parameter in head.parameters():
         # Nothing may be correct because a weight is zero, or one.
@@ -160,8 +157,7 @@ def test_a_new_dflash2_head_begins_as_a_dflash_head(target: PreTrainedModel) -> 
     head: Any
     weights: dict[str, Tensor] = {}
     for kind in ("dflash2", "dflash"):
-        settings = ModelSettings(name=kind, repository="new")
-        head = new_head(settings, checkpoint).load(torch.device("cpu"), torch.float32)
+        head = new_head(kind, checkpoint).load(torch.device("cpu"), torch.float32)
         initialise(head, target)
         head.load_state_dict(
             {name: weights.get(name, own) for name, own in head.state_dict().items()}
@@ -238,5 +234,5 @@ def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(
 
 def test_a_head_can_be_made_for_a_target_of_another_style() -> None:
     own = AutoConfig.for_model("gpt2", n_embd=64, n_layer=6, n_head=4, vocab_size=VOCABULARY)
-    head = new_head(ModelSettings(name="eagle3", repository="new"), as_checkpoint(own))
+    head = new_head("eagle3", as_checkpoint(own))
     assert head.config.layers == (2, 3, 3)

@@ -81,7 +81,7 @@ def test_random_layers_need_no_files() -> None:
 
 def refusal(target: Checkpoint, *, weights: bool = False) -> str:
     with pytest.raises(SettingError) as caught:
-        read_mtp(DRAFT, target, weights=weights)
+        read_mtp("mtp", target, weights=weights)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

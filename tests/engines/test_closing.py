@@ -16,7 +16,6 @@ from harness.commands.run import run_command
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.keeper import PairKeeper
 from harness.engines.local import engine as local
@@ -29,6 +28,7 @@ from harness.engines.record import Preparation
 from harness.models.case import Demand
 from in_process import QUICKEST_PAIR, Harness
 from some_settings import settings_of
+from tiny_checkpoints import as_draft
 
 DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
 QUESTION = Question([[5, 6, 7]], DECODING, 0, [0])
@@ -48,7 +48,7 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     target = save_model(num_hidden_layers=1, max_position_embeddings=64)
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
     settings = settings_of(LatencySettings)
-    planned = plan_pair(target, draft, settings.placement)
+    planned = plan_pair(target, as_draft(draft), settings.placement)
     return planned.place(Demand(1, 8, 8, 2, "eager")).load()
 
 
@@ -151,7 +151,7 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
         settings = settings_of(
             LatencySettings,
             model=target,
-            draft=ModelDraftSettings(**vars(draft)),
+            draft=as_draft(draft),
             decoding=DECODING,
             num_prompts=2,
             prompts=settings_of(LatencySettings).prompts.__class__(

@@ -27,6 +27,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
 from harness.models.case import Demand
+from tiny_checkpoints import as_draft
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]
@@ -44,7 +45,11 @@ def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
     demand = Demand(
         batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager"
     )
-    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+    return (
+        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
+        .place(demand)
+        .load()
+    )
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
 
 
 def test_ranks_that_could_part_are_refused(save_model: Callable[..., ModelSettings]) -> None:
-    model, draft = save_model(), save_model(name="draft", num_hidden_layers=1)
+    model, draft = save_model(), as_draft(save_model(name="draft", num_hidden_layers=1))
     split = PlacementSettings(strategy="tensor_parallel", gpus=2)
     split_too = dataclasses.replace(draft, placement="tensor_parallel")
     check_pair(plan_pair(model, split_too, split), GREEDY)

@@ -23,6 +23,7 @@ from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
+from tiny_checkpoints import as_draft
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
@@ -35,7 +36,11 @@ def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
     demand = Demand(
         batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
     )
-    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+    return (
+        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
+        .place(demand)
+        .load()
+    )
 
 
 @pytest.fixture

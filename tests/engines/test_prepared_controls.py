@@ -28,6 +28,7 @@ from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
+from tiny_checkpoints import as_draft
 
 DECODING = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
@@ -91,7 +92,7 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     demand = Demand(
         batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
     )
-    return plan_pair(model, draft, PlacementSettings(), "float32").place(demand).load()
+    return plan_pair(model, as_draft(draft), PlacementSettings(), "float32").place(demand).load()
 
 
 def on_gpu(pair: Pair) -> Pair:

@@ -17,7 +17,14 @@ from harness.config.settings import ModelSettings, PlacementSettings, Quantizati
 from harness.engines.pair import Pair, plan_pair
 from harness.models.loading import LoadedModel
 from harness.models.random_weights import RandomTensor
-from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, held_bytes, load_pair, make_config
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    SMALL_DEMAND,
+    as_draft,
+    held_bytes,
+    load_pair,
+    make_config,
+)
 from wording import mentions
 
 SaveModel = Callable[..., ModelSettings]
@@ -47,7 +54,13 @@ def preset(
 
 def load(target: ModelSettings, draft: ModelSettings | None = None, **placement: Any) -> Pair:
     return (
-        plan_pair(target, draft, PlacementSettings(**placement), "bfloat16", weights="random")
+        plan_pair(
+            target,
+            draft and as_draft(draft),
+            PlacementSettings(**placement),
+            "bfloat16",
+            weights="random",
+        )
         .place(SMALL_DEMAND)
         .load()
     )
@@ -196,7 +209,10 @@ def test_a_part_of_a_tensor_is_that_part_and_no_more() -> None:
 
 def test_what_is_planned_says_so() -> None:
     planned = plan_pair(
-        preset(), preset("7B", "4bit"), PlacementSettings(strategy="cpu"), weights="random"
+        preset(),
+        as_draft(preset("7B", "4bit")),
+        PlacementSettings(strategy="cpu"),
+        weights="random",
     )
     ready = planned.place(SMALL_DEMAND)
     first, second, third = ready.describe().splitlines()

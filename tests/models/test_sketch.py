@@ -25,7 +25,14 @@ from harness.runners.eager import EagerRunner
 from harness.runners.recurrent_state import map_tensors
 from harness.runners.snapshot import SnapshotRunner
 from sketches import GB, case, gpus_of, machine
-from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, held_bytes, load_pair, make_config
+from tiny_checkpoints import (
+    SMALL_DEMAND,
+    as_checkpoint,
+    as_draft,
+    held_bytes,
+    load_pair,
+    make_config,
+)
 
 SaveModel = Callable[..., ModelSettings]
 CPU = {"": "cpu"}
@@ -316,7 +323,7 @@ def test_each_model_is_built_once_on_the_way_to_a_placed_pair(
         return bare_model(checkpoint, dtype)
 
     monkeypatch.setattr(meta, "bare_model", count)
-    planned = plan_pair(save_model("llama"), save_model("gpt2"), PlacementSettings())
+    planned = plan_pair(save_model("llama"), as_draft(save_model("gpt2")), PlacementSettings())
     assert planned.excess([[1, 2, 3]], 8) is None
     ready = planned.place(SMALL_DEMAND)
     ready.describe()

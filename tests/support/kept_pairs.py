@@ -62,13 +62,9 @@ def _is_shipped(settings: RunSettings) -> bool:
         return False
     if torch.cuda.device_count is not _count_gpus or _count_gpus():
         return False
-    draft = settings.draft
-    repositories = [settings.model.repository]
-    if draft is not None:
-        if not METHODS.is_built_in(draft.method):
-            return False
-        repositories += filter(None, [draft.repository])
-    return all(_SHIPPED in Path(repository).parents for repository in repositories)
+    if settings.draft is not None and not METHODS.is_built_in(settings.draft.method):
+        return False
+    return all(_SHIPPED in Path(model.repository).parents for model in settings.models.values())
 
 
 def _load_once(placed: PlacedModel) -> LoadedModel:

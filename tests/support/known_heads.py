@@ -17,6 +17,6 @@ def read_head(settings: ModelSettings, target: Checkpoint, **options: Any) -> He
     return heads.read_head(settings, target, HEADS.all().values(), **options)
 
 
-def new_head(settings: ModelSettings, target: Checkpoint) -> HeadCheckpoint:
-    """See `new_heads.new_head`; the name is the kind's."""
-    return new_heads.new_head(settings, target, HEADS[settings.name])
+def new_head(kind: str, target: Checkpoint) -> HeadCheckpoint:
+    """See `new_heads.new_head`."""
+    return new_heads.new_head(HEADS[kind], target)

@@ -20,6 +20,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation
 from harness.models.case import Demand
+from tiny_checkpoints import as_draft
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
 _MOST = 64
@@ -112,7 +113,7 @@ def shipped_pair(*names: str) -> Pair:
         for name in names or ("tiny", "tiny_draft")
     ]
     return (
-        plan_pair(models[0], models[1] if len(models) > 1 else None, PlacementSettings())
+        plan_pair(models[0], as_draft(models[1]) if len(models) > 1 else None, PlacementSettings())
         .place(Demand(64, 64, 16, 4, "eager"))
         .load()
     )

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from architectures import random_model
-from harness.config.settings import Dtype, ModelSettings, PlacementSettings
+from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.pair import Pair, plan_pair
 from harness.models.case import Demand
 from harness.models.checkpoints import Checkpoint
@@ -125,12 +126,18 @@ SMALL_DEMAND = Demand(
 
 def load_pair(
     target: ModelSettings,
-    draft: ModelSettings | None,
+    draft: ModelSettings | DraftSettings | None,
     placement: PlacementSettings,
     dtype: Dtype = "auto",
 ) -> Pair:
     """Plan, place and load in one step."""
-    return plan_pair(target, draft, placement, dtype).place(SMALL_DEMAND).load()
+    planned = plan_pair(target, draft and as_draft(draft), placement, dtype)
+    return planned.place(SMALL_DEMAND).load()
+
+
+def as_draft(model: ModelSettings | DraftSettings) -> DraftSettings:
+    """The settings of a draft that is this model; those of any other draft as they are."""
+    return model if isinstance(model, DraftSettings) else ModelDraftSettings(**vars(model))
 
 
 def spaced_tokenizer() -> PreTrainedTokenizerFast:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 from harness.commands.distill.rows import DistillRow
 from harness.commands.latency.record import LatencySettings
 from harness.config.engines import Abilities
-from harness.config.settings import require, require_at_least, require_possible_path
+from harness.config.settings import (
+    ModelSettings,
+    require,
+    require_at_least,
+    require_possible_path,
+)
 from harness.records.command import Command
 
 if TYPE_CHECKING:
@@ -65,10 +70,11 @@ class DistillSettings(LatencySettings):
         rule = "must be a model, a head, or eagle3, dflash, dflash2, jetspec or medusa"
         require(self.draft is not None, "draft", rule, "none")
         assert self.draft is not None
-        plain = self.draft.quantization == "none" and self.draft.gguf_file is None
-        require(plain, "draft", "must not be quantized to be trained", self.draft.name)
-        own = self.draft.repository != self.model.repository
-        require(own, "draft", "must not be the target itself", self.draft.name)
+        if isinstance(self.draft, ModelSettings):
+            plain = self.draft.quantization == "none" and self.draft.gguf_file is None
+            require(plain, "draft", "must not be quantized to be trained", self.draft.name)
+            own = self.draft.repository != self.model.repository
+            require(own, "draft", "must not be the target itself", self.draft.name)
         require(self.learning_rate > 0, "learning_rate", "must be positive", self.learning_rate)
         lowest = min(self.temperatures, default=-1)
         rule = "must be a list of at least one, none negative"

@@ -72,7 +72,7 @@ def write_acceptance(session: Session, run: MeasuredRun) -> None:
     profile = {
         "method": method,
         "target_model": _checkpoint(settings.model),
-        "draft_checkpoint": _checkpoint(draft) if draft.HAS_WEIGHTS else None,
+        "draft_checkpoint": _checkpoint(draft) if isinstance(draft, ModelSettings) else None,
         "measurement_conditions": conditions,
         **speculation_profile(measured, is_block=decoding.rule == "block"),
     }

@@ -162,9 +162,8 @@ def find_machine(settings: PlanSettings) -> Machine:
         bandwidths = {"the given bandwidth": settings.bandwidth}
         machine = dataclasses.replace(machine, bandwidths=bandwidths)
     _check_gpus("placement", settings.placement.gpus, machine)
-    _check_gpus("model", settings.model.gpus, machine)
-    if settings.draft is not None:
-        _check_gpus("draft", settings.draft.gpus, machine)
+    for role, model in settings.models.items():
+        _check_gpus(role, model.gpus, machine)
     return machine
 
 

@@ -19,7 +19,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
-from harness.config.settings import DraftSettings
+from harness.config.settings import ModelSettings
 from harness.drafting.head_kind import HeadKind
 from harness.drafting.heads.find import HeadCheckpoint
 from harness.drafting.heads.head_files import fetch, read_weight_map
@@ -132,10 +132,11 @@ class MtpCheckpoint(HeadCheckpoint):
         return range(first, first + self.config.transformer.num_hidden_layers)
 
 
-def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
+def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
     """Return the multi-token-prediction layers of a target.
 
     Args:
+        draft: its name, for errors.
         weights: False with random weights: whether the checkpoint holds such layers is not checked.
 
     Raises:
@@ -150,8 +151,9 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
         target_size=text.hidden_size,
         vocabulary_size=size,
         draft_vocabulary_size=size,
-        transformer=_layers_config(settings, target),
+        transformer=_layers_config(draft, target),
     )
+    settings = ModelSettings(name=draft, repository=target.settings.repository)
     checkpoint = MtpCheckpoint(kind=Mtp(), settings=settings, config=config, target=target)
     if not weights:
         return checkpoint
@@ -160,17 +162,17 @@ def read_mtp(settings: DraftSettings, target: Checkpoint, *, weights: bool = Tru
     if not any(re.search(pattern, name) for pattern in patterns for name in names):
         model = f"model={target.settings.name}"
         rule = f"needs multi-token-prediction layers, and the weights of {model} hold none"
-        raise SettingError("draft", rule, settings.name)
+        raise SettingError("draft", rule, draft)
     return replace(checkpoint, files=(file,))
 
 
-def _layers_config(settings: DraftSettings, target: Checkpoint) -> PreTrainedConfig:
+def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
     """The configuration of a target's MTP layers. Raises SettingError where they cannot be used."""
     text = target.config.get_text_config(decoder=True)
     model = f"model={target.settings.name}"
 
     def refused(rule: str) -> SettingError:
-        return SettingError("draft", rule, settings.name)
+        return SettingError("draft", rule, draft)
 
     if not getattr(text, "num_mtp_layers", None):
         lacks = "has none"

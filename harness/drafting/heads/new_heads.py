@@ -76,20 +76,21 @@ def speculators_configuration(
     return raw, [min(2, depth), depth // 2, max(1, depth - 3)]
 
 
-def new_head(settings: ModelSettings, target: Checkpoint, kind: HeadKind) -> HeadCheckpoint:
-    """Plan a new head for a target: a checkpoint without files.
+def new_head(kind: HeadKind, target: Checkpoint) -> HeadCheckpoint:
+    """Plan a new head of a kind, `draft=eagle3`, for a target: a checkpoint without files.
 
     Raises:
         SettingError: for a kind of head that cannot be trained.
     """
     if not kind.trains:
-        raise SettingError("draft", "is a kind of head that distill does not train", settings.name)
+        raise SettingError("draft", "is a kind of head that distill does not train", kind.name)
     text_config = target.config.get_text_config(decoder=True)
     is_local = Path(target.settings.repository).is_dir()
     # The format of speculators calls the target a verifier.
     verifier = target.settings.name if is_local else target.settings.repository
     # The contents of a config.json, and the shapes of the tensors that a stored head would have.
     raw, shapes = kind.new(text_config, verifier)
+    settings = ModelSettings(name=kind.name, repository="new")  # a head without files reads none
     config = kind.config(StoredHead(settings, target, raw), shapes)
     return HeadCheckpoint(kind, settings, config, raw=raw)
 

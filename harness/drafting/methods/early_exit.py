@@ -80,7 +80,7 @@ class EarlyExit(Method):
         from harness.drafting.early_exit import exit_sketch
 
         settings: Any = plan.settings
-        return exit_sketch(target, settings, settings.num_layers, dtype)
+        return exit_sketch(target, settings.name, settings.num_layers, dtype)
 
     def describe(self, settings: EarlyExitSettings) -> str:
         number = settings.num_layers
@@ -93,7 +93,8 @@ class EarlyExit(Method):
 
         settings: Any = pair.draft_settings
         shorter = truncated(pair.target.model, settings.num_layers)
-        return dataclasses.replace(pair.target, settings=settings, model=shorter)
+        as_model = dataclasses.replace(pair.target.settings, name=settings.name)
+        return dataclasses.replace(pair.target, settings=as_model, model=shorter)
 
     def warp(self, settings: EarlyExitSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         return settings.warp(of_target)

@@ -70,8 +70,8 @@ class HeadMethod(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelDraftSettings(SampledDraftSettings):
-    """Settings of a draft model or a head.
+class ModelDraftSettings(SampledDraftSettings, ModelSettings):
+    """Settings of a draft model or a head: a draft with weights of its own.
 
     Attributes:
         layers: of a head: the hidden states it reads, where they are not those that its
@@ -91,6 +91,7 @@ class ModelDraftSettings(SampledDraftSettings):
             draft's probabilities predicted the row's last tokens best.
     """
 
+    method: str = "model"
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
     tree: Tree = "chain"
@@ -98,10 +99,9 @@ class ModelDraftSettings(SampledDraftSettings):
     rates: tuple[float, ...] | str = _RATES
     score_temperature: float | Literal["auto"] = "auto"
 
-    HAS_WEIGHTS = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
+        ModelSettings.__post_init__(self)
         known = self.threshold is None or 0 <= self.threshold <= 1
         require(known, "threshold", "must be in [0, 1]", self.threshold)
         within = 1 <= self.budget <= _MOST_NODES

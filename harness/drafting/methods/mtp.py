@@ -29,7 +29,7 @@ class Mtp(HeadMethod):
         from harness.drafting.heads.find import DraftPlan
         from harness.drafting.heads.mtp_checkpoint import read_mtp
 
-        return DraftPlan(settings, head=read_mtp(settings, target, weights=needs_weights))
+        return DraftPlan(settings, head=read_mtp(settings.name, target, weights=needs_weights))
 
     def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}

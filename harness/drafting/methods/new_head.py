@@ -44,8 +44,7 @@ class NewHead(HeadMethod):
         from harness.drafting.heads.new_heads import new_head
         from harness.drafting.registry import HEADS
 
-        head = new_head(settings, target, HEADS[settings.name])
-        return DraftPlan(settings, head=head)
+        return DraftPlan(settings, head=new_head(HEADS[settings.name], target))
 
 
 RECORD = NewHead()

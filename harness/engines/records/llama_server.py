@@ -21,13 +21,14 @@ class LlamaServer(PresetServer):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        for role, model in (("model", run.model), ("draft", run.draft)):
-            rule = "must be a GGUF file with engine=llama_server"
-            is_file = model is None or model.gguf_file is not None
-            require(is_file, role, rule, model and model.name)
-            quantization = "none" if model is None else model.quantization
-            rule = "must be none with engine=llama_server: the GGUF file decides it"
-            require(quantization == "none", f"{role}.quantization", rule, quantization)
+        is_file = "must be a GGUF file with engine=llama_server"
+        is_plain = "must be none with engine=llama_server: the GGUF file decides it"
+        for role, model in run.models.items():
+            require(model.gguf_file is not None, role, is_file, model.name)
+            quantization = model.quantization
+            require(quantization == "none", f"{role}.quantization", is_plain, quantization)
+        if run.draft is not None:
+            require("draft" in run.models, "draft", is_file, run.draft.name)
 
     def arguments(self, opening: Opening, num_blocks: int) -> dict[str, list[str]]:
         run = opening.settings
@@ -39,9 +40,10 @@ class LlamaServer(PresetServer):
         if on_gpu:
             shared += ["--n-gpu-layers", "999"]
         arms = {"regular": shared}
-        if run.draft is not None:
+        draft = run.models.get("draft")
+        if draft is not None:
             most = str(run.decoding.num_draft_tokens)
-            drafting = ["--model-draft", path_of(run.draft), "--spec-draft-n-max", most]
+            drafting = ["--model-draft", path_of(draft), "--spec-draft-n-max", most]
             if on_gpu:
                 drafting += ["--n-gpu-layers-draft", "999"]
             arms["speculative"] = [*shared, *drafting]

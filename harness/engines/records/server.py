@@ -330,7 +330,9 @@ class Server(Servers):
         run = opening.settings
         values: dict[str, object] = {"model": path_of(run.model), "directory": opening.directory}
         if run.draft is not None:
-            values |= {"draft": path_of(run.draft), "K": run.decoding.num_draft_tokens}
+            draft = run.models.get("draft")
+            draft_path = run.draft.name if draft is None else path_of(draft)
+            values |= {"draft": draft_path, "K": run.decoding.num_draft_tokens}
         settings: Any = run.engine
         commands = {}
         for arm in SERVERS:
@@ -438,7 +440,7 @@ def path_of(model: ModelSettings) -> str:
     """The file or directory of a model here, or its name on the hub."""
     if model.gguf_file is not None:
         return str(Path(model.repository) / model.gguf_file)
-    return model.repository or model.name
+    return model.repository
 
 
 def _texts(variables: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import SettingError
-from harness.config.settings import require
+from harness.config.settings import ModelSettings, require
 from harness.engines.record import Opening
 from harness.engines.records.server import PresetServer
 
@@ -61,7 +61,7 @@ class SglangServer(PresetServer):
                 )
             k = run.decoding.most_draft_tokens
             drafting = ["--speculative-algorithm", _ALGORITHMS[kind]]
-            if draft.repository:
+            if isinstance(draft, ModelSettings):
                 drafting += ["--speculative-draft-model-path", draft.repository]
             drafting += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
             arms["speculative"] = [*shared, *drafting, "--speculative-num-draft-tokens", str(k + 1)]

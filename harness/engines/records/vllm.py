@@ -85,9 +85,7 @@ def check_form(run: RunSettings) -> None:
         " engine.pipeline_parallel_size split a model"
     )
     require(run.placement == plain, "placement", rule, run.placement.strategy)
-    for role, model in (("model", run.model), ("draft", run.draft)):
-        if model is None:
-            continue
+    for role, model in run.models.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
         rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
         require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)

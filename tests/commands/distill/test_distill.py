@@ -332,7 +332,7 @@ def test_head_that_would_be_trained_wrong_is_refused(
     kind: str, like: str, further: dict[str, object], harness: Harness, tmp_path: Path
 ) -> None:
     target = as_checkpoint(AutoConfig.from_pretrained(tmp_path / "target"))
-    new = new_head(ModelSettings(name=like, repository="new"), target)
+    new = new_head(like, target)
     raw = {**new.raw, "speculators_model_type": kind, **further}
     head = read_head(
         ModelSettings(name=kind, repository="new", architecture=raw), target, weights=False

@@ -19,7 +19,6 @@ from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.checks.divergence import Divergence, first_divergence
 from harness.engines.checks.reference import ModelReference, open_reference
 from harness.engines.local.engine import LocalEngine
@@ -29,6 +28,7 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
 from harness.models.loading import LoadedModel
+from tiny_checkpoints import as_draft
 
 PROMPT = [3, 1, 4, 1, 5]
 FAULTS = [name for name, one in PLANTED.all().items() if one.in_texts and not one.only_in_batches]
@@ -49,7 +49,7 @@ def pair(dtype: torch.dtype) -> Pair:
             ModelSettings(name=name, repository=name),
         )
         loaded.append(LoadedModel(model, settings, None, dtype, [CPU], CPU))  # type: ignore[arg-type]
-    draft_settings = ModelDraftSettings(**vars(loaded[1].settings))
+    draft_settings = as_draft(loaded[1].settings)
     return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]
 
 
