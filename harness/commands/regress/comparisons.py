@@ -175,7 +175,11 @@ def settings_of(row: RunRow) -> dict[str, object]:
     columns = row.columns()
     names = [name for name, column in columns.items() if column.kind == "setting"]
     kept = [name for name in names if name not in _OF_A_REPETITION]
-    return {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
+    settings = {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
+    # Older rows have "none" for drafts without weights too, newer ones leave it empty.
+    if settings.get("draft_quantization") == "none":
+        settings["draft_quantization"] = None
+    return settings
 
 
 def compared_runs(

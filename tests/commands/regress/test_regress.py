@@ -276,6 +276,19 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
             assert name in text
 
 
+def test_older_rows_of_a_draft_without_weights_are_compared(
+    harness: Harness, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    lookup = {"draft": "lookup", "draft_method": "lookup", "num_runs": 5}
+    sides = []
+    for name, quantization in (("before", "none"), ("after", None)):
+        draft = lookup | {"draft_quantization": quantization}
+        write_runs(tmp_path / name, rng, np.ones(15), **draft)
+        sides.append(f"{name}={tmp_path / name}")
+    assert "5 + 5 runs" in harness("regress", "details=true", "margin=0.5", *sides).stdout
+
+
 def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sides = []
