@@ -7,6 +7,7 @@ value to the type of its field. No OmegaConf past this file.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -98,7 +99,8 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if is_union else (hint,)
 
 
-def _hints(kind: Any) -> dict[str, Any]:
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, Any]:
     """The type of each field of a dataclass."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

@@ -13,19 +13,23 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.types import Override
 
 _load_config = ConfigRepository.load_config
+_choose = config_loader_impl.create_defaults_list
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _get_mode = Hydra.get_mode
 
 # Files as they were loaded. To find out which belong to a command they are only read.
 _loaded: dict[Hashable, Any] = {}
-# Merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no command can change
+# Chosen presets, and merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no command can change
 # another one's.
-_merged: dict[Hashable, bytes] = {}
+_pickled: dict[Hashable, bytes] = {}
 # Our names, `conf/`, Hydra's own configurations, and its classes.
 _OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}
 
@@ -33,6 +37,7 @@ _OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}
 def remember() -> None:
     """Remember from now on."""
     ConfigRepository.load_config = _load_once
+    config_loader_impl.create_defaults_list = _choose_once
     ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once
     # Each composition copies it in depth, and then replaces its list of sources at most.
     ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
@@ -47,6 +52,29 @@ def _load_once(repository: ConfigRepository, config_path: str) -> Any:
     if _loaded.get(key) is None:
         _loaded[key] = _load_config(repository, config_path)
     return _loaded[key]
+
+
+def _choose_once(
+    repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **options: Any
+) -> DefaultsList:
+    overrides = Overrides(repo, overrides_list)
+    presets = [
+        override for override in overrides_list if override not in overrides.config_overrides
+    ]
+    names = [config_name, *(override.value() for override in presets)]
+    sources = _own_sources(repo, filter(None, map(str, names)))
+    # What is no plain name may be a file of the test's directory.
+    if sources is None or not all(re.fullmatch(r"[\w-]+", str(name)) for name in names):
+        return _choose(repo, config_name, overrides_list, **options)
+
+    def choose() -> DefaultsList:
+        chosen = _choose(repo, config_name, presets, **options)
+        return dataclasses.replace(chosen, defaults_tree=None)
+
+    typed = tuple(override.input_line for override in presets)
+    chosen = _copy_of((sources, config_name, typed, *options.values()), choose)
+    chosen.overrides.config_overrides = chosen.config_overrides = overrides.config_overrides
+    return chosen
 
 
 def _merge_once(loader: ConfigLoaderImpl, defaults: Sequence[Any], repo: IConfigRepository) -> Any:
@@ -76,9 +104,9 @@ def _own_sources(repository: IConfigRepository, names: Iterable[str]) -> Hashabl
 
 
 def _copy_of(key: Hashable, make: Callable[[], Any]) -> Any:
-    if key not in _merged:
-        _merged[key] = pickle.dumps(make())
-    return pickle.loads(_merged[key])
+    if key not in _pickled:
+        _pickled[key] = pickle.dumps(make())
+    return pickle.loads(_pickled[key])
 
 
 def _mode_of_a_run(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
