@@ -14,7 +14,7 @@ from harness.decoding.rules import AcceptByCoin
 from harness.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
-NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 40_000, 3, 7
+NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 8_000, 3, 7
 
 
 @functools.cache

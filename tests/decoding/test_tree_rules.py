@@ -27,7 +27,7 @@ from harness.decoding.warp import Warp
 from verifiers import FALSE_ALARM_RATE, arguments
 
 SIZE = 4
-NUM_DRAWS = 60_000
+NUM_DRAWS = 20_000
 LOSSLESS = [verify_rounds, verify_traversal]
 WARM = Warp(0.5)
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from torch._inductor import compile_fx
 from transformers import AutoModelForCausalLM
 
 from architectures import VOCABULARY
@@ -225,6 +224,9 @@ def run_parts_as_traced(part: Any, *_: Any, **__: Any) -> Any:
 
 
 def compile_parts(rank: int, settings: ModelSettings) -> None:
+    # Its import takes a second, which the other tests need not spend.
+    from torch._inductor import compile_fx
+
     compile_fx.compile_fx = run_parts_as_traced
     loaded = split(settings)
     runner = PreparedRunner(loaded.model, compiled=True, captured=False)

@@ -33,13 +33,18 @@ _IMPORTED = (
     "harness.cli",
     "harness.commands.run",
     "harness.commands.latency.measure",
+    "harness.commands.recovery.measure",
+    "harness.commands.serve.command",
     "harness.sweep.jobs",
     "harness.engines.local.engine",
     "hydra.main",
     "kept_pairs",
     "pytest",
     "remembered_configs",
+    "scipy.stats",
     "transformers.models.llama.modeling_llama",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.h11_impl",
 )
 # More than any process has open.
 _MOST_FILES = 1 << 16

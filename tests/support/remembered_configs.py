@@ -1,7 +1,8 @@
 """Hydra's work on `conf/`, done once in a process: it takes most of the time of a command that refuses its settings.
 
-What Hydra reads and merges before it applies the settings of a command line is the same in every command with the same
-presets. Only what comes from `conf/` and Hydra is remembered: never a user's own presets, and never code in files.
+What Hydra chooses, reads and merges before it applies the settings of a command line is the same in every command with
+the same presets. Only what comes from `conf/` and Hydra is remembered: never a user's own presets, and never code in
+files.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _get_mode = Hydra.get_mode
 
 # Files as they were loaded. To find out which belong to a command they are only read.
 _loaded: dict[Hashable, Any] = {}
-# Chosen presets, and merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no command can change
-# another one's.
+# Chosen presets, and merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no
+# command can change another one's.
 _pickled: dict[Hashable, bytes] = {}
 # Our names, `conf/`, Hydra's own configurations, and its classes.
 _OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}

@@ -36,6 +36,9 @@ _SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
 # The others are parameters of servers' APIs.
 _OF_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
 
+# Of `num_draws`, where it is typed.
+FEWEST_DRAWS = 1000
+
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
@@ -89,8 +92,8 @@ class RecoverySettings(PromptedSettings):
         rule = "cannot be combined with tensor_parallel"
         require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
         require_at_least(self, num_prompts=1)
-        rule = "must be auto or at least 1000, and at most 10^8"
-        fits = self.num_draws == "auto" or 1000 <= self.num_draws <= 10**8
+        rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
+        fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)
         require(
             0 < self.false_alarm_rate < 1,

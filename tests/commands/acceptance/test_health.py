@@ -23,7 +23,7 @@ from served import serving
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
 ASKED = [
-    *["num_prompts=20", "texts_per_prompt=1", "batch_size=20"],
+    *["num_prompts=10", "texts_per_prompt=1", "batch_size=10"],
     *["decoding.max_new_tokens=64", "up_to=4"],
 ]
 

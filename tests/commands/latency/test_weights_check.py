@@ -33,7 +33,7 @@ ENGINE = """
             pair = planned.place(Demand(1, 128, 64, 4, "eager")).load()
             return LocalEngine(pair, dataclasses.replace(opening, runner="static"))
 """
-QUICK = ["num_prompts=24", "batch_size=24", "num_warmup=0", "decoding.max_new_tokens=64"]
+QUICK = ["num_prompts=12", "batch_size=12", "num_warmup=0", "decoding.max_new_tokens=64"]
 
 
 @pytest.mark.parametrize("levels", [None, 2])

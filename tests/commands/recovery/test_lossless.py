@@ -158,7 +158,7 @@ def test_checks_add_up() -> None:
 
 
 def test_half_precision_is_no_loss() -> None:
-    assert sample(num_draft_tokens=3, dtype=torch.bfloat16).verdict == "lossless"
+    assert sample(dtype=torch.bfloat16).verdict == "lossless"
     assert judge_greedy(compare(dtype=torch.bfloat16))[0] == "lossless"
 
 

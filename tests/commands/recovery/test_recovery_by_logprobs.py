@@ -35,13 +35,19 @@ QUICK = [
     "num_prompts=2",
     "decoding.max_new_tokens=24",
 ]
-QUICK += ["decoding.temperature=1.5", "num_draws=1000", "shift=0.3", "false_alarm_rate=1e-6"]
+QUICK += ["decoding.temperature=1.5", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
 QUICK += ["reference=server", "samplings=[logprobs,logprobs_whole]"]
 # With what a run says of each.
 FAULTS_OF_LOGPROBS = {
     "logprobs_of_draft": "are wrong, by",
     "logprobs_missing_in_bursts": "are missing",
 }
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands draw less than a user's may: these faults are large."""
+    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
 
 
 def arms(url: str) -> list[str]:
@@ -108,6 +114,8 @@ def test_a_run_that_only_asks_servers_waits_for_no_torch(tmp_path: Path) -> None
     script = """
 import sys
 from harness.cli import main
+from harness.commands.recovery import record
+record.FEWEST_DRAWS = 100
 try:
     main()
 finally:

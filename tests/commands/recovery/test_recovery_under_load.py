@@ -46,6 +46,12 @@ QUICK = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands draw less than a user's may: these faults are large."""
+    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pair")
@@ -171,7 +177,7 @@ def test_an_honest_engine_is_lossless_under_load(harness: Harness, named: list[s
     assert (rows["load"] == 6).all()
     assert rows["num_draws"].max() == pytest.approx(1000, rel=0.15)
     assert rows["identical_prompts"][0] == rows["num_prompts"][0] == 15
-    undecided = harness("recovery", *named, *QUICK, "shift=0.01", code=3)
+    undecided = harness("recovery", *named, *QUICK, "num_draws=200", code=3)
     assert "would be enough" in undecided.complaint
 
 
@@ -204,7 +210,7 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
     server = EchoServer(dialect="openai")
     with serving(server) as url:
         outcome = harness(
-            "recovery", "model=tiny_draft", *QUICK, "engine=server",
+            "recovery", "model=tiny_draft", *QUICK, "num_draws=300", "engine=server",
             "engine.chat=true", f"engine.url={url}", code=3,
         )  # fmt: skip
     assert "answers are compared with those of the same server alone" in outcome.stderr
@@ -222,7 +228,7 @@ def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
 
     server = EchoServer(version="0.32.0")
     with serving(server) as url:
-        asked = ["recovery", "model=tiny_draft", *QUICK, "engine=server"]
+        asked = ["recovery", "model=tiny_draft", *QUICK, "num_draws=300", "engine=server"]
         asked += ["engine.chat=true", f"engine.url={url}"]
         outcome = harness(*asked, "samplings=[as_asked,top_k]", code=3)
         assert any(body.get("top_k", 0) > 0 for body in server.bodies)
