@@ -99,10 +99,13 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if is_union else (hint,)
 
 
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
+# Strings are evaluated for it, which takes time.
+_annotations = functools.cache(typing.get_type_hints)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
     """The type of each field of a dataclass."""
-    hints = typing.get_type_hints(kind)
+    hints = _annotations(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
