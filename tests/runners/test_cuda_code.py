@@ -43,7 +43,8 @@ def test_a_layer_is_few_kernels_and_copies_no_cache(
     )
     assert shown.returncode == 0, shown.stderr
     before, layer, after = map(json.loads, shown.stdout.splitlines())
-    assert before["libraries"] == []
+    # The angles of rotary embeddings are a product with torch 2.11.
+    assert before["libraries"] in ([], ["mm"])
     assert layer["triton"] <= most_kernels
     attention = [name for name in layer["libraries"] if "attention" in name]
     assert len(attention) == 1

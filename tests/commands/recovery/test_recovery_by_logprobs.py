@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import transformers
+from packaging.version import Version
 
 import processes
 from echo_server import EchoServer
@@ -109,6 +111,9 @@ def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="imports torch with any tokenizer"
+)
 def test_a_run_that_only_asks_servers_waits_for_no_torch(tmp_path: Path) -> None:
     """And asks one request at a time, without load."""
     script = """
