@@ -83,7 +83,7 @@ def name_of(row: RunRow) -> Name:
     return Name(pair_name(row), row.num_draft_tokens if row.draft else None)
 
 
-def told_apart(rows: Sequence[RunRow]) -> list[Name]:
+def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     """The name of each row among the others.
 
     Names have every setting in which rows differ, so that a table never hides that two settings
@@ -133,7 +133,7 @@ def told_apart(rows: Sequence[RunRow]) -> list[Name]:
 def named_runs(runs: Sequence[Run]) -> list[Named]:
     """Runs with their names, sorted by pair and K."""
     rows = [run.last for run in runs]
-    named = map(Named, told_apart(rows), runs, rows)
+    named = map(Named, distinct_names(rows), runs, rows)
     return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
 
 

@@ -56,14 +56,14 @@ class Run:
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
         times: how many runs with the same `measurement` and outcome were read; this is the newest.
-        prompts: rows of its `latency_prompts.csv`, where it can be found.
+        prompt_rows: of its `latency_prompts.csv`, both arms; [] where that is not found.
     """
 
     rows: list[Any]
     file: Path | None = None
     directory: Path | None = None
     times: int = 1
-    prompts: list[LatencyPromptRow] = field(default_factory=list)
+    prompt_rows: list[LatencyPromptRow] = field(default_factory=list)
 
     @property
     def command(self) -> str:
@@ -245,7 +245,7 @@ class _Reader:
             raise SettingError(", ".join(map(str, self._paths)), rule)
         for run in findings.of(LatencyRow):
             of_files = self._prompts.get(run.last.run)
-            run.prompts = of_files or read_prompts(run.directory, run.last.run)
+            run.prompt_rows = of_files or read_prompts(run.directory, run.last.run)
 
     def _read_directory(self, directory: Path) -> None:
         has_any = False
@@ -288,11 +288,12 @@ class _Reader:
             if file.suffix == ".json" and (contents := read_result(file, self._kinds)):
                 return self._keep(file, contents)
             if file.suffix in (".json", ".jsonl"):
-                others = read_other(file)
-                if others is None:
+                measured = read_other(file)
+                if measured is None:
                     return False
-                findings.others += others.rows
-                findings.notes += others.notes
+                rows, notes = measured
+                findings.others += rows
+                findings.notes += notes
                 return True
             # All kinds that there are: a file of `distill` has all the columns of `latency`, and
             # would count as one if its own kind were not known.

@@ -1,4 +1,5 @@
-"""The columns that all runs have, and those of commands that decode. Each kind of row adds its own, in `rows/`.
+"""The columns that all runs have, and those of commands that decode. Each kind of row adds its own, in its
+command's `rows.py`.
 
 Writing, parsing, empty cells, `docs/columns.md`, and the settings in which rows differ all follow from the fields. A
 value that cannot be had is None and an empty cell. All rows that one run wrote have the same `run`, by which readers
@@ -26,8 +27,8 @@ NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
 REFUSED = "refused"
 
-# Settings and circumstances of a pair that decodes here. A server has its own, which it does not
-# tell.
+# Settings and circumstances of a pair that decodes here. A server has its own, and does not report
+# them.
 OF_A_PAIR_HERE = (
     "num_draft_tokens",
     "weights",

@@ -21,13 +21,16 @@ def lease(num_gpus: int | None) -> dict[str, int]:
         num_gpus: None for no locks. Without a GPU in this machine there are none either.
 
     Returns:
-        The file descriptor of each GPU's lock. A lock lasts until this process and all that inherit
-        the descriptor (named in `pass_fds`) have closed it.
+        The file descriptor of each lock, by the GPU's name in CUDA_VISIBLE_DEVICES. A lock lasts until this
+        process and all that inherit the descriptor (named in `pass_fds`) have closed it.
 
     Raises:
         SettingError: fewer GPUs are visible.
     """
-    visible = _visible_gpus()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = [str(gpu) for gpu in range(len(gpu_names()))]
+    if chosen is not None:
+        visible = [name.strip() for name in chosen.split(",") if name.strip()]
     if num_gpus is None or not visible:
         return {}
     if num_gpus > len(visible):
@@ -50,13 +53,6 @@ def lease(num_gpus: int | None) -> dict[str, int]:
         for descriptor in locks.values():
             os.close(descriptor)
         time.sleep(random.uniform(0.1, 0.5))
-
-
-def _visible_gpus() -> list[str]:
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return [str(gpu) for gpu in range(len(gpu_names()))]
-    return [name.strip() for name in chosen.split(",") if name.strip()]
 
 
 def _try_lock(file: Path) -> int | None:

@@ -60,7 +60,7 @@ class Crew:
         """Run a job in the worker that has loaded its pair, or in a new one.
 
         Returns:
-            The error that ended it early, or its bad answer.
+            As `Worker.run` does.
         """
         settings = job.settings
         pair = repr((pair_of(settings), settings.gpus_per_job))
@@ -80,8 +80,8 @@ class Crew:
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
-        is_answer = error is None or isinstance(error, VerdictError)
-        if worker.has_ended or not is_answer:
+        has_succeeded = error is None or isinstance(error, VerdictError)
+        if worker.has_ended or not has_succeeded:
             # A failure may have left something behind. A process also ends by itself after a good job,
             # where the capture of a CUDA graph failed in it.
             self.dismiss()

@@ -99,7 +99,7 @@ def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:
         return record.brief(runs), []
     runs, failures = merge(runs)
     for run in runs:
-        run.prompts = read_prompts(run.directory, run.id)
+        run.prompt_rows = read_prompts(run.directory, run.id)
     failed = without_empty([failures_table(failures)])
     answer = [*record.brief(runs), *failed] or [Line("Nothing was measured.")]
     return answer, without_empty(record.tables(runs)) if runs else []

@@ -11,7 +11,7 @@ These messages are sent:
 
     to the process     a `Job`; then perhaps an exception, which is raised in it and ends the job
     from the process   True when it begins to load the pair, False when the pair is loaded;
-                       an `_Answer` when the job has ended
+                       a `_JobEnded`
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Job:
 
     Attributes:
         command: `latency` and the like.
-        directory: where the run writes.
+        directory: in which the run writes its files.
         sweep: the directory of the sweep that the job is part of. The job's output then goes into
             its `log.txt`.
         number: among the sweep's jobs, from 0.
         overrides: the job's settings, as typed.
-        run_id: that its rows carry, by which they are told from those of an earlier run in the
-            same directory.
+        run_id: that its rows carry, which distinguishes them from those of an earlier run
+            in the same directory.
     """
 
     command: str
@@ -89,7 +89,7 @@ class Job:
         """Run it in this process, with the pair that the keeper holds.
 
         Raises:
-            HarnessError: the error that ended it, or its bad answer.
+            HarnessError: the error that ended it; VerdictError for a run that succeeded with a bad answer.
         """
         signals.load(COMMANDS[self.command].module)
         if engine_of(self.settings).computes_here:
@@ -134,13 +134,13 @@ def row_kind(command: str) -> type[RunRow]:
     return row
 
 
-class _Answer(NamedTuple):
+class _JobEnded(NamedTuple):
     """A rank's last message about a job.
 
     Attributes:
-        error: the error that ended the job early, or its bad answer.
-        is_last: whether the process ends after it.
-        died: whether it is this process that says so, because the rank no longer can.
+        error: as `Worker.run` returns it.
+        is_last: whether the rank's process ends after this message.
+        died: whether the sweep made this message itself, because the rank's process is gone.
     """
 
     error: HarnessError | None
@@ -195,7 +195,7 @@ class Worker:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
 
         Returns:
-            The error that ended it early, or its bad answer.
+            The error that ended it early; a VerdictError of a run that succeeded with a bad answer; None otherwise.
         """
         try:
             for connection in self._connections:
@@ -217,11 +217,11 @@ class Worker:
             self._meeting.cleanup()
 
     def _watch(self, timeout_s: float | None) -> HarnessError | None:
-        """Wait for each rank's answer, and return the first error, from which the others follow."""
+        """Wait until all ranks have ended the job, and return the first error, from which the others follow."""
         error: HarnessError | None = None
         deadline = time.monotonic() + (timeout_s or math.inf)
-        unanswered = list(self._connections)
-        while unanswered:
+        running = list(self._connections)
+        while running:
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
                 if error is None:
@@ -229,8 +229,8 @@ class Worker:
                 self.has_ended = True
                 self._end(error)
                 return error
-            messages: list[tuple[Connection, bool | _Answer]] = []
-            for connection in wait(unanswered, min(seconds_left, 3600)):
+            messages: list[tuple[Connection, bool | _JobEnded]] = []
+            for connection in wait(running, min(seconds_left, 3600)):
                 assert isinstance(connection, Connection)
                 messages.append((connection, self._receive(connection)))
             # Deaths first: they explain the errors of other ranks.
@@ -239,7 +239,7 @@ class Worker:
                 if isinstance(message, bool):
                     self.loading = message
                     continue
-                unanswered.remove(connection)
+                running.remove(connection)
                 self.has_ended = self.has_ended or message.is_last
                 if message.error is not None:
                     error = error or message.error
@@ -255,10 +255,10 @@ class Worker:
         finally:
             self.close()
 
-    def _receive(self, connection: Connection) -> bool | _Answer:
+    def _receive(self, connection: Connection) -> bool | _JobEnded:
         """A message of a rank; the cause of its death if it is dead."""
         try:
-            message: bool | _Answer = connection.recv()
+            message: bool | _JobEnded = connection.recv()
             return message
         except (EOFError, OSError):
             rank = self._connections.index(connection)
@@ -275,7 +275,7 @@ class Worker:
             if code == -signal.SIGKILL:
                 free = psutil.virtual_memory().available / 1e9
                 cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
-        return _Answer(RunError(cause), is_last=True, died=True)
+        return _JobEnded(RunError(cause), is_last=True, died=True)
 
 
 def start_process(
@@ -301,7 +301,7 @@ def serve(file_descriptor: int) -> None:
     """The program of a process: run jobs, with one pair kept loaded, until the connection ends."""
     connection = Connection(file_descriptor)
     jobs: SimpleQueue[Job] = SimpleQueue()
-    sent: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def receive() -> None:
         with suppress(EOFError, OSError):
@@ -310,7 +310,7 @@ def serve(file_descriptor: int) -> None:
                 if isinstance(message, Job):
                     jobs.put(message)
                 else:
-                    sent.append(message)
+                    errors.append(message)
                     os.kill(os.getpid(), signal.SIGTERM)
         # When the sweep is gone nobody reads these measurements.
         os._exit(1)
@@ -318,7 +318,7 @@ def serve(file_descriptor: int) -> None:
     faulthandler.enable()
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(
-            signal.SIGTERM, lambda: sent[0] if sent else KeyboardInterrupt("stopped by SIGTERM")
+            signal.SIGTERM, lambda: errors[0] if errors else KeyboardInterrupt("stopped by SIGTERM")
         )
         threading.Thread(target=receive, daemon=True).start()
         rank = int(os.environ.get("RANK", "0"))
@@ -336,7 +336,7 @@ def serve(file_descriptor: int) -> None:
         while True:
             error = _run(job, keeper, rank, terminal)
             is_last = isinstance(error, RunError) or keeper.needs_new_process()
-            connection.send(_Answer(error, is_last))
+            connection.send(_JobEnded(error, is_last))
             if is_last:
                 break
             job = jobs.get()

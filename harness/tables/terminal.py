@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.tables.table import Answer, Bars, Column, Line, Table, TableRow, visible
+from harness.tables.table import Answer, Bars, Column, Line, Table, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -227,14 +227,9 @@ def _print_parts(
             justify: JustifyMethod = "left" if column.text else "right"
             drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
         for row, cells in zip(table.rows, rows, strict=True):
-            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=_style(row))
+            style = "bold" if row.strong else "dim" if row.faint else None
+            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
         console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
-
-
-def _style(row: TableRow) -> str | None:
-    if row.strong:
-        return "bold"
-    return "dim" if row.faint else None
 
 
 class _Width(NamedTuple):

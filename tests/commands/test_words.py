@@ -14,7 +14,7 @@ from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.names import told_apart
+from harness.commands.names import distinct_names
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
@@ -118,7 +118,7 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
     alike = set()
     for name in found:
         rows = [row_of(row, settings), row_of(row, changed(settings, name))]
-        if len({one.label() for one in told_apart(rows)}) == 1:
+        if len({one.label() for one in distinct_names(rows)}) == 1:
             alike.add(name)
     assert not alike
 
@@ -129,12 +129,12 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
-    assert [[*name.settings.values()] for name in told_apart(rows)] == [
+    assert [[*name.settings.values()] for name in distinct_names(rows)] == [
         [],
         ["layers 5, 6", "placement.reserve_gb 2.25"],
     ]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
-    assert [name.cell for name in told_apart(rows)] == [
+    assert [name.cell for name in distinct_names(rows)] == [
         "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
     ]  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
 def named(*changes: dict[str, Any]) -> list[list[str]]:
     """What the names of rows say beyond their pair, of rows of one pair with these changes."""
     rows = [latency_run(**change)[-1] for change in changes]
-    return [name.details for name in told_apart(rows)]
+    return [name.details for name in distinct_names(rows)]
 
 
 def test_settings_that_change_together_are_all_named() -> None:

@@ -18,10 +18,9 @@ from harness.commands.acceptance.tables import (
     health_in_words,
 )
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.latency.tables.costs import costs_in_steps
-from harness.commands.latency.tables.costs import iteration_steps as measured_steps
+from harness.commands.latency.tables.costs import costs_in_steps, iteration_steps
 from harness.commands.optional_plots import drawn_files
-from harness.commands.plan.measure import iteration_steps
+from harness.commands.plan.measure import least_iteration_steps
 from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.drafting.methods.model import SampledDraftSettings
@@ -215,7 +214,7 @@ class AcceptanceOfTexts(Experiment):
             in_one_pass = placed.sketches[-1].drafts_in_one_pass
             regular = run.row("regular")
             steps = [
-                measured_steps(regular, run.last, number, in_one_pass=in_one_pass)
+                iteration_steps(regular, run.last, number, in_one_pass=in_one_pass)
                 for number in numbers
             ]
             return [step for step in steps if step is not None]
@@ -224,7 +223,7 @@ class AcceptanceOfTexts(Experiment):
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
-        return [iteration_steps(case, placed.placements, number) for number in numbers]
+        return [least_iteration_steps(case, placed.placements, number) for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

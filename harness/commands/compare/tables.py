@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
-from harness.commands.names import told_apart
+from harness.commands.names import distinct_names
 from harness.commands.words import common_settings, labels, lossy_warning
 from harness.engines.registry import is_elsewhere
 from harness.results.acceptance import Rejection
@@ -89,7 +89,7 @@ def races_table(rows: Sequence[CompareRow]) -> Table:
     """One row per pair, settings and K, over all races that were timed."""
     timed = [row for row in rows if row.regular_ms_per_token is not None]
     races_by_name: dict[tuple[str, object], list[CompareRow]] = {}
-    for name, row in zip(told_apart(timed), timed, strict=True):
+    for name, row in zip(distinct_names(timed), timed, strict=True):
         cell = f"{name.pair}\n{' · '.join(name.settings.values())}".strip()
         races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
     lines = []

@@ -42,7 +42,7 @@ class Distill(Experiment):
 
     Attributes:
         stages: `latency` with the untrained draft, and with the trained one.
-        figures: columns about the training.
+        figures: columns of `DistillRow` about the training, filled by `_train`.
         prompts: those that are learned.
         output, work: the directory of the draft, and the subdirectory of the unfinished training.
     """
@@ -64,7 +64,13 @@ class Distill(Experiment):
         self.work = self.output / "training"
 
     def measure(self, session: Session) -> None:
-        self._check_output()
+        for path in (self.output, *self.output.parents):
+            if path.is_file():
+                rule = f"must be a directory; {path} is a file"
+                raise SettingError("output", rule, str(self.output))
+        if (self.output / "config.json").exists():
+            rule = f"holds a draft already: choose another one, or measure it (latency {self._as_draft()})"
+            raise SettingError("output", rule, str(self.output))
         self.work.mkdir(parents=True, exist_ok=True)
         try:
             lock = filelock.FileLock(self.work / "lock").acquire(timeout=0)
@@ -240,16 +246,6 @@ class Distill(Experiment):
     def _damaged(self, file: Path) -> SettingError:
         problem = f"holds an unfinished training whose {file.name} is damaged"
         return SettingError("output", f"{problem}: resume=false begins again", str(self.output))
-
-    def _check_output(self) -> None:
-        """Raise a SettingError where no draft can be written, or where one is already."""
-        output = self.output
-        for path in (output, *output.parents):
-            if path.is_file():
-                raise SettingError("output", f"must be a directory; {path} is a file", str(output))
-        if (output / "config.json").exists():
-            rule = f"holds a draft already: choose another one, or measure it (latency {self._as_draft()})"
-            raise SettingError("output", rule, str(output))
 
     def _begin_or_go_on(self) -> None:
         """Begin a training, or go on with the same one that the output directory holds.

@@ -53,8 +53,8 @@ class Evaluation(Experiment):
     Attributes:
         task: asks and judges.
         problems: the questions of all seeds.
-        answers: those so far, with those of earlier runs.
-        resumed: seed and index of the questions that earlier runs answered.
+        answers: those of this run and of earlier ones; a question is in it once every arm has answered.
+        resumed: keys (seed, index) of the questions that earlier runs answered.
         smallest_batch: the fewest questions that were answered together; None before any.
     """
 
@@ -94,7 +94,7 @@ class Evaluation(Experiment):
         if settings.resume:
             self._resume(session, store, measurement)
         if len(self.answers) < len(problems):
-            self._answer(session, token_ids, store)
+            self._answer_pending(session, token_ids, store)
 
     def rows(self, session: Session) -> list[EvalRow]:
         """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
@@ -105,7 +105,7 @@ class Evaluation(Experiment):
         if not answers:
             # Those that this run's process wrote to its directory before it died.
             written = read_answers(session.directory / PROMPTS_FILE)
-            answers = self._complete([row for row in written if row.run == session.run])
+            answers = self._answered_by_all([row for row in written if row.run == session.run])
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
@@ -130,7 +130,12 @@ class Evaluation(Experiment):
         answers: StoredAnswers,
         columns: Mapping[str, Any],
     ) -> EvalRow:
-        """The row of an arm, from the answers of every arm to the same questions."""
+        """The row of an arm, from the answers of every arm to the same questions.
+
+        Args:
+            answered: the questions that it is about, which all arms have answered.
+            columns: those that do not depend on the arm.
+        """
         settings = self.settings
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # A greedy answer to the same question is a copy, and no further evidence.
@@ -193,7 +198,7 @@ class Evaluation(Experiment):
     def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
         """Take over the answers of earlier runs of the same measurement."""
         stored = [row for row in read_answers(store) if measurement.includes(row)]
-        self.answers = self._complete(stored)
+        self.answers = self._answered_by_all(stored)
         if not self.answers:
             return
         self.resumed = set(self.answers)
@@ -204,7 +209,9 @@ class Evaluation(Experiment):
         say(f"{len(rows)} of {wanted} answers are in {store} already; resume=false measures again")
         session.append(PROMPTS_FILE, rows)
 
-    def _answer(self, session: Session, token_ids: Sequence[Sequence[int]], store: Path) -> None:
+    def _answer_pending(
+        self, session: Session, token_ids: Sequence[Sequence[int]], store: Path
+    ) -> None:
         """Give every arm, batch by batch, the questions without an answer.
 
         Both arms answer a batch before the next begins, and then it is written: a question is
@@ -221,7 +228,7 @@ class Evaluation(Experiment):
             self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
             for arm, generation in answers.items():
-                rows += self._read(session, arm, batch, generation)
+                rows += self._answer_rows(session, arm, batch, generation)
             session.append(PROMPTS_FILE, rows)
             append_rows(store, rows)
             self.answers |= _by_question(rows)
@@ -258,7 +265,7 @@ class Evaluation(Experiment):
             accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
         return ", ".join(accuracies)
 
-    def _read(
+    def _answer_rows(
         self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
     ) -> Iterator[AnswerRow]:
         """An arm's answers to a batch of questions, each with an equal share of the batch's time.
@@ -291,7 +298,7 @@ class Evaluation(Experiment):
                 server_started=session.identify().server_started,
             )
 
-    def _complete(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
+    def _answered_by_all(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
         """The answers to these questions, where every arm has answered.
 
         Of two answers the later one counts.

@@ -54,8 +54,8 @@ class Part(NamedTuple):
     """Prompts that are asked together: a batch, or a lap of requests.
 
     Attributes:
-        prompts: the place of each prompt among those that are measured, and how often it was asked
-            before.
+        prompts: (place, repeat) of each: its place among the measured prompts (`Encoded`), and how often it was
+            asked before, from 0.
         unit: a number, the same whenever the same prompts are asked: their answers are not
             independent.
     """
@@ -155,7 +155,7 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 
 
 def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
-    """In how many laps so many prompts are asked."""
+    """The number of laps in which this many prompts are asked."""
     if settings.laps != "auto":
         return settings.laps
     if engine.num_blocks:
@@ -174,8 +174,8 @@ def questions_to_ask(
     encoded: Encoded,
     conversations: Conversations,
 ) -> tuple[Question, list[Question]]:
-    """The question of the warm-up, and those that both arms are asked, in this order: each a batch, a
-    lap, or a later turn of one.
+    """The question of the warm-up, and the questions that both arms are asked, in their order: each is about a
+    batch, a lap, or a later turn of one.
 
     Args:
         encoded: the prompts that are measured.
@@ -244,10 +244,10 @@ def first_turns(
     decoding: DecodingSettings | None = None,
     seed: int | None = None,
 ) -> list[Question]:
-    """The questions of batches or laps, about first turns.
+    """The questions about the first turns, one for each part.
 
     Args:
-        encoded: the prompts that are measured.
+        encoded: the prompts that are measured, to whose places the parts refer.
         warmup: prompts that also keep up the load until the last answer has ended, under another
             salt, where requests are in flight together.
         decoding, seed: those of the settings by default.
@@ -261,6 +261,7 @@ def first_turns(
     for moment, part in enumerate(parts):
         places, repeats = zip(*part.prompts, strict=True)
         prompts = encoded.part(places)
+        # The places in `prompt_set`, of which the measured prompts may be a selection.
         pairs = zip(prompts.indices, repeats, strict=True)
         question = session.ask(
             prompts.token_ids,

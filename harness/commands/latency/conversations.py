@@ -34,7 +34,7 @@ class Conversations:
     def __init__(self, session: Session, prompt_set: PromptSet, first: Question) -> None:
         self._session = session
         self._prompt_set = prompt_set
-        # By arm and index.
+        # The text of each answer, by arm and index of the turn.
         self._answers: dict[tuple[str, int], str] = {}
         self._said_cut = False
         self._is_limited = engine_of(session.settings).computes_here

@@ -298,11 +298,12 @@ class Latency(Experiment):
     def _keep(self, session: Session, answers: Answers, new: Sequence[str]) -> None:
         """Keep the new answers to a question, and write the rows of those that are complete.
 
-        Rows of the speculative arm have the place where its text parts from the regular one: they wait for it.
+        A speculative row has the position at which its text differs from the regular one. So it is written once the
+        regular arm has answered.
 
         Args:
-            answers: of the arms that have answered so far.
-            new: the arms whose answers are not kept yet.
+            answers: the generation of each arm that has answered this question, by arm.
+            new: names of the arms among them whose generation is not in `self.run` yet.
         """
         if self.run.idle is not None and self.run.idle.name in new:
             self.run.idle.generations.append(answers[self.run.idle.name])

@@ -47,7 +47,7 @@ _ONE_AT_A_TIME = (
     " decoding.num_draft_tokens=1,3,5 measures one after the other (engine.blocks=0 starts servers all the same)"
 )
 # Figures of the speculative arm that the rows of both commands have.
-_SHARED = (
+_SHARED_FIGURES = (
     "speedup",
     "acceptance_rate",
     "conditional_acceptance_rate",
@@ -73,11 +73,6 @@ class MeasuredCell:
     @property
     def speedup(self) -> Interval:
         return self.speculative.get("speedup", Interval())
-
-    @property
-    def exact_k(self) -> int:
-        """The most draft tokens of an iteration; 0 where the engine does not report each iteration."""
-        return len(self.speculative.get("acceptance_by_position", ()))
 
     @property
     def reported_k(self) -> int:
@@ -154,7 +149,14 @@ class Map(Experiment):
             return [session.row(MapRow)]
         # Interpolated values would be a guess before the corners of the grid are measured.
         cells = cells_of(self.shape) if session.status == "ok" else sorted(self.measured)
-        surfaces = self._surfaces()
+        # Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of the grid's shape.
+        surfaces: dict[str, np.ndarray[Any, Any]] = {}
+        compared = [(cell, one.speedup) for cell, one in self.measured.items() if not one.refusal]
+        for name in ("estimate", "low", "high"):
+            values = {cell: getattr(speedup, name) for cell, speedup in compared}
+            known = {cell: math.log(value) for cell, value in values.items() if value > 0}
+            if known:
+                surfaces[name] = np.exp(interpolated(self.shape, known))
         return [self._row(session, cell, surfaces) for cell in cells]
 
     def document(self, rows: Sequence[MapRow]) -> Answer:
@@ -187,9 +189,10 @@ class Map(Experiment):
         compared.
         """
         settings = self.settings
-        batch_size = settings.batch_sizes[cell[0]]
-        encoded = self.encoded[cell[1]]
-        k = self.draft_tokens[cell[2]]
+        size_place, context_place, k_place = cell
+        batch_size = settings.batch_sizes[size_place]
+        encoded = self.encoded[context_place]
+        k = self.draft_tokens[k_place]
         decoding = _with_k(settings.decoding, k)
         named = "" if k is None else f", K={k}"
         note(f"batch {batch_size}, context {round(encoded.mean_length)}{named}")
@@ -199,7 +202,7 @@ class Map(Experiment):
         if num_prompts >= FEWEST_FOR_INTERVAL * batch_size:
             num_prompts -= num_prompts % batch_size
         parts = batches_to_ask(num_prompts, num_asked, batch_size, settings.seed)
-        prompt_set = self.prompt_sets[cell[1]]
+        prompt_set = self.prompt_sets[context_place]
         asked = encoded.part(range(num_prompts))
         unused = prompt_set.first_unused(num_asked)
         warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
@@ -260,32 +263,18 @@ class Map(Experiment):
             raise RunError(_ONE_AT_A_TIME)
         return engine
 
-    def _surfaces(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of
-        the grid's shape by `estimate`, `low` and `high`.
-        """
-        found = {}
-        for name in ("estimate", "low", "high"):
-            values = {
-                cell: getattr(one.speedup, name)
-                for cell, one in self.measured.items()
-                if one.refusal is None
-            }
-            known = {cell: math.log(value) for cell, value in values.items() if value > 0}
-            if known:
-                found[name] = np.exp(interpolated(self.shape, known))
-        return found
-
     def _row(
         self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
     ) -> MapRow:
+        """The row of a cell: measured, or of `surfaces`, which have [batch sizes, contexts, K] values."""
         measured = self.measured.get(cell)
-        k = self.draft_tokens[cell[2]]
+        size_place, context_place, k_place = cell
+        k = self.draft_tokens[k_place]
         if k is None:
-            k = reported_k(list(self.measured.values()))
+            k = common_k(list(self.measured.values()))
         figures: dict[str, Any] = {
-            "batch_size": self.settings.batch_sizes[cell[0]],
-            "context": round(self.encoded[cell[1]].mean_length),
+            "batch_size": self.settings.batch_sizes[size_place],
+            "context": round(self.encoded[context_place].mean_length),
             "num_draft_tokens": k,
             "measured": measured is not None,
         }
@@ -298,7 +287,7 @@ class Map(Experiment):
             return session.row(MapRow, **figures, speedup=Interval(estimate, low, high))
         figures["regular_ms_per_token"] = measured.regular.get("ms_per_token")
         figures["speculative_ms_per_token"] = measured.speculative.get("ms_per_token")
-        figures |= {name: measured.speculative.get(name) for name in _SHARED}
+        figures |= {name: measured.speculative.get(name) for name in _SHARED_FIGURES}
         if measured.refusal is not None:
             figures |= {"speedup": None, "status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, **figures)
@@ -328,9 +317,10 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
     return decoding if k is None else dataclasses.replace(decoding, num_draft_tokens=k)
 
 
-def reported_k(cells: Sequence[MeasuredCell]) -> int | None:
+def common_k(cells: Sequence[MeasuredCell]) -> int | None:
     """The K that a server reported in its cells; None where it reported none, or different ones."""
-    exact = {cell.exact_k for cell in cells}
+    # The most draft tokens of an iteration; 0 where the engine does not report each iteration.
+    exact = {len(cell.speculative.get("acceptance_by_position", ())) for cell in cells}
     if 0 not in exact and len(exact) > 1:
         return None
     return max(cell.reported_k for cell in cells) or None

@@ -46,7 +46,7 @@ from harness.records.command import Experiment
 from harness.results.acceptance import predicted_speedup
 from harness.tables.table import Answer, Document
 
-# Of draft tokens, where a gain is estimated: that of a good draft.
+# The share of a good draft's tokens that is accepted, where a gain is estimated.
 _ACCEPTANCE = 0.75
 
 
@@ -55,8 +55,8 @@ class Machine:
     """The devices for a pair.
 
     Attributes:
-        free: bytes on each GPU, by its number, and in main memory, as `"cpu"`.
-        name: for reports.
+        free: free bytes on each GPU, by its number, and in main memory, as `"cpu"`.
+        name: of its devices, as reports print it.
         bandwidths: possible speeds of its memory in GB/s, by product name; empty if unknown.
         pretended: whether there are no such GPUs here.
     """
@@ -71,14 +71,22 @@ class Machine:
         return len(self.free) - 1
 
     def device_of(self, checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
-        """The kind of device that a model with this placement is on."""
+        """The kind of device that a model with this placement is on: cpu, cuda, or meta for a pretended GPU."""
         if not self.num_gpus or how.strategy == "cpu":
             return torch.device("cpu")
         return torch.device("meta" if self.pretended else "cuda")
 
 
 class Plan(Experiment):
-    """Sketches the models and places them on a real or pretended machine; decodes nothing."""
+    """Sketches the models and places them on a real or pretended machine; decodes nothing.
+
+    In this file `case.models` are the sketches of the target and of a draft with weights of its own, and
+    `placements` has one for each of these, in the same order.
+
+    Attributes:
+        accepted: rows of `acceptance` for this pair, one for each K; [] without `acceptance=`.
+        figures: columns of the row, filled by `measure`.
+    """
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
@@ -250,7 +258,7 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
 def _bytes_by_device(
     machine: Machine, placements: Sequence[Placement]
 ) -> dict[str, dict[str, int]]:
-    """Bytes by device and use; every GPU is there, and other devices that are used."""
+    """Bytes by device name and use (`free`, `model`, `draft`, `cache`), for every GPU and for other devices in use."""
     free = {device_name(device): size for device, size in machine.free.items()}
     target, *drafts = placements
     devices = {}
@@ -306,7 +314,7 @@ def _limits(
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
-    steps = iteration_steps(case, placements, num_draft_tokens)
+    steps = least_iteration_steps(case, placements, num_draft_tokens)
     bytes_per_token = steps * target_step / most_tokens
     return figures | {
         "verification_steps": _step_bytes(demand, target, target_placement, most_tokens)
@@ -325,7 +333,7 @@ def _prediction(
     predictions = []
     for row in accepted:
         if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-            cost = iteration_steps(case, placements, row.num_draft_tokens)
+            cost = least_iteration_steps(case, placements, row.num_draft_tokens)
             predictions.append((row.tokens_per_iteration.scaled(1 / cost), row))
     speedup, best = max(predictions, key=lambda prediction: prediction[0].estimate)
     assert best.tokens_per_iteration is not None
@@ -336,7 +344,9 @@ def _prediction(
     }
 
 
-def iteration_steps(case: Case, placements: Sequence[Placement], num_draft_tokens: int) -> float:
+def least_iteration_steps(
+    case: Case, placements: Sequence[Placement], num_draft_tokens: int
+) -> float:
     """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
     target, draft = case.models[0], case.models[-1]
     num_bytes = _step_bytes(case.demand, target, placements[0], num_draft_tokens + 1)

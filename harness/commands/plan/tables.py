@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
-from harness.commands.names import told_apart
+from harness.commands.names import distinct_names
 from harness.commands.plan.rows import PlanRow
 from harness.commands.words import pair_name, typed_again
 from harness.config.amounts import amount
@@ -190,7 +190,7 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
     # By identity, because rows hold dictionaries and cannot be keys.
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
-        for row, name in zip(plans, told_apart(plans), strict=True):
+        for row, name in zip(plans, distinct_names(plans), strict=True):
             # The number of pretended GPUs is among the devices already.
             told = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
             text = "\n".join(filter(None, told.values()))
@@ -310,7 +310,7 @@ def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
             continue
         name = parent.rpartition(".")[2]
         number = int(last)
-        if series and series[-1].goes_on_with(name, number):
+        if series and series[-1].name == name and series[-1].numbers[-1:] == [number - 1]:
             series[-1].numbers.append(number)
         else:
             series.append(_Modules(name, [number]))
@@ -323,9 +323,6 @@ class _Modules:
 
     name: str
     numbers: list[int] = field(default_factory=list)
-
-    def goes_on_with(self, name: str, number: int) -> bool:
-        return self.name == name and self.numbers[-1:] == [number - 1]
 
     def __str__(self) -> str:
         if not self.numbers:

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.commands.answers import Step, answer, heading
-from harness.commands.names import Name, told_apart
 from harness.commands.read_runs import Run, every_run
 from harness.commands.regress.comparisons import (
     Compared,
@@ -76,7 +74,13 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     settings = _settings(arguments)
-    margin = _margin(settings["margin"])
+    try:
+        margin = float(settings["margin"])
+    except ValueError:
+        margin = math.nan
+    if not 0 <= margin < 1:
+        rule = "must be a share from 0 to 1, such as 0.02"
+        raise SettingError("margin", rule, settings["margin"])
     before = _runs("before", settings["before"])
     after = _runs("after", settings["after"])
     noise = _runs("noise", settings["noise"]) if settings["noise"] else []
@@ -114,8 +118,7 @@ def _answer(
         doubts: in sentences, the most serious first.
         sides: both paths, as they are typed.
     """
-    named = _named(compared)
-    names = [one.name.label(", ") for one in named]
+    names = [one.name.label(", ") for one in compared]
     row = compared[0].after
     subject = counted(len(set(names)), "measurement")
     if len(set(names)) == 1:
@@ -190,18 +193,6 @@ def document(
     return lines
 
 
-class _Named(NamedTuple):
-    """A comparison, with the name of its measurement among the others."""
-
-    name: Name
-    one: Compared
-
-
-def _named(compared: Sequence[Compared]) -> list[_Named]:
-    names = told_apart([one.after for one in compared])
-    return list(map(_Named, names, compared))
-
-
 def _table(compared: Sequence[Compared]) -> Table:
     """One row per measurement and figure."""
     columns = (
@@ -209,8 +200,8 @@ def _table(compared: Sequence[Compared]) -> Table:
         Column("change,\nby prompt", of="change"),
         Column("95 % interval", of="interval"),
         Column("verdict", of="in_words", text=True),
-        Column("before", "{:.4g}".format, "means.before"),
-        Column("after", "{:.4g}".format, "means.after"),
+        Column("before", "{:.4g}".format, "mean_before"),
+        Column("after", "{:.4g}".format, "mean_after"),
         Column("would show", "{:.1%}".format, "visible"),
     )
     several = len({one.after.run for one in compared}) > 1
@@ -226,9 +217,9 @@ def _table(compared: Sequence[Compared]) -> Table:
     return Table.of(
         "regress",
         "",
-        _named(compared),
-        [measurement, k, *(column.at("one") for column in columns)],
-        strong=lambda named: named.one.verdict == "worse",
+        compared,
+        [measurement, k, *columns],
+        strong=lambda one: one.verdict == "worse",
     )
 
 
@@ -248,16 +239,6 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
             raise SettingError(name, rule)
         settings[name] = value
     return settings
-
-
-def _margin(text: str) -> float:
-    try:
-        margin = float(text)
-    except ValueError:
-        margin = math.nan
-    if not 0 <= margin < 1:
-        raise SettingError("margin", "must be a share from 0 to 1, such as 0.02", text)
-    return margin
 
 
 def _runs(name: str, path: str) -> list[Run]:
@@ -331,10 +312,10 @@ def _short(name: str, value: str | None) -> str:
 
 def _judge(compared: Sequence[Compared]) -> None:
     """Raise a VerdictError unless nothing is worse."""
-    worse = [named for named in _named(compared) if named.one.verdict == "worse"]
+    worse = [one for one in compared if one.verdict == "worse"]
     unknown = [one for one in compared if one.verdict == "cannot tell"]
     if worse:
-        texts = [f"{one.figure.name} {one.change} for {name.label(', ')}" for name, one in worse]
+        texts = [f"{one.figure.name} {one.change} for {one.name.label(', ')}" for one in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", WORSE)
     if unknown:
         names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from harness.commands.eval.rows import read_answers
 from harness.commands.latency.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
 from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
+from harness.commands.names import Name, distinct_names, name_of
 from harness.commands.read_runs import Run
 from harness.records.registry import COMMANDS
 from harness.results.schema import NO_VERDICT, RunRow
@@ -84,7 +84,8 @@ class FigureOfPrompts(Figure):
     by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
-class Sides(NamedTuple):
+@dataclass(frozen=True)
+class Sides:
     """Two measurements with the same settings.
 
     Attributes:
@@ -105,14 +106,8 @@ class Sides(NamedTuple):
 
     def compared(self, figure: Figure) -> Compared:
         """The comparison of a figure, without a result yet."""
-        return Compared(self.before[-1].last, self.after[-1].last, figure)
-
-
-class Means(NamedTuple):
-    """Means of a figure over units and runs."""
-
-    before: float
-    after: float
+        after = self.after[-1].last
+        return Compared(self.before[-1].last, after, figure, name_of(after))
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,8 @@ class Compared:
 
     Attributes:
         before, after: a row of each, for its settings and circumstances.
-        means: of the figure; None where there is nothing to compare.
+        mean_before, mean_after: of the figure over units and runs; None where nothing was compared.
+        name: of the measurement among the others.
         noise: of identical runs, where that was given.
         reason: why there is no verdict, where the interval does not show it.
     """
@@ -129,9 +125,11 @@ class Compared:
     before: RunRow
     after: RunRow
     figure: Figure
+    name: Name
     verdict: Verdict = "cannot tell"
     comparison: Comparison | None = None
-    means: Means | None = None
+    mean_before: float | None = None
+    mean_after: float | None = None
     noise: Noise | None = None
     reason: str = ""
 
@@ -210,7 +208,9 @@ def compared_runs(
         adjusted += _adjusted(of_figure)
     # Back from the order of figures to that of measurements.
     places = {one.before.run: place for place, one in enumerate(compared)}
-    return sorted(adjusted, key=lambda one: places[one.before.run])
+    ordered = sorted(adjusted, key=lambda one: places[one.before.run])
+    names = distinct_names([one.after for one in ordered])
+    return [replace(one, name=name) for one, name in zip(ordered, names, strict=True)]
 
 
 def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
@@ -230,7 +230,13 @@ def noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
 
 def changes_by_prompt(sides: Sides) -> list[Compared]:
     """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
-    reason = _why_not(sides)
+    both = (("before", sides.before), ("after", sides.after))
+    refused = [(side, run) for side, runs in both for run in runs if run.status == NO_VERDICT]
+    if refused:
+        side, run = refused[0]
+        reason: str | None = f"{side}: no verdict: {run.last.error}"
+    else:
+        reason = why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
     compared = []
     for figure in _OF_PROMPTS:
         one = _compared_figure(figure, sides)
@@ -241,7 +247,7 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
     if compared:
         return compared
     if reason is None:
-        unread = [run for run in sides.runs if not run.prompts]
+        unread = [run for run in sides.runs if not run.prompt_rows]
         reason = "the times in the prompts' files cannot be read"
         if unread:
             reason = "files of the prompts are gone (column directory)"
@@ -250,19 +256,9 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
     return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
 
 
-def _why_not(sides: Sides) -> str | None:
-    """Why the figures of two measurements cannot be compared; None where they can."""
-    for side, runs in (("before", sides.before), ("after", sides.after)):
-        for run in runs:
-            if run.status == NO_VERDICT:
-                return f"{side}: no verdict: {run.last.error}"
-    before, after = (_evidence(runs[-1]) for runs in (sides.before, sides.after))
-    return why_other_work(before, after)
-
-
 def _evidence(run: Run) -> ArmEvidence:
     row = run.last
-    of_arm = [prompt for prompt in run.prompts if prompt.arm == row.arm and prompt.is_timed]
+    of_arm = [prompt for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.is_timed]
     return ArmEvidence.of(
         vars(row),
         lengths={prompt.prompt_index: prompt.num_tokens for prompt in of_arm},
@@ -281,8 +277,13 @@ def change_of_accuracy(sides: Sides) -> Compared:
     before = [correct_before[question] for question in questions]
     after = [correct_after[question] for question in questions]
     comparison = compare_proportions(before, after, sides.margin)
-    means = Means(fmean(before), fmean(after))
-    return replace(compared, comparison=comparison, means=means, verdict=comparison.verdict)
+    return replace(
+        compared,
+        comparison=comparison,
+        mean_before=fmean(before),
+        mean_after=fmean(after),
+        verdict=comparison.verdict,
+    )
 
 
 def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
@@ -300,7 +301,6 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
         return replace(compared, reason="no prompt has a time on both sides")
     before = _matrix(runs_before, units)
     after = _matrix(runs_after, units)
-    means = Means(_own_figure(figure, sides.before), _own_figure(figure, sides.after))
     if with_same_seeds is not None:
         # Runs differ by their seeds, and those of the other side just so: that is no noise.
         before = _mean_over_runs(before)
@@ -321,7 +321,8 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     return replace(
         compared,
         comparison=comparison,
-        means=means,
+        mean_before=_own_figure(figure, sides.before),
+        mean_after=_own_figure(figure, sides.after),
         noise=noise,
         verdict=verdict,
         reason=reason,
@@ -361,7 +362,7 @@ def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     """The figure in each run that has it."""
-    values = [figure.by_unit(run.prompts) for run in runs]
+    values = [figure.by_unit(run.prompt_rows) for run in runs]
     return [of_run for of_run in values if of_run]
 
 
@@ -369,8 +370,8 @@ def _by_common_seed(
     sides: Sides, figure: FigureOfPrompts
 ) -> tuple[list[Values], list[Values]] | None:
     """The figure in runs with the same seeds before and after, in the same order; else None."""
-    before = {run.last.seed: figure.by_unit(run.prompts) for run in sides.before}
-    after = {run.last.seed: figure.by_unit(run.prompts) for run in sides.after}
+    before = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.after}
     seeds = [seed for seed in before if before[seed] and after.get(seed)]
     if not seeds:
         return None

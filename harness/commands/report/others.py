@@ -55,18 +55,6 @@ _COLUMNS = (
 )
 
 
-class Others(NamedTuple):
-    """The figures of a file.
-
-    Attributes:
-        rows: with the columns of ours, the tool as `engine` and the file as `directory`.
-        notes: about what was left out.
-    """
-
-    rows: list[LatencyRow]
-    notes: list[str]
-
-
 class _Damaged(ValueError):
     """A file or line that the tool cannot have written; the message is the reason."""
 
@@ -111,8 +99,12 @@ def looks_like_other(file: Path) -> bool:
         return False
 
 
-def read_other(file: Path) -> Others | None:
-    """The measurement of another tool; None where the file is of neither tool.
+def read_other(file: Path) -> tuple[list[LatencyRow], list[str]] | None:
+    """The measurements of another tool; None where the file is of neither tool.
+
+    Returns:
+        Rows in our columns, with the tool as `engine` and the file as `directory`, and notes about
+        what was left out.
 
     Raises:
         OSError: when it cannot be read.
@@ -128,7 +120,7 @@ def others_table(rows: Sequence[LatencyRow]) -> Table:
     return Table.of("others", "Measured with other tools", rows, _COLUMNS, notes=(TIMES,))
 
 
-def _aiperf(file: Path, text: str) -> Others | None:
+def _aiperf(file: Path, text: str) -> tuple[list[LatencyRow], list[str]] | None:
     """The row of all requests; None if no line is of AIPerf."""
     requests: list[_Request] = []
     notes: list[str] = []
@@ -150,8 +142,8 @@ def _aiperf(file: Path, text: str) -> Others | None:
     if not is_aiperf:
         return None
     if not requests:
-        return Others([], [*notes, f"{file} holds no request that AIPerf measured; left out"])
-    return Others([_aiperf_row(file, requests)], notes)
+        return [], [*notes, f"{file} holds no request that AIPerf measured; left out"]
+    return [_aiperf_row(file, requests)], notes
 
 
 def _request(record: Mapping[str, Any]) -> _Request | None:
@@ -223,6 +215,11 @@ def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
     num_proposed = sum(counts.num_proposed for counts in drafts)
     num_accepted = sum(counts.num_accepted for counts in drafts)
     num_iterations = sum(counts.num_iterations for counts in drafts)
+    # AIPerf 0.13 gives a time-out a type, other versions a code.
+    errors = [request.error for request in requests if request.error is not None]
+    num_timed_out = sum(
+        error.get("code") == 408 or error.get("type") == "TimeoutError" for error in errors
+    )
     return LatencyRow(
         directory=str(file),
         engine="AIPerf",
@@ -231,19 +228,14 @@ def _aiperf_row(file: Path, requests: Sequence[_Request]) -> LatencyRow:
         tokens_per_second_per_user=1000 / fmean(ms_per_token) if ms_per_token else None,
         num_prompts=len(requests),
         num_failed=len(requests) - len(answered),
-        num_timed_out=sum(_timed_out(request.error) for request in requests),
+        num_timed_out=num_timed_out,
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
         mean_acceptance_length=1 + num_accepted / num_iterations if num_iterations else None,
         **figures,
     )
 
 
-def _timed_out(error: Mapping[str, Any] | None) -> bool:
-    """Whether a request timed out: AIPerf 0.13 has a type, other versions and our files a code."""
-    return error is not None and (error.get("code") == 408 or error.get("type") == "TimeoutError")
-
-
-def _vllm(file: Path, text: str) -> Others | None:
+def _vllm(file: Path, text: str) -> tuple[list[LatencyRow], list[str]] | None:
     """A row for each measurement; None if there is none of vLLM."""
     objects = [_parsed(part) for part in _BETWEEN.split(text)]
     saved = [part for part in objects if isinstance(part, dict) and "request_throughput" in part]
@@ -254,7 +246,7 @@ def _vllm(file: Path, text: str) -> Others | None:
             rows.append(_vllm_row(file, measurement))
         except _Damaged as damaged:
             notes.append(f"{file}: {damaged}; left out")
-    return Others(rows, notes) if saved else None
+    return (rows, notes) if saved else None
 
 
 def _vllm_row(file: Path, saved: Mapping[str, Any]) -> LatencyRow:

@@ -21,7 +21,7 @@ from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Acceptance
 
 
-class Scored(NamedTuple):
+class ScoredToken(NamedTuple):
     """A token of an answer's text with its log-probability.
 
     Attributes:
@@ -39,17 +39,17 @@ class Piece:
     """The text and tokens that an answer gained in one iteration.
 
     Attributes:
-        choice: which of a request's answers it is.
+        choice: the answer's number among those of its request, from 0.
         finish_reason: `stop` or `length` in the last piece. `error` if the answer failed: the
             piece's text is then the reason.
-        scored: of each token, where a request asks for log-probabilities.
+        scored: one entry per token, where a request asks for log-probabilities.
     """
 
     choice: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    scored: Sequence[Scored] = ()
+    scored: Sequence[ScoredToken] = ()
 
 
 @dataclass(eq=False)
@@ -59,21 +59,21 @@ class Answer:
     Attributes:
         arm: that generates it.
         question: of one prompt.
-        put: gets its pieces, in the scheduler's thread.
-        choice: which of a request's answers it is.
+        put: called with each piece, in the scheduler's thread.
+        choice: its number among the request's answers, from 0.
         stops: texts that end it; they are not part of it.
         echo: whether its text begins with the prompt.
         num_prompt_logprobs: how many of the likeliest tokens are asked for at each position of the
             prompt; None for no log-probabilities there.
         generates: whether anything follows the prompt.
         awaits_prompt: whether `begin` must come before the answer may join the batch.
-        prompt_logprobs: of the tokens of the prompt but the first.
+        prompt_logprobs: one entry per token of the prompt but the first; set by `begin`.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the
             scheduler then drops the row.
         num_tokens: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
-        asked: when, by `time.monotonic`.
-        seconds_to_first_token: from then on; None while there is none.
+        asked: when the request came, by `time.monotonic`.
+        seconds_to_first_token: since then; None before the first token.
     """
 
     arm: LocalArm
@@ -112,7 +112,7 @@ class Answer:
         self.awaits_prompt = False
         self.prompt_logprobs = logprobs
         text = ""
-        scored: list[Scored] = []
+        scored: list[ScoredToken] = []
         if self.echo:
             prompt = self.question.prompts[0]
             detokenizer = Detokenizer(self.tokenizer, [])
@@ -120,9 +120,9 @@ class Answer:
             texts[-1] += detokenizer.flush()
             offsets = self._offsets(texts)
             if self.question.num_logprobs is not None:
-                scored.append(Scored(0, prompt[0], None))
+                scored.append(ScoredToken(0, prompt[0], None))
                 scored += [
-                    Scored(offsets[1 + found.place], found.token, found) for found in logprobs
+                    ScoredToken(offsets[1 + found.place], found.token, found) for found in logprobs
                 ]
             text = "".join(texts)
         finish_reason = None if self.generates else "length"
@@ -164,7 +164,7 @@ class Answer:
             finish_reason = "length"
         texts = [self._detokenizer.add(token) or "" for token in tokens]
         offsets = self._offsets(texts)
-        scored = [Scored(offsets[found.place], found.token, found) for found in logprobs]
+        scored = [ScoredToken(offsets[found.place], found.token, found) for found in logprobs]
         text = self._held + "".join(texts)
         if finish_reason:
             text += self._detokenizer.flush()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
-from harness.commands.latency.tables.costs import Costs, held_back_in_words, main_limit
+from harness.commands.latency.tables.costs import StepCosts, held_back_in_words, main_limit
 from harness.commands.latency.tables.run import latency_document
 from harness.tables.terminal import print_document
 from report_files import latency_run, prompt_rows
@@ -123,7 +123,7 @@ def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) 
 def test_the_cause_is_the_ideal_that_would_help_most(
     length: float, draft: float, verify: float, cause: str
 ) -> None:
-    limit = main_limit(length, 4, Costs(draft, verify), acceptable=4)
+    limit = main_limit(length, 4, StepCosts(draft, verify), acceptable=4)
     assert limit.cause == cause
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.map.measure import Map, MeasuredCell, reported_k
+from harness.commands.map.measure import Map, MeasuredCell, common_k
 from harness.commands.map.plots import map_plots
 from harness.commands.map.rows import MapRow
 from harness.commands.map.surface import Cell
@@ -217,9 +217,9 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
         return MeasuredCell({}, {"mean_proposed": told} | known)
 
     alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
-    assert reported_k([alone, among_others]) is None
-    assert reported_k([among_others, among_others]) == 3
-    assert reported_k([cell(2, []), cell(3, [])]) == 3
+    assert common_k([alone, among_others]) is None
+    assert common_k([among_others, among_others]) == 3
+    assert common_k([cell(2, []), cell(3, [])]) == 3
 
 
 def test_a_map_of_generate_has_one_prompt_at_a_time(harness: Harness) -> None:

@@ -342,7 +342,7 @@ def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path)
     (before / "latency_prompts.csv").unlink()
     for run in every_run(both).runs[:5]:
         append_rows(before / "latency.csv", run.rows)
-        append_rows(before / "latency_prompts.csv", run.prompts)
+        append_rows(before / "latency_prompts.csv", run.prompt_rows)
     outcome = harness("regress", "details=true", f"before={before}", f"after={both}", code=1)
     assert "5 + 5 runs" in outcome.stdout
     assert "left out of after: 5 runs" in outcome.stdout

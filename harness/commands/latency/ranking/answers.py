@@ -157,5 +157,5 @@ def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
     rows: Sequence[Any] = [*pairs.row]
     if len(rows) < 2 or len({row.prompts_digest for row in rows}) > 1:
         return None
-    regular, speculative = common_times([ms_of_both_arms(run.prompts) for run in pairs.run])
+    regular, speculative = common_times([ms_of_both_arms(run.prompt_rows) for run in pairs.run])
     return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.commands.names import told_apart
+from harness.commands.names import distinct_names
 from harness.commands.read_runs import Run
 from harness.commands.words import called, labels
 from harness.results.schema import NO_VERDICT, RunnerNames
@@ -53,7 +53,7 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
 def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     shown = [run for run in runs if run.status != "incomplete"]
     records = []
-    for run, name in zip(shown, told_apart([run.last for run in shown]), strict=True):
+    for run, name in zip(shown, distinct_names([run.last for run in shown]), strict=True):
         row = run.last
         regular = run.row("regular")
         verdict = verdict_of(row)

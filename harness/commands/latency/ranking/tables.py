@@ -220,7 +220,7 @@ def _memory(words: Mapping[str, str], pair: Any) -> str | None:
 def categories_table(pairs: pd.DataFrame) -> Table:
     """Pairs at their best K by category of prompts: speed-up with interval, and tokens per iteration."""
     divided = {
-        pair.name.label(): {one.name: one for one in by_category(pair.run.prompts, pair.row)}
+        pair.name.label(): {one.name: one for one in by_category(pair.run.prompt_rows, pair.row)}
         for pair in pairs[pairs.best].head(_MOST_ROWS).itertuples()
     }
     divided = {label: parts for label, parts in divided.items() if len(parts) > 1}
@@ -270,7 +270,7 @@ def arms_table(pairs: pd.DataFrame) -> Table:
         Column("median\nms/token", number(), "arm.ms_per_token_median"),
         Column(
             "greedy texts\nidentical",
-            of=lambda item: identical_texts(item.arm, item.run.prompts),
+            of=lambda item: identical_texts(item.arm, item.run.prompt_rows),
             optional=True,
         ),
     )

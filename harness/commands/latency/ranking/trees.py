@@ -14,6 +14,7 @@ from harness.commands.latency.prompt_times import ms_of_both_arms
 from harness.commands.latency.ranking.tables import SPEEDUP
 from harness.commands.latency.tables.costs import costs_in_steps, tokens_per_iteration
 from harness.commands.latency.tables.run import BOUNDS
+from harness.commands.read_runs import Run
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import skewed_ratio_of_totals
 from harness.tables.table import Column, Table, interval, number, times
@@ -42,7 +43,14 @@ def trees_tables(pairs: pd.DataFrame) -> list[Table]:
 
 
 def _compared(group: pd.DataFrame) -> pd.DataFrame:
-    """For each budget the best chain, then the best tree of each kind over it; empty without both."""
+    """For each budget a row of the best chain, then one of the best tree of each kind; empty without both.
+
+    Args:
+        group: rows of `latency_pairs` with the columns `tree`, `budget` and `tokens` (per iteration).
+
+    Returns:
+        The same columns, with `over_tokens` and `over_speedup`: the tree's figure over the chain's, an Interval.
+    """
     chains = group[group.tree == "chain"]
     best_trees = group[group.tree != "chain"].groupby(["budget", "tree"]).tokens.idxmax()
     # Two intervals for each kind (Bonferroni).
@@ -102,8 +110,8 @@ def _table(key: str, compared: pd.DataFrame) -> Table:
     )
 
 
-def _iterations(chain: Any, tree: Any) -> pd.DataFrame:
-    """The chain's iterations for each prompt, and the tree's for as many tokens.
+def _iterations(chain: Run, tree: Run) -> pd.DataFrame:
+    """The chain's iterations for each prompt, and the tree's for as many tokens; columns `chain` and `tree`.
 
     Its own text may have another length. A chain that took 20 iterations of 3 tokens had 60 tokens,
     for which a tree that yields 4 takes 15.
@@ -111,7 +119,9 @@ def _iterations(chain: Any, tree: Any) -> pd.DataFrame:
     columns = ["num_iterations", "tokens_per_iteration"]
     sides = []
     for run in (chain, tree):
-        prompts = [row for row in run.prompts if row.arm == "speculative" and row.num_iterations]
+        prompts = [
+            row for row in run.prompt_rows if row.arm == "speculative" and row.num_iterations
+        ]
         by_prompt = {row.prompt_index: [getattr(row, name) for name in columns] for row in prompts}
         side = pd.DataFrame.from_dict(by_prompt, orient="index", columns=columns, dtype=float)
         sides.append(side[side.tokens_per_iteration > 0])
@@ -122,11 +132,11 @@ def _iterations(chain: Any, tree: Any) -> pd.DataFrame:
     )
 
 
-def _shares_of_regular(chain: Any, tree: Any) -> pd.DataFrame:
-    """Time per token of both, each as a share of that of its regular arm."""
+def _shares_of_regular(chain: Run, tree: Run) -> pd.DataFrame:
+    """Time per token by unit, as a share of the regular arm's in the same run; columns `chain` and `tree`."""
     shares = {}
     for name, run in (("chain", chain), ("tree", tree)):
-        both_arms = ms_of_both_arms(run.prompts)
+        both_arms = ms_of_both_arms(run.prompt_rows)
         shares[name] = pd.Series(
             {str(unit): ms / regular for unit, (regular, ms) in both_arms.items()}
         )
@@ -134,7 +144,11 @@ def _shares_of_regular(chain: Any, tree: Any) -> pd.DataFrame:
 
 
 def _ratio(costs: pd.DataFrame, confidence: float) -> Interval | None:
-    """The chain's cost over the tree's; None without common units."""
+    """The chain's total cost over the tree's; None without common units.
+
+    Args:
+        costs: columns `chain` and `tree`, a row per unit.
+    """
     if costs.empty:
         return None
     return skewed_ratio_of_totals(costs.chain, costs.tree, confidence)

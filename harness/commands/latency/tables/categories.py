@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.results.statistics.interval import Interval
@@ -15,8 +14,13 @@ from harness.tables.table import grouped
 _NUM_RESAMPLES = 2000
 
 
-class Category(NamedTuple):
-    """The prompts of one category, or of one turn, that both arms finished."""
+@dataclasses.dataclass(frozen=True)
+class Category:
+    """The prompts of one category, or of one turn, that both arms finished.
+
+    Attributes:
+        num_prompts: different ones; a prompt that was asked again counts once.
+    """
 
     name: str
     num_prompts: int

@@ -1,4 +1,4 @@
-"""Costs of drafting and verifying in target steps, and which of them limits the speed-up.
+"""StepCosts of drafting and verifying in target steps, and which of them limits the speed-up.
 
 An iteration drafts K tokens at c target steps each, verifies them in v target steps, and yields
 some tokens: speed-up = tokens / (K c + v), by Leviathan et al. 2023. With K = 4, c = 0.1 and v =
@@ -12,6 +12,7 @@ the regular one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
 from typing import NamedTuple
@@ -28,14 +29,16 @@ AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 _TOLERATED_NOISE = 0.2
 
 
-class Costs(NamedTuple):
-    """A draft step (c) and a verification (v), both in target steps."""
+@dataclass(frozen=True)
+class StepCosts:
+    """Times in target steps: of one draft step (c), and of one verification of all K tokens (v)."""
 
     draft: float
     verify: float
 
 
-class Limit(NamedTuple):
+@dataclass(frozen=True)
+class Limit:
     """One limit of the predicted speed-up.
 
     Attributes:
@@ -53,7 +56,7 @@ class Limit(NamedTuple):
         return f"{self.cause} ({self.ideal_speedup:.2f}× without that)"
 
 
-def main_limit(tokens: float, proposed: float, costs: Costs, acceptable: float) -> Limit:
+def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> Limit:
     """The limit whose removal would raise the speed-up most.
 
     Args:
@@ -61,13 +64,13 @@ def main_limit(tokens: float, proposed: float, costs: Costs, acceptable: float) 
         proposed: draft tokens per iteration (K).
         acceptable: the most of them that can be accepted: of a tree, one path.
     """
-    draft, verify = costs
-    drafting = proposed * draft
+    verify = costs.verify
+    drafting = proposed * costs.draft
     most_tokens = 1 + acceptable
     slow_draft = Limit(
         tokens / verify,
         "the draft is too slow",
-        f"one of its steps costs {draft:.2f} of the target's; if it were free",
+        f"one of its steps costs {costs.draft:.2f} of the target's; if it were free",
     )
     slow_verification = Limit(
         tokens / (drafting + min(verify, 1)),
@@ -79,7 +82,7 @@ def main_limit(tokens: float, proposed: float, costs: Costs, acceptable: float) 
         "acceptance is too low",
         f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
     )
-    return max(slow_draft, slow_verification, low_acceptance)
+    return max(slow_draft, slow_verification, low_acceptance, key=attrgetter("ideal_speedup"))
 
 
 def tokens_per_iteration(row: LatencyRow | LatencyPromptRow | CompareRow) -> float | None:
@@ -92,7 +95,7 @@ def proposed_per_iteration(row: LatencyRow) -> float | None:
     return row.mean_num_draft_tokens or row.mean_proposed
 
 
-def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
     """Measured costs; None where one of them is unknown."""
     if regular is None or row.draft_ms is None or row.verify_ms is None:
         return None
@@ -100,7 +103,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> Costs | None:
     proposed = proposed_per_iteration(row)
     if not step_ms or not proposed:
         return None
-    return Costs(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
+    return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
 def iteration_steps(
@@ -226,18 +229,6 @@ def auto_gave_up(row: LatencyRow) -> bool:
     return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
 
 
-def _most_acceptable(row: LatencyRow, proposed: float) -> float:
-    """The most draft tokens that an iteration can accept.
-
-    Of a tree this is the deepest level that was ever accepted, as a head may draft fewer levels
-    than K.
-    """
-    levels = enumerate(row.acceptance_histogram or [])
-    accepted = [level for level, how_often in levels if how_often]
-    is_tree = row.draft_tree not in (None, "chain")
-    return max(accepted) if is_tree and accepted else proposed
-
-
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
     """The strongest limit of the speed-up; None where costs are unknown."""
     costs = costs_in_steps(regular, row)
@@ -245,7 +236,12 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
         return None
     tokens = tokens_per_iteration(row) or 1.0
     proposed = proposed_per_iteration(row) or 0.0
-    return main_limit(tokens, proposed, costs, _most_acceptable(row, proposed))
+    acceptable = proposed
+    if row.draft_tree not in (None, "chain"):
+        # Of a tree the deepest level that was ever accepted: a head may draft fewer levels than K.
+        levels = enumerate(row.acceptance_histogram or [])
+        acceptable = max((level for level, count in levels if count), default=proposed)
+    return main_limit(tokens, proposed, costs, acceptable)
 
 
 def held_back_in_words(regular: LatencyRow | None, row: LatencyRow) -> str | None:

@@ -60,7 +60,9 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
     sentences += [*_of_settings(row), _failures(rows, prompts), _unlike_its_weights(row)]
     if row.speedup is not None:
         sentences += [
-            _same_server(row),
+            "Both URLs are the same server: the ratio shows how far apart identical arms are."
+            if row.has_one_server
+            else None,
             _two_places(row),
             _busy(rows),
             _busy_gpus(rows),
@@ -70,7 +72,9 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
             _other_caches(rows),
             _other_prompts(rows),
             _identical_arms_differ(row),
-            _one_after_the_other(row),
+            "The arms did not take turns (interleaved=false): drift between them is not excluded."
+            if row.interleaved is False
+            else None,
             _after_the_end(row),
         ]
     sentences += [_too_slow(each) for each in rows]
@@ -97,7 +101,12 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     """Notes about the settings of these rows and their servers, each sentence once."""
     rows = list(rows)
     sentences = [sentence for row in rows for sentence in _about_settings(row)]
-    sizes = [f"{row.tokens_per_arrival:.1f}" for row in rows if _comes_in_bursts(row)]
+    speculative = [row for row in rows if row.arm != "regular"]
+    sizes = [
+        f"{row.tokens_per_arrival:.1f}"
+        for row in speculative
+        if (row.tokens_per_arrival or 0.0) >= _BURST
+    ]
     if sizes:
         sizes_in_words = " to ".join(dict.fromkeys([min(sizes), max(sizes)]))
         sentences.append(
@@ -105,10 +114,6 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
             " TPOT that of a token."
         )
     return list(dict.fromkeys(sentences))
-
-
-def _comes_in_bursts(row: LatencyRow) -> bool:
-    return row.arm != "regular" and (row.tokens_per_arrival or 0.0) >= _BURST
 
 
 def mean_answer_length(row: LatencyRow) -> float | None:
@@ -287,20 +292,14 @@ def _failures(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -
     return f"{' and '.join(parts)}." if parts else None
 
 
-def _same_server(row: LatencyRow) -> str | None:
-    if not row.has_one_server:
-        return None
-    return "Both URLs are the same server: the ratio shows how far apart identical arms are."
-
-
 def _two_places(row: LatencyRow) -> str | None:
     if row.url is None or row.regular_url is None:
         return None
     if urlsplit(row.url).netloc == urlsplit(row.regular_url).netloc:
         return None
     return (
-        "The servers are in two places, which this does not tell from the arms: a slower device"
-        " looks like a slower arm. engine.start has both arms on the same devices."
+        "The servers are in two places: a slower device would look like a slower arm."
+        " engine.start has both arms on the same devices."
     )
 
 
@@ -439,12 +438,6 @@ def _identical_arms_differ(row: LatencyRow) -> str | None:
         f"Identical arms differ: the regular arm over itself is {ratio.estimate:.3f}×"
         f" ({interval(ratio, digits=3)}), which the interval does not cover."
     )
-
-
-def _one_after_the_other(row: LatencyRow) -> str | None:
-    if row.interleaved is not False:
-        return None
-    return "The arms did not take turns (interleaved=false): drift between them is not excluded."
 
 
 def _after_the_end(row: LatencyRow) -> str | None:

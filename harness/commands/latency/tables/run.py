@@ -109,7 +109,8 @@ def _load(rows: Sequence[LatencyRow]) -> str | None:
 def _arms(rows: Sequence[LatencyRow]) -> Table:
     """Times of each arm."""
     last = rows[-1]
-    lengths = [_LENGTH] if _answer_lengths_differ(rows) else []
+    ended_early = any(row.shortest_answer not in (None, row.max_new_tokens) for row in rows)
+    lengths = [_LENGTH] if ended_early else []
     has_spread = any(row.ms_per_token_std is not None for row in rows)
     unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
     notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
@@ -182,12 +183,6 @@ def _decode_only(row: LatencyRow) -> str | None:
         f"Without the time to the first token it is {decode.estimate:.2f}×{in_brackets(decode)}:"
         " longer answers come closer to this."
     )
-
-
-def _answer_lengths_differ(rows: Sequence[LatencyRow]) -> bool:
-    """Whether any answer has fewer tokens than were asked for."""
-    known = [row for row in rows if row.shortest_answer is not None]
-    return any(row.shortest_answer != row.max_new_tokens for row in known)
 
 
 def result_line(row: LatencyRow) -> str:
