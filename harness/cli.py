@@ -256,7 +256,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
     from hydra.core.utils import env_override
 
     from harness.menu import config_source, help, names, typed
-    from harness.sweep.manifest import rounds as rounds_of
+    from harness.sweep.manifest import round_overrides
 
     config_source.register()
     # In a notebook there may be one.
@@ -274,7 +274,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
                 text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
             elif flags.cfg or flags.info or flags.hydra_help:
                 printed = io.StringIO()
-            elif rounds := rounds_of(command, settings, is_sweep=flags.multirun):
+            elif rounds := round_overrides(command, settings, is_sweep=flags.multirun):
                 settings = [*rounds, *settings]
                 options += [] if flags.multirun else ["-m"]
             # Hydra takes its options before or after all settings, but not among them.

@@ -126,7 +126,7 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, row: type[RunRow] | None) -> list[Run]:
+    def runs_of(self, row: type[RunRow] | None) -> list[Run]:
         """The runs whose rows are of one kind."""
         return [run for run in self.runs if type(run.last) is row]
 
@@ -168,7 +168,7 @@ def newest_of_pair(
     asked = (settings.model.name, settings.draft and settings.draft.name)
     others = set()
     try:
-        runs = read([Path(path)]).of(command)
+        runs = read([Path(path)]).runs_of(command)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
     for run in reversed(runs):
@@ -243,7 +243,7 @@ class _Reader:
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
-        for run in findings.of(LatencyRow):
+        for run in findings.runs_of(LatencyRow):
             of_files = self._prompts.get(run.last.run)
             run.prompt_rows = of_files or read_prompts(run.directory, run.last.run)
 
@@ -324,7 +324,7 @@ class _Reader:
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows, once for each job of a sweep.
 
-    Jobs of a sweep that measure the same have copies of the rows of one run, told apart by `job`
+    Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
     alone. `merge` counts them once.
     """
     of_runs = [row for row in rows if isinstance(row, RunRow)]

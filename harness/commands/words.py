@@ -108,7 +108,7 @@ def _draft_name(row: RunRow, joint: str) -> str:
         return ""
     if not is_elsewhere(row.engine):
         return f"{joint}{called(row.draft)}"
-    # A server does not tell its draft. The user may have named it.
+    # A server does not report its draft. The user may have named it.
     if row.draft == "server":
         return " with its own draft"
     return f"{joint}{called(row.draft)} (as labelled)"
@@ -185,7 +185,7 @@ def in_words(row: RunRow, column: str) -> str | None:
 
     Returns:
         Empty for a value that goes without saying, as most defaults do, and where there is none.
-        None for the prompts of a run that ended early, which does not tell how many it should ask.
+        None for the prompts of a run that ended early, which does not record how many it was asked for.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)
@@ -237,7 +237,7 @@ def _prompts(row: Any) -> str | None:
         metric = f", scored by {row.metric}" if row.metric else ""
         return f"{row.task}{operands}{metric}"
     if row.status not in (None, "ok"):
-        # A run that ended early does not tell how many prompts it was asked for.
+        # A run that ended early does not record how many prompts it was asked for.
         return None
     number = getattr(row, "num_prompts", None)
     name = getattr(row, "prompts", None)

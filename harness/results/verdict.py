@@ -28,7 +28,7 @@ Conclusion = Literal["faster", "slower", "no difference", "cannot tell"]
 CANNOT_TELL = 3
 # Share of an arm's requests that may fail.
 MOST_FAILURES = 0.01
-# A failed request might have taken so many times as long as the others.
+# A failed request might have taken this many times as long as the others.
 _TIME_OF_A_FAILURE = 10
 # Relative difference of the arms' numbers of tokens. Times are per token, so that only the share of
 # them that does not grow with the text is off by as much.

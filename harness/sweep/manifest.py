@@ -205,7 +205,7 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
     return file.resolve() == Path(collecting_file).resolve()
 
 
-def rounds(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
+def round_overrides(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
     """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, `["share=1,2,3,4"]` for
     race=true, [] for a single round.
 

@@ -83,7 +83,9 @@ def print_sweep(
     # is enough: jobs that reached no server have none.
     of_servers = [row for row in rows if is_elsewhere(row.engine)]
     if of_servers and not any(row.server_started for row in of_servers):
-        again = "the same command with resume=always (the server does not tell when it was started)"
+        again = (
+            "the same command with resume=always (the server does not report when it was started)"
+        )
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"

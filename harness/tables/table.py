@@ -124,7 +124,7 @@ class Table:
         return cls(key, title, (Column("", text=True),) * 2, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
-        """The table with at most so many rows, and a note about the others."""
+        """The table with at most `num_rows` rows, and a note about the others."""
         if len(self.rows) <= num_rows:
             return self
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."

@@ -12,7 +12,7 @@ from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
-from harness.sweep.manifest import Manifest, rounds
+from harness.sweep.manifest import Manifest, round_overrides
 from harness.sweep.rounds import pool
 from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
@@ -22,12 +22,12 @@ QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=4"
 
 
 def test_rounds_vary_slowest() -> None:
-    assert rounds("latency", ["model=7B", "repeats=3"]) == ["repeat=1,2,3"]
-    assert rounds("latency", ["repeats=1"]) == []
-    assert rounds("latency", ["model=7B"]) == []
-    assert rounds("eval", ["repeats=3"]) == []
+    assert round_overrides("latency", ["model=7B", "repeats=3"]) == ["repeat=1,2,3"]
+    assert round_overrides("latency", ["repeats=1"]) == []
+    assert round_overrides("latency", ["model=7B"]) == []
+    assert round_overrides("eval", ["repeats=3"]) == []
     with pytest.raises(SettingError, match="search"):
-        rounds("latency", ["repeats=3", "sweeper=optuna"])
+        round_overrides("latency", ["repeats=3", "sweeper=optuna"])
 
 
 def test_what_cannot_be_repeated(harness: Harness) -> None:

@@ -46,10 +46,10 @@ def verdict(row: CompareRow) -> Document:
         headline = f"{times(row.speedup)} {part}"
     accepted = "nothing was drafted"
     if is_elsewhere(row.engine):
-        accepted = "the server does not tell how many draft tokens it accepted"
+        accepted = "the server does not report how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
-        # Some servers tell no iterations.
+        # Some servers report no iterations.
         if tokens := tokens_per_iteration(row):
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
@@ -66,10 +66,10 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
     """Every rejection of a race: the token, its probabilities under both models, and its replacement.
 
     Args:
-        rejected: None where the engine does not tell them.
+        rejected: None where the engine does not report them.
     """
     if rejected is None:
-        return [Line("The engine does not tell which draft tokens were rejected.", "dim")]
+        return [Line("The engine does not report which draft tokens were rejected.", "dim")]
     if not rejected:
         return [Line("No draft token was rejected.", "dim")]
     columns = (

@@ -209,7 +209,7 @@ def save_whole(state: object, path: Path) -> None:
             torch.save(state, file)
         os.replace(partial, path)
     except RuntimeError as error:
-        # torch tells where its writer stopped, but not why.
+        # torch reports where its writer stopped, but not why.
         cause = error.__context__
         if not isinstance(cause, OSError):
             raise

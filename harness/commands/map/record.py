@@ -28,7 +28,7 @@ class MapSettings(PromptedSettings):
         batch_sizes: of the grid; of a server, requests in flight.
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
-        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it tells it.
+        draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it reports it.
         share: at most this share of the cells is measured, though always the corners; the others are interpolated.
         num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
             batches, which an interval needs. Those of a smaller set are asked again, in another order.

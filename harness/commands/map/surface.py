@@ -58,7 +58,10 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float | None]) -> Cel
     unknown = [cell for cell in cells_of(shape) if cell not in known]
     if not unknown:
         return None
-    corners = [cell for cell in unknown if _is_corner(shape, cell)]
+    ends = [(0, size - 1) for size in shape]
+    corners = [
+        cell for cell in unknown if all(place in end for place, end in zip(cell, ends, strict=True))
+    ]
     if corners:
         # Corners of equal K, the last side, one after the other: some engines restart for another
         # K.
@@ -80,7 +83,7 @@ def next_cell(shape: tuple[int, ...], known: Mapping[Cell, float | None]) -> Cel
 def explore(
     shape: tuple[int, ...], measure: Callable[[Cell], float | None], most_cells: int
 ) -> dict[Cell, float | None]:
-    """Measure at most so many cells of a grid, and the corners in any case.
+    """Measure at most `most_cells` cells of a grid, and the corners in any case.
 
     Args:
         measure: gives the speed-up of a cell; None where the cell has none.
@@ -97,10 +100,6 @@ def explore(
         speedup = measure(cell)
         known[cell] = None if speedup is None else math.log(speedup)
     return known
-
-
-def _is_corner(shape: tuple[int, ...], cell: Cell) -> bool:
-    return all(place in (0, size - 1) for place, size in zip(cell, shape, strict=True))
 
 
 def _coordinates(shape: tuple[int, ...], cells: list[Cell]) -> Floats:

@@ -1,7 +1,7 @@
 """`map`: speed-ups by batch size, context and K, where speculation stops paying, and a schedule.
 
 A row is a cell of the grid. With a server the batch size is the number of requests in flight, and K
-is 0 where the server does not tell its own.
+is 0 where the server does not report its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from harness.tables.table import (
     times,
 )
 
-# What a cell says. An interval on both sides of 1 does not tell either.
+# What a cell says. With an interval on both sides of 1 it is CANNOT_TELL, too.
 PAYS = "pays"
 DOES_NOT_PAY = "does not pay"
 CANNOT_TELL = "cannot tell"
@@ -315,7 +315,7 @@ def speedup_of(row: MapRow) -> float | None:
 
 
 def k_of(row: MapRow) -> int:
-    """The K of a cell; 0 where a server does not tell it."""
+    """The K of a cell; 0 where a server does not report it."""
     return int(row.num_draft_tokens or 0)
 
 
@@ -376,7 +376,7 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
     Of K=5 at batch size 1, K=2 at 16 and none at 64, [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
     if not any(map(k_of, rows)):
-        return "the server does not tell its K"
+        return "the server does not report its K"
     best: dict[int, int] = {}
     for size, cells in grouped(rows, _size_of).items():
         telling = [row for row in cells if _over_undrafted(row).conclusion in ("faster", "slower")]

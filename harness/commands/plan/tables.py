@@ -153,7 +153,7 @@ def plans_answer(rows: Sequence[PlanRow]) -> Answer:
         Column("model", of="row.model", text=True),
         Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
     ]
-    # One pair alone is in the heading, and its plans are told apart by their settings.
+    # One pair alone is in the heading, and its plans are distinguished by their settings.
     has_settings = any(plan.settings for plan in plans)
     several_pairs = len({pair_name(row) for row in rows}) > 1
     by_settings = not several_pairs and (several_k or has_settings)
@@ -186,14 +186,14 @@ def plans_answer(rows: Sequence[PlanRow]) -> Answer:
 
 
 def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
-    """The plans in their order, each told apart from the others of its pair."""
+    """The plans in their order, each with the settings that distinguish it from the others of its pair."""
     # By identity, because rows hold dictionaries and cannot be keys.
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
         for row, name in zip(plans, distinct_names(plans), strict=True):
             # The number of pretended GPUs is among the devices already.
-            told = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
-            text = "\n".join(filter(None, told.values()))
+            differing = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
+            text = "\n".join(filter(None, differing.values()))
             settings[id(row)] = text.replace("pretended ", "")
     return [_NamedPlan(row, settings[id(row)]) for row in rows]
 
@@ -452,7 +452,7 @@ def _lowest_rate(row: PlanRow) -> float | None:
 
 
 def _least_ms(num_bytes: float | None, rate: float | None) -> float | None:
-    """Milliseconds to read so many bytes at a rate in GB/s; None where one is unknown."""
+    """Milliseconds to read this many bytes at a rate in GB/s; None where one is unknown."""
     return num_bytes / rate / 1e6 if rate and num_bytes else None
 
 

@@ -97,7 +97,7 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
     """
     known = measuring([*commands(), *further])
     findings = read([Path(path) for path in paths], known)
-    shown = [(command, findings.of(command.row)) for command in known]
+    shown = [(command, findings.runs_of(command.row)) for command in known]
     answers: list[tuple[str, Sequence[Line]]] = []
     parts: list[Table | Line] = []
     first: list[Table | Line] = []
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> None:
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
     if for_pull_request:
-        runs = read(paths, measuring(commands())).of(LatencyRow)
+        runs = read(paths, measuring(commands())).runs_of(LatencyRow)
         if not runs:
             raise SettingError(str(paths[0]), "holds no run of latency, which format=pr needs")
         print("\n".join(pull_request(last_runs(runs, paths))))

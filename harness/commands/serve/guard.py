@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.config.machine import is_loopback
 
-_OPEN = ("/", "/health")  # they tell nothing, so they need no key
+_OPEN = ("/", "/health")  # they reveal nothing, so they need no key
 _CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 

@@ -42,7 +42,7 @@ class _Batch:
         self._records: Records | None = None
         self.arm: LocalArm | None = None
         self.rows: dict[int, Answer] = {}
-        # Rows that have ended, which the loop is told at the next turn.
+        # Rows that have ended; the loop learns of them at the next turn.
         self._left: list[int] = []
         self._num_joined = 0
 

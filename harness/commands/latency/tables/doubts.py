@@ -41,7 +41,7 @@ _KEEPS_UP = 0.8
 _LOW_ACCEPTANCE = 0.2
 # How a server is asked in another way than usual, which `acceptance` must do as well.
 _WAYS_TO_ASK = ("engine.model", "engine.chat", "engine.dialect", "engine.api_key_variable")
-# An arm whose tokens arrive so many at once, on average, gets a note.
+# An arm with more tokens per arrival than this, on average, gets a note.
 _BURST = 1.2
 
 
