@@ -144,7 +144,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
                     "when it starts, so that all jobs would measure the same"
                 )
                 raise SettingError(name, rule)
-    # `manifest.round_overrides` has made a sweep over `share` or `repeat` of these, if they were typed as it reads them.
+    # If typed as `manifest.round_overrides` reads them, these are a sweep over `share` or `repeat` by now.
     if getattr(settings, "race", False) and getattr(settings, "share", None) is None:
         raise SettingError("race", "must be typed as race=true, in a sweep", True)
     repeats = getattr(settings, "repeats", 1)

@@ -58,7 +58,7 @@ ROW: dict[str, Any] = {
         ({"acceptance_rate": None}, "nothing was drafted"),
         (
             {"acceptance_rate": None, "engine": "server"},
-            "the server does not tell how many draft tokens it accepted",
+            "the server does not report how many draft tokens it accepted",
         ),
         ({"weights": "random"}, "random weights: acceptance and texts say nothing about the pair"),
         (

@@ -83,5 +83,5 @@ def test_compare_races_two_servers(
     assert record["rejections"] is None
     assert {token["origin"] for token in record["speculative_tokens"]} == {None}
     log = harness("compare", *settings, *urls, "view=log").stdout
-    assert mentions(log, "does not tell", "rejected")
+    assert mentions(log, "does not report", "rejected")
     assert "nothing was drafted" not in log

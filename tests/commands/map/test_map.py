@@ -388,7 +388,7 @@ def test_what_is_said_of_planted_requests_in_flight() -> None:
     cells = [dataclasses.replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
     assert "Speculative decoding pays with 1 request in flight;" in lines(cells[:1])
     assert "is 3.00× (95 % interval 2.90 to 3.10) with 1 request in flight" in lines(cells)
-    assert mentions(lines(cells), "No schedule", "does not tell its K")
+    assert mentions(lines(cells), "No schedule", "does not report its K")
     told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]
     assert mentions(lines(told), "Next, by requests in flight: K=4 at 1 to 3, K=0 at 4")
     # The grid has several numbers of requests in flight.
