@@ -20,7 +20,7 @@ from harness.sweep import worker
 def fail(number: int, failure: Callable[[str], RunError], rank: str) -> None:
     connection = Connection(number)
     connection.recv()
-    connection.send(worker._Answer(failure(rank), is_last=True))
+    connection.send(worker._JobEnded(failure(rank), is_last=True))
 
 
 def start_ranks(monkeypatch: pytest.MonkeyPatch, failure: Callable[[str], RunError]) -> None:
