@@ -41,11 +41,6 @@ class HybridSettings(DraftSettings):
         super().__post_init__()
         require_at_least(self, least_text=1)
 
-    @staticmethod
-    def own_names() -> list[str]:
-        """Return the names of the settings that no other draft has."""
-        return ["least_text"]
-
     def __reduce__(self) -> Any:
         """Pickle the classes of both parts: their common subclass is in no module.
 

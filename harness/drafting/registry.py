@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from harness.config.registry import Registry, SettingsRegistry
+from harness.config.registry import Registry, SettingsRegistry, names_of_fields
 from harness.config.settings import DraftSettings
 from harness.drafting.head_kind import HeadKind
 from harness.drafting.hybrid_method import Hybrid, HybridSettings
@@ -21,7 +21,9 @@ class Methods(SettingsRegistry[Method]):
     default = "model"
 
     def owners(self, setting: str) -> list[str]:
-        return ["hybrids"] if setting in HybridSettings.own_names() else super().owners(setting)
+        # `draft.least_text` is no setting of either part.
+        is_of_hybrids = setting in names_of_fields(HybridSettings)
+        return super().owners(setting) or (["hybrids"] if is_of_hybrids else [])
 
     def settings_classes(self) -> list[Any]:
         return [*super().settings_classes(), HybridSettings]

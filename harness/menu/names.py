@@ -27,7 +27,6 @@ from __future__ import annotations
 import copy
 import functools
 import typing
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -108,11 +107,11 @@ def _draft(name: str) -> dict[str, Any] | None:
         return {"defaults": [drafter, "_self_"], "name": name, "tree": "dynamic"}
     method, chosen = _method_and_choice(name)
     if method != "model":
-        return _defaults_of_method(method) | {"name": name, "method": method} | chosen
+        return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
     if without_suffixes(name) != name:
         # It begins with the draft of that name, as a model does.
         return _model(name)
-    own_defaults = {"method": "model"} | _defaults_of_method("model")
+    own_defaults = _defaults(METHODS["model"].settings)
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 
 
@@ -135,8 +134,7 @@ def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
     require(other != "none", "draft", "must name a draft after the plus", name)
     record = METHODS[text]
     assert isinstance(record, TextMethod)
-    own = _defaults(HybridSettings, HybridSettings.own_names())
-    own |= _defaults_of_method(text) | record.hybrid_defaults
+    own = _defaults(HybridSettings) | _defaults(record.settings) | record.hybrid_defaults
     return {
         "defaults": [{f"/{DRAFT_OF_HYBRID}@_here_": other}, "_self_"],
         **own,
@@ -229,21 +227,12 @@ def _command(name: str) -> dict[str, Any] | None:
 # Defaults from classes and files ------------------------------------------------------------------
 
 
-def _defaults_of_method(method: str) -> dict[str, Any]:
-    """The defaults of a method's settings, apart from those that name the draft."""
-    kind = METHODS[method].settings
-    defaults = _defaults(kind)
-    defaults.pop("method", None)
-    return defaults
-
-
-def _defaults(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
-    """The defaults of these settings, where there are any; of all that are values, and no groups, without names.
+def _defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a class's settings that are values, and no groups; a setting that must be set has none.
 
     A class has them as attributes, and so no `default_factory`: a default list is a tuple.
     """
-    names = value_types(kind) if names is None else names
-    defaults = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+    defaults = {name: getattr(kind, name) for name in value_types(kind) if hasattr(kind, name)}
     return {
         name: list(default) if isinstance(default, tuple) else default
         for name, default in defaults.items()
