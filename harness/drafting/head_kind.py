@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.config.errors import SettingError
 from harness.config.registry import Record
 
 if TYPE_CHECKING:
     from harness.drafting.heads.blocks import Head, HeadConfig
     from harness.drafting.heads.formats import Shapes, StoredHead
+
+
+# The rule about `draft` with transformers' own generation.
+FOR_HUGGINGFACE = (
+    "must be a model, a DFlash head, mtp, lookup or early_exit with engine=huggingface"
+)
 
 
 class HeadKind(Record):
@@ -64,6 +71,15 @@ class HeadKind(Record):
             verifier: the target's name or repository.
         """
         raise NotImplementedError
+
+    def check_huggingface(self, config: Any, draft: str, num_draft_tokens: int) -> None:
+        """Raise a SettingError if `generate` cannot draft with a head of this configuration, or
+        not so many tokens; `Head.huggingface` is called otherwise.
+
+        Args:
+            draft: the head as the user typed it.
+        """
+        raise SettingError("draft", FOR_HUGGINGFACE, draft)
 
     def vllm(self) -> dict[str, Any]:
         """Entries of vLLM's `speculative_config`."""

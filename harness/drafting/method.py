@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from harness.config.errors import SettingError
 from harness.config.registry import RecordWithSettings
 from harness.config.settings import DraftSettings, require
+from harness.drafting.head_kind import FOR_HUGGINGFACE
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from harness.models.loading import LoadedModel
     from harness.models.sketch import Sketch
 
-# The rule about `draft` with transformers' own generation.
-FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 # Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 

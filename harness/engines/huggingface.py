@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration, Origin
-from harness.drafting.method import FOR_HUGGINGFACE
 from harness.drafting.registry import method_of
 from harness.engines.checks.reference import ModelReference, not_finite, open_reference
 from harness.engines.pair import Pair, PlannedPair
@@ -33,12 +33,17 @@ from harness.models.tokenizers import vocabulary_size
 from harness.runners.attention import without_cudnn
 
 
-def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
+def check_pair(
+    planned: PlannedPair, decoding: DecodingSettings, schedule: str = "constant"
+) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
     if planned.draft_settings is None:
         return
     draft = planned.draft_settings.name
-    require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
+    if planned.head is not None:
+        rule = f"must be constant: {draft} has no other"
+        require(schedule == "constant", "engine.schedule", rule, schedule)
+        planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
     plan = planned.draft_plan
     rule = "drafts all tokens in one pass, which engine=huggingface cannot"
     require(plan is None or plan.mask_token is None, "draft", rule, draft)
@@ -81,12 +86,12 @@ class HuggingFaceEngine(Engine):
     def __init__(self, pair: Pair, preparation: Preparation, schedule: str = "constant"):
         draft_settings = pair.draft_settings
         arguments: dict[str, Any] = {}
-        assistant = None if pair.draft is None else pair.draft.model
+        assistant = None
         if draft_settings is not None:
             method = method_of(draft_settings)
             arguments = method.huggingface(pair, draft_settings, preparation.decoding)
-            if method.memory == "shared":
-                assistant = pair.target.model
+            shares = method.memory == "shared"
+            assistant = pair.target.model if shares else arguments.get("assistant_model")
         # The same weights in our eager runner.
         self.reference: ModelReference = open_reference(pair, preparation)
         self.devices = pair.devices
@@ -147,13 +152,21 @@ class HuggingFaceArm(Arm):
             "generation_config": config,
         }
         recorder = _Recorder(decoding.max_new_tokens)
+        # A head always drafts as many tokens as it can.
+        is_constant = self.schedule == "constant"
+        most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
 
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
             with ExitStack() as undo, without_cudnn():
-                undo.callback(recorder.watch(target))
+                undo.callback(recorder.watch(target, most_proposed))
+                if "use_mtp" in arguments:
+                    # It would read the layers again for every text.
+                    undo.callback(setattr, MtpModel, "from_pretrained", MtpModel.from_pretrained)
+                    MtpModel.from_pretrained = lambda *_, **__: self.assistant  # type: ignore[method-assign]
                 for model, its_own in configs.items():
-                    undo.callback(setattr, model, "generation_config", model.generation_config)
+                    before = getattr(model, "generation_config", None)  # a head has none
+                    undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
                     undo.callback(
                         recorder.sum_logits("model" if model is target else "draft", model)
@@ -252,14 +265,18 @@ class _Recorder(BaseStreamer):
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
-            total = output.logits.sum(dtype=torch.float32)
+            # MTP layers return a tuple, a DFlash head states of which the target makes logits.
+            is_mtp = isinstance(output, tuple)
+            logits = output[1] if is_mtp else output.get("logits", output.get("last_hidden_state"))
+            total = logits.sum(dtype=torch.float32)
             self.logit_sums.append((role, self.num_generated or 0, total))
-            output.logits.nan_to_num_(0.0, 0.0)
+            logits.nan_to_num_(0.0, 0.0)
 
         return model.register_forward_hook(note).remove
 
-    def watch(self, model: Any) -> Callable[[], None]:
-        """Note the candidates of every candidate generator that a model makes.
+    def watch(self, model: Any, most: int) -> Callable[[], None]:
+        """Note the first `most` candidates of every candidate generator that a model makes, and
+        leave out the others.
 
         Returns:
             A function that ends this.
@@ -271,9 +288,10 @@ class _Recorder(BaseStreamer):
             find = generator.get_candidates
 
             def get_candidates(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-                found = find(input_ids, *args, **kwargs)
-                self.proposed = found[0][0, input_ids.shape[1] :].tolist()
-                return found
+                tokens, logits = find(input_ids, *args, **kwargs)
+                tokens = tokens[:, : input_ids.shape[1] + most]
+                self.proposed = tokens[0, input_ids.shape[1] :].tolist()
+                return tokens, None if logits is None else logits[:, :most]
 
             generator.get_candidates = get_candidates
             return generator

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.backends.cuda import cudnn_sdp_enabled
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
 from harness.config.errors import RunError, SettingError
@@ -20,14 +21,17 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.drafting.early_exit import truncated
 from harness.drafting.methods.early_exit import EarlyExitSettings
 from harness.drafting.methods.lookup import LookupSettings
+from harness.drafting.methods.model import SampledDraftSettings
 from harness.engines.huggingface import HuggingFaceEngine, check_pair
 from harness.engines.local.engine import LocalEngine
 from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
+from harness.menu.names import PACKAGE
 from harness.models.case import Demand
-from tiny_checkpoints import as_draft
+from mtp_models import mtp_target, save_with_mtp
+from tiny_checkpoints import as_draft, make_tokenizer
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]
@@ -227,6 +231,82 @@ def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., Model
             ids = torch.cat([ids, exit_model(ids).logits[:, -1:].argmax(-1)], 1)
     assert theirs[0].proposed == [ids[0, len(PROMPT) :].tolist()]
     engine.close()
+
+
+def check_proposals(pair: Pair, num_draft_tokens: int) -> None:
+    """`generate` drafts what our loop drafts, and beyond the end of the text."""
+    decoding = dataclasses.replace(GREEDY, num_draft_tokens=num_draft_tokens)
+    ours = LocalEngine(pair, Preparation(decoding=decoding))
+    theirs = HuggingFaceEngine(pair, Preparation(decoding=decoding))
+    question = ask(decoding, prompt=list(range(40, 60)))
+    expected, found = (read(engine.arms[1], question) for engine in (ours, theirs))
+    assert tokens_of(found) == tokens_of(expected) == tokens_of(read(theirs.arms[0], question))
+    assert len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert one.proposed[0][: len(other.proposed[0])] == other.proposed[0]
+        assert one.num_accepted == other.num_accepted
+    assert len(found[1].proposed[0]) == num_draft_tokens
+    theirs.close()
+    ours.close()
+
+
+def save_dflash(directory: Path, kind: str) -> ModelSettings:
+    """A DFlash head with random weights for `save_model`'s Llama, as transformers saves it."""
+    torch.manual_seed(0)
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, rms_norm_eps=1e-5, sliding_window=8, layer_types=[kind, "full_attention"], block_size=4,
+        mask_token_id=7, target_layer_ids=[0, 2], max_position_embeddings=512,
+    )  # fmt: skip
+    head = MuseGlimmerAssistantModel(config)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    head.save_pretrained(directory)
+    return ModelSettings(name="head", repository=str(directory))
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_dflash_heads_draft_as_in_our_loop(
+    save_model: Callable[..., ModelSettings], tmp_path: Path, kind: str
+) -> None:
+    """Also the shape of a window: the text is four windows long."""
+    target = save_model(initializer_range=0.1)
+    pair = load(target, save_dflash(tmp_path / "head", kind))
+    check_proposals(pair, num_draft_tokens=3)
+    check_proposals(pair, num_draft_tokens=2)
+
+
+@pytest.mark.parametrize(("family", "num_layers"), [("deepseek_v3", 2), ("glm4_moe", 1)])
+def test_layers_for_several_tokens_draft_as_in_our_loop(
+    tmp_path: Path, family: str, num_layers: int
+) -> None:
+    target, layers = mtp_target(family, num_mtp_layers=num_layers)
+    save_with_mtp(target, layers, tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model = ModelSettings(name=family, repository=str(tmp_path))
+    check_proposals(load(model, SampledDraftSettings(name="mtp", method="mtp")), num_layers)
+
+
+def test_heads_that_generate_does_not_draft_with_are_refused(
+    save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    target = save_model()
+    head = as_draft(save_dflash(tmp_path / "head", "full_attention"))
+    planned = plan_pair(target, head, PlacementSettings())
+    with pytest.raises(SettingError, match="num_draft_tokens=4: must be at most 3 with engine"):
+        check_pair(planned, GREEDY)
+    whole_blocks = dataclasses.replace(GREEDY, num_draft_tokens=3)
+    check_pair(planned, whole_blocks)
+    with pytest.raises(SettingError, match="schedule=adaptive: must be constant"):
+        check_pair(planned, whole_blocks, "adaptive")
+    tiny, medusa = (
+        ModelSettings(name=name, repository=str(PACKAGE / "models" / "shipped" / name))
+        for name in ("tiny", "tiny_medusa")
+    )
+    with pytest.raises(SettingError, match="draft=tiny_medusa: must be a model, a DFlash head"):
+        check_pair(plan_pair(tiny, as_draft(medusa), PlacementSettings()), GREEDY)
 
 
 def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(

@@ -3,6 +3,8 @@
 The anchor of a block is its first query, the token just decided; the others are masks
 (`kinds/dflash`).
 
+transformers' own format is read as z-lab's (`as_stored_by_z_lab`).
+
                           speculators                  z-lab                      DeepSpec
     known by              `speculators_model_type`     `dflash_config`            neither of them
     block's settings      beside the layers            there, or beside them      beside the layers
@@ -16,6 +18,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.drafting.heads.formats import Shapes, StoredHead
+
+# Names of tensors in our heads, and in transformers' own DFlash model.
+ASSISTANT_NAMES = {
+    "fc.weight": "encoder.fc.weight",
+    "hidden_norm.weight": "encoder.output_norm_enc.weight",
+}
+
+
+def as_stored_by_z_lab(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of transformers' own DFlash model in z-lab's format."""
+    kept = {key: value for key, value in raw.items() if key != "target_layer_ids"}
+    window = raw.get("sliding_window")
+    return kept | {
+        "model_type": "qwen3",
+        "use_sliding_window": True,
+        # Theirs is of tokens at each side, z-lab's of those up to a query's own.
+        "sliding_window": window + 1 if isinstance(window, int) else None,
+        "dflash_config": {
+            "target_layer_ids": raw.get("target_layer_ids"),
+            "mask_token_id": raw.get("mask_token_id"),
+            "causal": False,
+        },
+    }
 
 
 def is_speculators(raw: Mapping[str, Any]) -> bool:

@@ -107,6 +107,12 @@ class Head(nn.Module):
         """Return a drafter with these weights; arguments as of `HeadDrafter`."""
         return self.drafter_class(self, target, warp, plan, confidence)
 
+    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return the arguments of transformers' `generate` that make it draft with these weights,
+        where `HeadKind.check_huggingface` refuses nothing.
+        """
+        raise NotImplementedError
+
     def initialise(self) -> None:
         """Set the weights that training does not begin with at random.
 

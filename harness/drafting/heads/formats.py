@@ -172,7 +172,8 @@ class StoredHead:
             supported = ", ".join(sorted(LAYER_STYLES))
             raise self.refused(f"has layers of type {style}; supported are {supported}")
         try:
-            return AutoConfig.for_model(**{**raw, "model_type": style})
+            size = vocabulary_size(self.target.config)
+            return AutoConfig.for_model(**{"vocab_size": size, **raw, "model_type": style})
         except Exception as error:  # whatever transformers raises for settings that cannot be
             cause = first_line(error)[:200]
             rule = f"has a config.json that transformers refuses: {cause}"

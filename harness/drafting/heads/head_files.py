@@ -16,6 +16,7 @@ from transformers.utils.hub import cached_file
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.drafting.head_kind import HeadKind
+from harness.drafting.heads.block_formats import ASSISTANT_NAMES, as_stored_by_z_lab
 from harness.models.checkpoints import check_model_access
 from harness.models.failures import explained
 
@@ -25,6 +26,7 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # target's tokens the draft has, as d2t does too (see `blocks.Head`); the verifier's are copies of
 # the target's tensors for training; rotary_emb follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
+_OURS = {theirs: ours for ours, theirs in ASSISTANT_NAMES.items()}
 
 
 def fetch(settings: ModelSettings, name: str) -> Path | None:
@@ -48,7 +50,10 @@ def read_configuration(settings: ModelSettings) -> dict[str, Any]:
         check_model_access(settings)
         path = fetch(settings, "config.json")
         content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
+        if not isinstance(content, dict):
+            return {}
+        is_of_transformers = content.get("model_type") == "muse_glimmer_assistant"
+        return as_stored_by_z_lab(content) if is_of_transformers else content
     except Exception:
         return {}
 
@@ -131,7 +136,8 @@ def read_tensors(
     for name, tensor in state.items():
         if not any(unused in name for unused in _UNUSED):
             # SafeAILab's EAGLE-3 calls its only layer `midlayer`.
-            used[name.replace("midlayer.", "layers.0.")] = tensor
+            ours = name.replace("midlayer.", "layers.0.")
+            used[_OURS.get(ours, ours)] = tensor
     return used
 
 

@@ -55,6 +55,17 @@ class MtpHead(EagleHead):
         if getattr(model, "has_per_layer_rope", False):
             self._rotary_of = [{"layer_type": kind} for kind in config.transformer.layer_types]
 
+    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return the arguments with these layers as `assistant_model`, where `generate` looks for
+        none: it would read them again for every text.
+        """
+        with torch.device("meta"):
+            model = MtpModel(target, len(self.layers))
+        model.layers = self.layers
+        if model.use_shared_post_norm:
+            model.shared_post_norm = self.shared_norm
+        return {"use_mtp": True, "assistant_model": model.eval()}
+
     def join(self, features: Tensor) -> Tensor:
         """Return the features as they are: the layers normalise them."""
         return features

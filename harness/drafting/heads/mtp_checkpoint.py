@@ -19,7 +19,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
-from harness.config.settings import ModelSettings
+from harness.config.settings import ModelSettings, require
 from harness.drafting.head_kind import HeadKind
 from harness.drafting.heads.find import HeadCheckpoint
 from harness.drafting.heads.head_files import fetch, read_weight_map
@@ -39,6 +39,12 @@ class Mtp(HeadKind):
     """Layers in the target's own checkpoint, which no repository of heads holds."""
 
     name = "mtp"
+
+    def check_huggingface(self, config: EagleConfig, draft: str, num_draft_tokens: int) -> None:
+        assert config.transformer is not None
+        num_layers = config.transformer.num_hidden_layers
+        rule = f"must be at most {num_layers} with engine=huggingface: {draft} has a layer for each"
+        require(num_draft_tokens <= num_layers, "decoding.num_draft_tokens", rule, num_draft_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,12 +29,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import (
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.drafting.head_kind import HeadKind
-from harness.drafting.heads.block_formats import block_fields, stored_kind
-from harness.drafting.heads.blocks import HeadConfig, LayeredHead
+from harness.config.settings import require
+from harness.drafting.head_kind import FOR_HUGGINGFACE, HeadKind
+from harness.drafting.heads.block_formats import ASSISTANT_NAMES, block_fields, stored_kind
+from harness.drafting.heads.blocks import HeadConfig, LayeredHead, windows
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.new_heads import NUM_TOKENS, speculators_configuration
@@ -231,6 +237,31 @@ class BlockHead(LayeredHead):
             states = self.pass_layer(layer, states, how)
         return self.norm(states)
 
+    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return the arguments with these weights in the only DFlash model that transformers has."""
+        config = self.config
+        own = config.transformer
+        window = own.sliding_window
+        fields = own.to_dict() | {
+            # Of tokens at each side, where ours is of the tokens up to the query's own.
+            "sliding_window": own.max_position_embeddings if window is None else window - 1,
+            "block_size": config.block_size,
+            "mask_token_id": config.mask_token_id,
+            # Counted from the output of the first layer.
+            "target_layer_ids": [layer - 1 for layer in config.layers],
+        }
+        del fields["model_type"]
+        with torch.device("meta"):
+            assistant = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**fields))
+        # Its buffers are in no checkpoint.
+        assistant.rotary_emb = type(assistant.rotary_emb)(assistant.config)
+        state = {
+            ASSISTANT_NAMES.get(name, name): value for name, value in self.state_dict().items()
+        }
+        assistant.load_state_dict(state, assign=True)
+        assistant.rotary_emb.to(self.fc.weight.device)
+        return {"assistant_model": assistant.eval(), "speculation_type": "dflash"}
+
     def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
         """Pass states [B, block, width] through a layer; `how` is for its attention."""
         return layer(states, **how)
@@ -285,6 +316,23 @@ class DFlash(HeadKind):
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return stored_kind(raw) == self.name
+
+    def check_huggingface(self, config: BlockConfig, draft: str, num_draft_tokens: int) -> None:
+        own = config.transformer
+        has_windows = any(windows(own))
+        is_like_theirs = not (
+            type(config) is not BlockConfig
+            or config.from_anchor
+            or config.causal
+            or config.own_embedding
+            or config.own_output
+            or own.attention_bias
+            or (has_windows and (config.causal_windows or not config.windows_follow))
+        )
+        require(is_like_theirs, "draft", FOR_HUGGINGFACE, draft)
+        most = config.most_tokens
+        rule = f"must be at most {most} with engine=huggingface, a whole block of {draft}"
+        require(num_draft_tokens <= most, "decoding.num_draft_tokens", rule, num_draft_tokens)
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
         fields = block_fields(stored, shapes, from_anchor=False, causal_windows=True)

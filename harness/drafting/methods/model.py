@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config.errors import SettingError
-from harness.config.model_names import is_head
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
 from harness.config.synthetic import rank_rates_of_profile
 from harness.drafting.method import (
-    FOR_HUGGINGFACE,
     LoadedPair,
     MakeDrafter,
     Method,
@@ -250,9 +248,13 @@ class ModelDraft(Method):
     def huggingface(
         self, pair: LoadedPair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        """Return the draft model, with both tokenizers if the widths of their logits differ."""
+        """Return the head, or the draft model with both tokenizers if the widths of their logits
+        differ.
+        """
         from harness.models.tokenizers import load_tokenizer, vocabulary_size
 
+        if pair.head is not None:
+            return pair.head.huggingface(pair.target.model)
         assert pair.draft is not None
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
         widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
@@ -263,9 +265,7 @@ class ModelDraft(Method):
         return arguments
 
     def check_huggingface(self, settings: ModelDraftSettings, schedule: str) -> None:
-        """Refuse heads, as far as a preset or a directory tells that they are some."""
-        is_model = not is_head(settings.repository, settings.architecture)
-        require(is_model, "draft", FOR_HUGGINGFACE, settings.name)
+        """Refuse nothing: only the plan knows what `generate` can draft with."""
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from harness.drafting.methods.model import HeadMethod, SampledDraftSettings, vllm_sampling
 
 if TYPE_CHECKING:
+    from harness.config.settings import DecodingSettings
     from harness.drafting.heads.find import DraftPlan
+    from harness.drafting.method import LoadedPair
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
 
 
@@ -30,6 +32,15 @@ class Mtp(HeadMethod):
         from harness.drafting.heads.mtp_checkpoint import read_mtp
 
         return DraftPlan(settings, head=read_mtp(settings.name, target, weights=needs_weights))
+
+    def huggingface(
+        self, pair: LoadedPair, settings: SampledDraftSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        assert pair.head is not None
+        return pair.head.huggingface(pair.target.model)
+
+    def check_huggingface(self, settings: SampledDraftSettings, schedule: str) -> None:
+        """Refuse nothing that the settings alone show."""
 
     def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}

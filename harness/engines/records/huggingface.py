@@ -56,7 +56,7 @@ class HuggingFace(EngineRecord):
 
         settings = opening.settings.engine
         assert isinstance(settings, HuggingFaceSettings)
-        check_pair(opening.planned, opening.decoding)
+        check_pair(opening.planned, opening.decoding, settings.schedule)
         return HuggingFaceEngine(opening.load(), opening, settings.schedule)
 
 
