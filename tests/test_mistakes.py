@@ -221,7 +221,7 @@ MISTAKES = {
     # Engines
     "latency engine=huggingface batch_size=2": "batch_size=2: must be 1 with engine=huggingface",
     "latency engine=huggingface runner=static": "runner=static: needs engine=local",
-    "latency engine=huggingface draft=suffix": "draft=suffix: must be a model, a DFlash head, mtp, lookup or early_exit",
+    "latency engine=huggingface draft=suffix": "draft=suffix: must be a model, a DFlash head, mtp, lookup",
     "latency engine=huggingface draft=lookup engine.schedule=adaptive": "engine.schedule=adaptive: must be constant",
     "latency engine=huggingface decoding.rule=block": "decoding.rule=block: needs engine=local",
     "latency engine=huggingface decoding.rule=google decoding.lenience=0.5": "decoding.rule=google: needs engine=local",
