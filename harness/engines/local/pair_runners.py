@@ -16,8 +16,9 @@ from harness.drafting.hybrid import part_with_head
 from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import method_of
 from harness.drafting.tree_settings import plan_of
+from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.engines.local.rules import decisions_of, tree_rule_of, warp_of
-from harness.engines.local.runner_choice import build_runner, prepare_head
+from harness.engines.local.runner_choice import PREPARED, build_runner, first_possible, resolve
 from harness.engines.pair import Pair
 from harness.engines.record import Preparation
 from harness.models.loading import LoadedModel
@@ -26,6 +27,7 @@ from harness.results.schema import RunnerNames
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import sharing
+from harness.runners.slots import UnsupportedModelError
 from harness.runners.tree_passes import TreeDemand
 
 
@@ -105,7 +107,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     if settings is not None:
         make = method_of(settings).drafter(settings, pair, draft)
     if make is not None and pair.head is not None:
-        head, head_name = prepare_head(pair, make, preparation)
+        head, head_name = _prepared_head(pair, make, preparation)
         # Where nothing is prepared, the head goes by the target's runner.
         if prepared or head is not None:
             draft_name = head_name
@@ -212,10 +214,42 @@ def _draft_runner(
     return build_runner(model, preparation.runner, size, preparation.say, shapes, role="draft")
 
 
+def _prepared_head(
+    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation
+) -> tuple[PreparedHead | None, RunnerName]:
+    """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
+    eagerly.
+
+    Args:
+        make_drafter: makes a drafter over the head.
+    """
+    assert pair.draft_settings is not None
+
+    def build(chosen: RunnerName) -> PreparedHead | None:
+        if chosen not in PREPARED:
+            return None
+        drafter = part_with_head(make_drafter(warp_of(preparation.decoding)))
+        if drafter is None:
+            raise UnsupportedModelError("drafts by code of its own")
+        kind = PreparedHead if drafter.plan is None else PreparedTrees
+        prepared = kind(
+            drafter,
+            pair.target.model,
+            pair.vocabulary_size,
+            compiled=chosen != "graphs_only",
+            captured=chosen != "compiled",
+        )
+        prepared.prepare(preparation.batch_size, preparation.num_slots, preparation.numbers_drafted)
+        return prepared
+
+    chosen = resolve(preparation.runner, [pair.target.input_device])
+    return first_possible(pair.draft_settings.name, chosen, build, preparation.say)
+
+
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
     """A drafter whose head, which may be one part of a hybrid, drafts by the prepared proposals."""
     drafter = make_drafter(warp)
     part = part_with_head(drafter)
-    assert part is not None  # `prepare_head` prepares nothing where no part has a head
+    assert part is not None  # `_prepared_head` prepares nothing where no part has a head
     part.prepared = head
     return drafter

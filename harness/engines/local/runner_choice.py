@@ -1,4 +1,5 @@
-"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that.
+"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that. `pair_runners` decides
+what a pair's runners are prepared for, and asks here for each.
 
 From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only` or `compiled`,
 `static`, `eager`.
@@ -16,13 +17,6 @@ from transformers import PreTrainedModel
 from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
-from harness.drafting.heads.prepared import PreparedHead
-from harness.drafting.hybrid import part_with_head
-from harness.drafting.method import MakeDrafter
-from harness.drafting.trees.prepared_trees import PreparedTrees
-from harness.engines.local.rules import warp_of
-from harness.engines.pair import Pair
-from harness.engines.record import Preparation
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
 from harness.runners.agreement import agreeing
@@ -37,7 +31,7 @@ from harness.runners.tree_checks import check_trees
 T = TypeVar("T")
 
 # Runners whose passes are compiled or captured before decoding begins.
-_PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
+PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 
 # The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
 # with the same model, and checks it once.
@@ -97,7 +91,12 @@ def build_runner(
                 runner.check(shapes.num_slots)
                 _checked[loaded.model] = shapes.num_slots
             return runner
-        built = PreparedRunner(loaded.model, **_preparation(chosen), **common)
+        built = PreparedRunner(
+            loaded.model,
+            compiled=chosen != "graphs_only",
+            captured=chosen != "compiled",
+            **common,
+        )
         built.prepare(shapes)
         return built
 
@@ -114,33 +113,6 @@ def build_runner(
     return built, chosen
 
 
-def prepare_head(
-    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation
-) -> tuple[PreparedHead | None, RunnerName]:
-    """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
-    eagerly.
-
-    Args:
-        make_drafter: makes a drafter over the head.
-    """
-    assert pair.draft_settings is not None
-    chosen = resolve(preparation.runner, [pair.target.input_device])
-
-    def build(chosen: RunnerName) -> PreparedHead | None:
-        if chosen not in _PREPARED:
-            return None
-        drafter = part_with_head(make_drafter(warp_of(preparation.decoding)))
-        if drafter is None:
-            raise UnsupportedModelError("drafts by code of its own")
-        kind = PreparedHead if drafter.plan is None else PreparedTrees
-        options = _preparation(chosen)
-        prepared = kind(drafter, pair.target.model, pair.vocabulary_size, **options)
-        prepared.prepare(preparation.batch_size, preparation.num_slots, preparation.numbers_drafted)
-        return prepared
-
-    return first_possible(pair.draft_settings.name, chosen, build, preparation.say)
-
-
 def first_possible(
     name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
 ) -> tuple[T, RunnerName]:
@@ -154,7 +126,7 @@ def first_possible(
     """
     reasons: list[str] = []
     while True:
-        if chosen in _PREPARED:
+        if chosen in PREPARED:
             say(f"{name}: preparing runner={chosen}")
         try:
             with agreeing():
@@ -171,11 +143,6 @@ def first_possible(
         if reasons:
             say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
         return built, chosen
-
-
-def _preparation(runner: RunnerName) -> dict[str, Any]:
-    """The arguments by which prepared runners and heads differ."""
-    return {"compiled": runner != "graphs_only", "captured": runner != "compiled"}
 
 
 def _eager_runner(
