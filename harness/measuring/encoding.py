@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.config.errors import SettingError
@@ -75,16 +75,18 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
 
 
 def encode(
-    planned: PlannedPair,
-    prompts: Sequence[Prompt],
-    template: ChatTemplate,
-    arguments: Mapping[str, Any] | None = None,
+    planned: PlannedPair, settings: RunSettings, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
-    """Token ids of prompts, through the chat template; those of given lengths are text that is cut.
+    """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
+    those of given lengths are text that is cut. Prompts may be too long for the models.
 
     Raises:
         SettingError: a prompt that no chat template reads, or with a token that a model lacks.
     """
+    template = template_here(settings, planned.tokenizer)
+    arguments = (
+        settings.prompts.template_arguments if isinstance(settings, PromptedSettings) else None
+    )
     if any(prompt.num_tokens is not None for prompt in prompts):
         if template == "always":
             rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
@@ -124,8 +126,8 @@ def encode_set(
     prompts: tuple[Prompt, ...],
     new_tokens: int,
 ) -> Encoded:
-    """Encode prompts; those that are too long are refused, skipped or truncated as
-    `prompts.too_long` says. Lines say what the settings do not show.
+    """Encode prompts of a set; those that are too long are refused, skipped or truncated as
+    `prompts.too_long` says. Prints what the settings do not show.
 
     Args:
         new_tokens: that follow each prompt.
@@ -134,14 +136,13 @@ def encode_set(
         SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
             say what to do, or no prompt would be left.
     """
-    template = template_here(settings, planned.tokenizer)
-    arguments = settings.prompts.template_arguments
-    token_ids = encode(planned, prompts, template, arguments)
+    token_ids = encode(planned, settings, prompts)
+    # Of conversations the last turn's, with room for the answers before it.
     whole = list(token_ids)
     for place, prompt in enumerate(prompts):
         if prompt.turns:
             turn = len(prompt.turns) - 1
-            [ids] = encode(planned, [prompt.after([""] * turn)], template, arguments)
+            [ids] = encode(planned, settings, [prompt.after([""] * turn)])
             # Any tokens stand in for the answers.
             whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))
@@ -150,7 +151,8 @@ def encode_set(
     if described:
         note(described)
     num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
-    if template == "never" and num_chats and not asks_chats(settings):
+    is_text = template_here(settings, planned.tokenizer) == "never"
+    if is_text and num_chats and not asks_chats(settings):
         say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
     return encoded
 

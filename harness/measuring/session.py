@@ -19,10 +19,9 @@ from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
-from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin, template_here
+from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.weight_columns import identity_columns, placed_columns
 from harness.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -30,6 +29,7 @@ from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
+from harness.results.weights import weights_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,7 +125,12 @@ class Session:
 
     @functools.cached_property
     def _identity_columns(self) -> dict[str, str | None]:
-        return identity_columns(self.settings)
+        """The identities of the weights that the settings name; none for random ones."""
+        if self.settings.weights == "random":
+            return {}
+        columns = {"model": "weights_identity", "draft": "draft_weights_identity"}
+        models = self.settings.models.items()
+        return {columns[role]: weights_identity(model) for role, model in models}
 
     @property
     def kept_in(self) -> Path:
@@ -146,7 +151,7 @@ class Session:
         Raises:
             SettingError: a prompt does not fit into a model's context with its new tokens.
         """
-        token_ids = self.encode_unchecked(prompts)
+        token_ids = encode(self.planned, self.settings, prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
         excess = self.planned.excess(token_ids, new_tokens)
         if excess is not None:
@@ -155,10 +160,7 @@ class Session:
 
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids as `encode` has them, also of prompts that are too long for the models."""
-        template = template_here(self.settings, self.tokenizer)
-        settings = getattr(self.settings, "prompts", None)
-        arguments = settings and settings.template_arguments
-        return encode(self.planned, prompts, template, arguments)
+        return encode(self.planned, self.settings, prompts)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
@@ -385,6 +387,23 @@ class Session:
             columns["served_model"] = self.engine.served_model
             columns["server_command"] = self.engine.server_command
             columns["setup_s"] = self.engine.setup_seconds
-        if self.placed is not None:
-            columns |= placed_columns(self.placed)
+        placed = self.placed
+        if placed is not None:
+            # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
+            columns["draft_layers"] = getattr(placed.draft_settings, "layers", None)
+            if placed.translation is not None:
+                columns["translation"] = placed.translation.method
+            target = placed.models[0]
+            columns["dtype"] = str(target.dtype).removeprefix("torch.")
+            columns["weight_bytes"] = target.placement.bytes_per_device
+            draft = placed.draft_model
+            if placed.head is not None:
+                # A head is beside the target's first layers, in the target's format.
+                columns["draft_dtype"] = columns["dtype"]
+                columns["draft_weight_bytes"] = {
+                    str(placed.devices[0]): placed.sketches[1].weight_bytes
+                }
+            elif draft is not None:
+                columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
+                columns["draft_weight_bytes"] = draft.placement.bytes_per_device
         return columns
