@@ -113,7 +113,7 @@ class Arm:
         drafts: whether it is known to speculate before it is asked.
         dialect: what is known of servers of its kind.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
-            requests. Acceptance is there, if it is told, because records do not have it.
+            requests. Reported acceptance is there, because records do not have it.
         last_load: what it had in flight meanwhile; None where it sends no requests.
     """
 
@@ -159,7 +159,7 @@ class Arm:
         return prompt
 
     def counted(self) -> Counts | None:
-        """The counts of a server since the last question began; None where it does not tell."""
+        """The counts of a server since the last question began; None where it reports none."""
         return None
 
 

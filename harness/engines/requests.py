@@ -59,7 +59,7 @@ class RequestRecord:
         num_tokens: of the answer: as many as arrived as ids; without ids as many as the server
             counts, else those of its text.
         text: of the answer, from servers.
-        from_text: whether `token_ids` were read from the text, because the server did not tell all.
+        from_text: whether `token_ids` were read from the text, because the server did not send all.
         on_new_connection: whether a connection was opened for it.
         sent_again: whether it was sent a second time, because the server had closed a kept-alive
             connection.
@@ -68,9 +68,8 @@ class RequestRecord:
             there were of each.
         branches: of trees: at each node that was reached, how many children were offered, and which
             of them was accepted.
-        num_read: tokens of the prompt by the server's count; None where it does not tell.
-        num_cached: tokens of the prompt that the server took from a cache; None where it does not
-            tell.
+        num_read: tokens of the prompt by the server's count; None where it does not report them.
+        num_cached: of these, those that the server took from a cache; None where it does not report them.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.

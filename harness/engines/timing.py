@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
 from harness.decoding.protocols import Iteration
@@ -22,9 +21,6 @@ from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counts
 from harness.models import devices
 from harness.results.acceptance import Acceptance
-
-if TYPE_CHECKING:
-    pass
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
 # of that time, so that drawing takes no more than a tenth of a user's wait.
@@ -44,12 +40,13 @@ class Generation:
             last row. Of requests that were sent, the share of that time that they had of the
             server.
         num_first: tokens of all rows in the first record; 0 until `finish`.
+        question: that it answers; None where only records are known.
         started_ns: when it began, on the wall clock.
         requests: one per prompt, set by `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch
             share theirs.
         load: what was in flight meanwhile, where the arm sends requests to a server.
-        counted: growth of the server's counters meanwhile; None where it does not tell.
+        counted: growth of the server's counters meanwhile; None where it reports none.
         gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """

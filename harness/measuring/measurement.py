@@ -92,8 +92,8 @@ class Measurement:
 
     Attributes:
         digest: of everything that determines the figures.
-        server_started: the start of the servers, as they tell it; None without any, and where one
-            does not tell it.
+        server_started: start times reported by the servers, verbatim; None without any, and where one
+            reports none.
         reusable: whether earlier figures may be taken over at all.
         any_start: whether those of servers that were started again since may be, too.
     """

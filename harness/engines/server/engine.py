@@ -199,9 +199,10 @@ class ServerArm(Arm):
         num_asked: questions since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
 
-    `identify` and `connect` set the others, which stay when the server has ended:
+    `identify` (model, dialect, server) and `connect` set the others, which stay when the server has ended:
         model: that it is asked for; None before the first time.
         dialect: how it is asked.
+        client: of its API, until it has ended.
         form: of its requests.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
