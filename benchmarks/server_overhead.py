@@ -48,7 +48,10 @@ def main() -> None:
         url = server.stdout.readline().strip()
         settings = ServerSettings(name="server", url=url)
         run: Any = SimpleNamespace(
-            engine=settings, model=ModelSettings(name="tiny", repository="tiny"), draft=None
+            engine=settings,
+            model=ModelSettings(name="tiny", repository="tiny"),
+            draft=None,
+            JUDGES_DRAFT=False,
         )
         opening = Opening(
             settings=run,

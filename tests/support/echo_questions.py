@@ -39,7 +39,7 @@ def texts(question: Question) -> list[list[int]]:
 def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:
     """An engine for servers under these settings of `engine=server`."""
     engine = server.ServerSettings(name="server", **settings)
-    run: Any = SimpleNamespace(engine=engine, model=TINY, draft=None)
+    run: Any = SimpleNamespace(engine=engine, model=TINY, draft=None, JUDGES_DRAFT=False)
     opening = Opening(
         settings=run,
         decoding=DECODING,
