@@ -71,7 +71,7 @@ class Name:
 
 
 class Named(NamedTuple):
-    """A run and one of its rows, with what distinguishes the run from others."""
+    """A run with what distinguishes it from others, and the row that a table shows of it: `run.last`, or another."""
 
     name: Name
     run: Run

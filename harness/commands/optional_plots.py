@@ -1,4 +1,4 @@
-"""The module `drawing`, for callers that do without it where matplotlib is not installed."""
+"""The module `tables.drawing`, for callers that do without plots where matplotlib is not installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL_PLOTS = "pip install 'specharness[report]'"
 
 
 def optional_plots() -> ModuleType | None:
-    """The module `drawing`; None without matplotlib, which a line on stderr says."""
+    """The module `harness.tables.drawing`; None without matplotlib, with a line on stderr."""
     try:
         from harness.tables import drawing
     except ModuleNotFoundError as error:
@@ -26,6 +26,14 @@ def optional_plots() -> ModuleType | None:
 
 
 def drawn_files(command: Command, rows: Sequence[RunRow]) -> dict[str, str]:
-    """A run's own pictures, by the names of their files; none without matplotlib."""
-    plots = optional_plots()
-    return {} if plots is None else plots.picture_files(lambda: command.plots([Run(list(rows))]))
+    """The SVG text of the command's plots of one run, by file name; {} without matplotlib.
+
+    Args:
+        rows: all rows of the run.
+    """
+    drawing = optional_plots()
+    if drawing is None:
+        return {}
+    run = Run(list(rows))
+    files: dict[str, str] = drawing.picture_files(lambda: command.plots([run]))
+    return files

@@ -115,8 +115,8 @@ class Findings:
     Attributes:
         runs: with figures, each measurement once, oldest first.
         failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
-        others: measurements by other tools, see `read_other`.
-        files: number of rows read by file.
+        others: measurements by other tools (AIPerf, vLLM), as rows of `latency`, see `read_other`.
+        files: the number of rows by file, of each file of ours that was read.
         notes: what could not be read, or was left out.
     """
 
@@ -200,7 +200,7 @@ class _Reader:
     """Reads files and directories.
 
     Attributes:
-        findings: the contents of the files so far. Its runs are in it as often as they were read.
+        findings: the contents of the files so far; a run that is in several files is in it several times.
         unfinished: runs without a result, by the file of their configuration.
     """
 
@@ -219,6 +219,7 @@ class _Reader:
         # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
         # the first file has other columns.
         self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
+        # Rows of prompts files, by the `run` that wrote them.
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
             if path.is_dir():
@@ -229,9 +230,10 @@ class _Reader:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
 
     def finish(self) -> None:
-        """Give the runs of `latency` the rows of their prompts.
+        """Check that anything was found, and give the runs of `latency` the rows of their prompts.
 
-        Those of files that were read come first, then those in the run's own directory.
+        They come from a prompts file among those that were read, or else from the run's own directory. This comes last,
+        because callers leave out runs first, and reading prompts takes long.
 
         Raises:
             SettingError: no file has the result of a run.

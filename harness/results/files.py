@@ -24,7 +24,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class Contents(NamedTuple):
-    """The contents of a CSV file.
+    """The contents of a CSV file, or of a `result.json`.
 
     Attributes:
         kind: of its rows; None for a file that is not ours.

@@ -30,6 +30,7 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
     """Write the file of a run, whole or not at all; a run without rows leaves none.
 
     Args:
+        rows: all rows of the run, the one that is judged last.
         devices: product names of the devices that computed.
     """
     if not rows:
@@ -60,7 +61,7 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
 
 
 def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
-    """The rows of such a file, of any of these kinds; None for another file.
+    """The rows of a `result.json` whose command has one of these kinds of row; None for any other JSON file.
 
     A value that cannot be read is None, as in a damaged CSV file.
 

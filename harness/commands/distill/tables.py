@@ -16,6 +16,7 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
     table = trained_table([Run(list(rows))])
     if not table.rows:
         return []
+    # Of the stage `after`, or `before` where the training did not end.
     last = _drafting(rows)[-1]
     learned = None
     if last.num_learned_tokens:
@@ -27,9 +28,9 @@ def distill_document(rows: Sequence[DistillRow]) -> Document:
 
 def trained_table(runs: Sequence[Run]) -> Table:
     """One row per training and stage."""
-    lines = []
+    stages = []
     for named in named_runs(runs):
-        lines += [named._replace(row=row) for row in _drafting(named.run.rows)]
+        stages += [named._replace(row=row) for row in _drafting(named.run.rows)]
     k = Column("K", of="row.num_draft_tokens", identifies_row=True)
     columns = (
         Column("pair", text=True, of="name.cell", once=True),
@@ -42,7 +43,7 @@ def trained_table(runs: Sequence[Run]) -> Table:
         Column("learned\ntokens", "{:,}".format, "row.num_learned_tokens"),
         Column("loss", number(3), "row.loss"),
     )
-    return Table.of("distill", "Before and after training", lines, columns)
+    return Table.of("distill", "Before and after training", stages, columns)
 
 
 def _drafting(rows: Sequence[DistillRow]) -> list[DistillRow]:

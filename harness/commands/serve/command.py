@@ -44,15 +44,21 @@ def run(
     """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin.
 
     Args:
-        loading: a context in which the engine is opened, by another thread.
+        loading: a context in which the engine is opened by another thread; signals end the process in it.
     """
     key = api_key("api_key_variable", settings.api_key_variable)
     # Before the weights load, which may take minutes.
     listening = listen(settings)
     try:
         keeper = PairKeeper()
-        limits = settings.max_prompt_tokens, settings.max_new_tokens, settings.most_draft_tokens
-        placed = keeper.place(settings, Demand(settings.batch_size, *limits, settings.runner))
+        demand = Demand(
+            settings.batch_size,
+            prompt_tokens=settings.max_prompt_tokens,
+            new_tokens=settings.max_new_tokens,
+            num_draft_tokens=settings.most_draft_tokens,
+            runner=settings.runner,
+        )
+        placed = keeper.place(settings, demand)
         _say(placed.describe())
         keeper.load()
         with loading():

@@ -65,6 +65,7 @@ class AcceptanceFigures(Group, Accepted):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        # The fields of this group that follow from the counts of iterations, by name.
         columns = arm.acceptance.columns(run.settings.num_levels)
         if arm.was_sent:
             columns |= _reported(arm)
@@ -105,7 +106,7 @@ class Health(Group):
 
 
 def _reported(arm: MeasuredArm) -> dict[str, Any]:
-    """Columns of acceptance that a server reports without iterations: in its answers, else by its counters."""
+    """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
     from harness.engines.requests import acceptance_columns
     from harness.engines.server.counters import counted_acceptance, traffic_columns
 
@@ -124,11 +125,11 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredAcceptance:
-    """The acceptance of a run, by prompt.
+    """The acceptance of a run's speculative arm, by prompt.
 
     Attributes:
-        requests: of each prompt.
-        categories: of the same prompts; None where a prompt has none.
+        requests: one entry per prompt, over its turns and repetitions.
+        categories: one entry per prompt, in the same order; None where a prompt has none.
         num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
             its lengths follow.

@@ -67,6 +67,7 @@ class Costs(Group):
         if pair is not None:
             columns["predicted_speedup"] = _prediction(*pair)
             columns["pass_ms_by_width"] = run.pass_ms
+        # One roof of the target, and one of a draft with weights of its own.
         for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
             if not prefix or pair is not None:
                 columns[f"{prefix}step_bytes"] = roof.step_bytes
@@ -79,7 +80,7 @@ class Costs(Group):
 def _iteration_ms(arm: MeasuredArm) -> float | None:
     """The mean time of an iteration in the timed runs: drafting, verifying, and the rest.
 
-    `decided` has the seconds at which each record came; the first one is of the prompts' pass.
+    `Generation.decided` has the seconds from the start to each record; the first one is of the prompts' pass.
     """
     batches = [generation for generation in arm.generations if not generation.sent]
     num_iterations = sum(len(generation.decided) - 1 for generation in batches)

@@ -135,7 +135,7 @@ class MeasuredRun:
     """Everything that a run has measured so far; the rest has its default.
 
     Attributes:
-        arms: by name, the regular one first.
+        arms: `regular`, then `speculative`, as far as they are measured.
         idle: the arm that could draft and does not; None where there is none.
         num_resamples: samples of every bootstrap.
         in_blocks: whether each question is a block, with a start of each arm.
@@ -143,11 +143,11 @@ class MeasuredRun:
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
         identical: the ratio of the regular arm's times to its own, with `engine.aa=true`.
-        experts: a group that the engine was asked for.
-        health: a group about the answers, read by the weights.
+        experts: the group `Experts` (`experts_read`); None for a model without experts.
+        health: the group `Health` (`weights_check.read_again`); None where the weights were not loaded.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
-        roofs: of the target, and of the draft where it has its own weights.
+        roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
         smaller_k_follow: whether acceptance at a smaller K follows from what was measured.
         stopped_by: what ended a run with `precision`.
         confidence: level of the intervals of the speed-up.
