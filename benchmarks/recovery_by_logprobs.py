@@ -1,4 +1,4 @@
-"""False alarms and power of `recovery reference=server` by the number of tokens that a server shows.
+"""False alarms and power of `recovery reference=regular` by the number of tokens that a server shows.
 
     python benchmarks/recovery_by_logprobs.py [RUNS]
 
@@ -16,9 +16,9 @@ import sys
 import numpy as np
 
 from harness.commands.recovery.drawn import SHARE_OF_LEVEL, TokenTest
+from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.served_reference import ServedReference
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
@@ -70,7 +70,8 @@ def main() -> None:
         shifted = exact * factors
         shifted /= shifted.sum(-1, keepdims=True)
         for num_top in (5, 20, VOCABULARY):
-            reference = ServedReference(Showing(np.log(rows), num_top), [1], VOCABULARY, num_top, 1)  # type: ignore[arg-type]
+            arm = Showing(np.log(rows), num_top)
+            reference = RegularReference(arm, [1], VOCABULARY, num_top, 1)  # type: ignore[arg-type]
             num_found = {"honest": 0, "shifted": 0}
             for run in range(num_runs):
                 for name, source in (("honest", sums), ("shifted", shifted.cumsum(-1))):

@@ -58,7 +58,7 @@ SAMPLINGS = "samplings=[as_asked]"
 
 def main() -> None:
     parser = common.parser(__doc__, runs=50, fault_runs=1, draws=1000, fault_draws=2500, shift=0.3)
-    parser.add_argument("--references", default="server,weights", help="of runs with a fault")
+    parser.add_argument("--references", default="regular,weights", help="of runs with a fault")
     parser.add_argument("--url", help="of a speculative server of vLLM's")
     parser.add_argument("--regular-url")
     parser.add_argument("--fault-file", type=Path, help="that this server reads")
@@ -69,7 +69,7 @@ def main() -> None:
     for fault in options.faults or ["none", *own_faults]:
         num_runs = options.runs if fault == "none" else options.fault_runs
         num_draws = options.draws if fault == "none" else options.fault_draws
-        references = ["server"] if fault == "none" else options.references.split(",")
+        references = ["regular"] if fault == "none" else options.references.split(",")
         with contextlib.ExitStack() as stack:
             if options.url is None:
                 url = stack.enter_context(served(fault))

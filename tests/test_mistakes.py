@@ -304,7 +304,7 @@ MISTAKES = {
     "recovery fault=rollback": "fault=rollback: no such name (did you mean rollback_off_by_one?)",
     "recovery fault=off_by_one":
         "fault=off_by_one: no such name (did you mean leaving_off_by_one or rollback_off_by_one?)",
-    "recovery load=4 reference=server": "reference=server: needs engine=server",
+    "recovery load=4 reference=regular": "reference=regular: must be auto or weights with engine=local",
     "recovery load=0": "load=0: must be at least 1",
     "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",

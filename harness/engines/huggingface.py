@@ -6,17 +6,19 @@ every engine yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
@@ -25,12 +27,18 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.drafting.registry import method_of
 from harness.engines.checks.reference import ModelReference, not_finite, open_reference
 from harness.engines.pair import Pair, PlannedPair
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Preparation
+from harness.engines.requests import RequestRecord
+from harness.engines.server.dialects import IN_PROCESS
 from harness.models.checkpoints import recurrent_kind
 from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
 from harness.runners.attention import without_cudnn
+
+# Sampling parameters of a request that `GenerationConfig` has too.
+_PARAMETERS = ("min_p", "repetition_penalty")
+_WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
 def check_pair(
@@ -99,12 +107,13 @@ class HuggingFaceEngine(Engine):
         self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
-        self.arms: Sequence[Arm] = [HuggingFaceArm("regular", pair, self._thread)]
+        regular = HuggingFaceArm("regular", pair, self._thread, scores_texts=True)
+        self.arms: Sequence[Arm] = [regular]
         if draft_settings is not None:
             speculative = HuggingFaceArm(
                 "speculative", pair, self._thread, arguments, assistant, schedule
             )
-            self.arms = [*self.arms, speculative]
+            self.arms = [regular, speculative]
 
     def close(self) -> None:
         """End the thread and free the reference's runners; the pair is the caller's."""
@@ -131,17 +140,79 @@ class HuggingFaceArm(Arm):
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: str = "constant"
+    scores_texts: bool = False
     tells_drafts = True
+    dialect = IN_PROCESS
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """One record per pass of the target; the first one of the speculative arm may hold draft
         tokens.
         """
+        return self._generated(question, _Recorder(question.decoding.max_new_tokens))
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """Answer requests one after the other, whatever `num_in_flight` is.
+
+        Log-probabilities are those of the logits that `generate` returns (`output_logits`).
+        """
+        for place, request in enumerate(requests):
+            further = dict(request.parameters)
+            if further.pop("logprobs", None) is not None:
+                further |= _WITH_LOGITS
+            for name, value in further.items():
+                known = name in (*_PARAMETERS, *_WITH_LOGITS)
+                require(known, name, "is no parameter of generate() here", value)
+            record = request.record(place)
+            started = time.perf_counter()
+            recorder = _Recorder(request.question.decoding.max_new_tokens)
+            for iteration in self._generated(request.question, recorder, further):
+                record.add(iteration.tokens[0], time.perf_counter() - started)
+                if iteration.proposed[0]:
+                    record.outcomes.append((len(iteration.proposed[0]), iteration.num_accepted[0]))
+                if record.may_be_left:
+                    break
+            for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
+                record.logprobs.append(logits.log_softmax(-1)[token].item())
+            yield record
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """By `generate` itself, to which only the tokens of the text are left to choose from."""
+        found: list[list[Likeliest]] = []
+        for prompt, text in texts:
+            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
+            question = Question([prompt], decoding, 0, [0])
+            recorder = _Recorder(len(text))
+            forced = [_Forced(len(prompt), text)]
+            for _ in self._generated(question, recorder, _WITH_LOGITS, forced):
+                pass
+            of_text: list[Likeliest] = []
+            for token, [logits] in zip(text, recorder.logits, strict=True):
+                logprobs = logits.log_softmax(-1)
+                likeliest = logprobs.topk(len(logprobs) if num_top < 0 else num_top)
+                by_token = dict(
+                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+                )
+                of_text.append({**by_token, token: logprobs[token].item()})
+            found.append(of_text)
+        return found
+
+    def _generated(
+        self,
+        question: Question,
+        recorder: _Recorder,
+        further: Mapping[str, Any] = MappingProxyType({}),
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> Iterator[Iteration]:
+        """Run `generate`, and yield its records; `further` is of its `GenerationConfig`."""
         (prompt,), (index,) = question.prompts, question.indices
         target: Any = self.pair.target.model
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
-        config = _generation_config(decoding, question.stop_tokens)
+        config = _generation_config(decoding, question.stop_tokens, **further)
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
         configs = {target: GenerationConfig()}
@@ -150,8 +221,8 @@ class HuggingFaceArm(Arm):
         arguments = self.arguments | {
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
+            "logits_processor": list(processors),
         }
-        recorder = _Recorder(decoding.max_new_tokens)
         # A head always drafts as many tokens as it can.
         is_constant = self.schedule == "constant"
         most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
@@ -172,7 +243,9 @@ class HuggingFaceArm(Arm):
                         recorder.sum_logits("model" if model is target else "draft", model)
                     )
                 torch.manual_seed(question.seed_of(index))
-                target.generate(prompt_ids, streamer=recorder, **arguments)
+                output = target.generate(prompt_ids, streamer=recorder, **arguments)
+                if config.output_logits:
+                    recorder.logits = output.logits
 
         def records() -> Iterator[Iteration]:
             running = self.thread.submit(generate)
@@ -204,6 +277,7 @@ class _Recorder(BaseStreamer):
         abandoned: set when nobody reads the records any more.
         proposed: the candidates that are being verified.
         num_generated: the new tokens so far; None before the prompt.
+        logits: after the end, where they were asked for: the target's [1, V] before each new token.
         logit_sums: of each forward pass the role of the model (`model` or `draft`), the number of tokens generated
             before, and the sum of all logits (a scalar), finite if they all are.
     """
@@ -213,6 +287,7 @@ class _Recorder(BaseStreamer):
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
+    logits: Sequence[Tensor] = ()
     logit_sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
@@ -300,7 +375,23 @@ class _Recorder(BaseStreamer):
         return lambda: delattr(model, "_get_candidate_generator")
 
 
-def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) -> GenerationConfig:
+class _Forced(LogitsProcessor):
+    """Leaves the tokens of a text alone to choose from, one after the other."""
+
+    def __init__(self, num_prompt_tokens: int, text: Sequence[int]) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text = text
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self._text[input_ids.shape[1] - self._num_prompt_tokens]
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0.0
+        return forced
+
+
+def _generation_config(
+    decoding: DecodingSettings, stop_tokens: frozenset[int], **further: Any
+) -> GenerationConfig:
     """The warp and the limits that every engine has.
 
     Without stop tokens exactly `max_new_tokens` are generated.
@@ -313,7 +404,7 @@ def _generation_config(decoding: DecodingSettings, stop_tokens: frozenset[int]) 
         "max_new_tokens": decoding.max_new_tokens,
         "eos_token_id": sorted(stop_tokens) or None,
     }
-    return GenerationConfig(**limits, **warp, pad_token_id=0)
+    return GenerationConfig(**limits, **warp, **further, pad_token_id=0)
 
 
 def _assistant_config(decoding: DecodingSettings, schedule: str) -> GenerationConfig:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # The name of `Engine.idle`.
 IDLE = "idle"
+# The likeliest tokens before a token of a text, and that token if the arm adds it: their log-probabilities by id.
+Likeliest = Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,10 @@ class Arm:
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
         drafts: whether it is known to speculate before it is asked.
-        dialect: what is known of servers of its kind.
+        dialect: what is known of servers of its kind; of other engines how they document log-probabilities.
         last_requests: the requests of the last question, one per prompt, of an arm that sends
             requests. Reported acceptance is there, because records do not have it.
+        scores_texts: whether it has log-probabilities of given texts (`text_logprobs`).
         last_load: what it had in flight meanwhile; None where it sends no requests.
     """
 
@@ -122,6 +125,7 @@ class Arm:
     never_drawn: frozenset[int] = frozenset()
     drafts: bool = False
     dialect: Dialect = UNKNOWN
+    scores_texts: bool = False
     last_requests: Sequence[RequestRecord] = ()
     last_load: Load | None = None
 
@@ -146,6 +150,20 @@ class Arm:
 
         Raises:
             SettingError: the arm has no such parameter.
+        """
+        raise NotImplementedError
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """The log-probabilities before each token of texts, for arms with `scores_texts`.
+
+        Args:
+            texts: prompts and texts behind them.
+            num_top: how many of the likeliest tokens are asked for; -1 for all.
+
+        Raises:
+            RunError: the arm does not give them.
         """
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.drafting.heads.find import DraftPlan
 from harness.drafting.registry import HEADS, METHODS
@@ -155,7 +155,7 @@ class StubbornClock:
 
 
 class OneTokenAtATime:
-    """An engine of vLLM's shape that answers every request with two tokens."""
+    """An engine of vLLM's shape that answers every request with two tokens, and scores its prompt of two."""
 
     def __init__(self) -> None:
         self.num_decided: dict[str, int] = {}
@@ -174,8 +174,11 @@ class OneTokenAtATime:
         for identity in list(self.num_decided):
             self.num_decided[identity] += 1
             finished = self.num_decided[identity] == 2
-            text = SimpleNamespace(token_ids=[7], spec_decode_metrics=None)
-            outputs.append(SimpleNamespace(request_id=identity, outputs=[text], finished=finished))
+            likeliest = {7: SimpleNamespace(logprob=-0.5), 8: SimpleNamespace(logprob=-1.5)}
+            text = SimpleNamespace(token_ids=[7], spec_decode_metrics=None, logprobs=[likeliest])
+            output = SimpleNamespace(request_id=identity, outputs=[text], finished=finished)
+            output.prompt_logprobs = None if finished else [None, likeliest]
+            outputs.append(output)
             if finished:
                 del self.num_decided[identity]
         return outputs
@@ -187,7 +190,7 @@ QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=2),
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> OneTokenAtATime:
     monkeypatch.setattr(vllm_engine, "time", StubbornClock())
-    monkeypatch.setattr(vllm_engine, "_sampling_parameters", lambda question, index: None)
+    monkeypatch.setattr(vllm_engine, "_sampling_parameters", lambda *_, **__: None)
     return OneTokenAtATime()
 
 
@@ -210,6 +213,15 @@ def test_under_load_each_request_has_a_start_of_its_own(llm: OneTokenAtATime) ->
     assert [record.index for record in records] == [0, 1, 2]
     assert [record.arrivals for record in records] == [[0.25, 0.5], [0.25], [0.25, 0.5]]
     assert len(llm.aborted) == 1
+    assert records[0].logprobs == [-0.5, -0.5]
+
+
+def test_texts_are_scored_as_prompts(llm: OneTokenAtATime) -> None:
+    arm = arm_over(llm)
+    assert arm.scores_texts
+    assert arm.text_logprobs([([1], [7])], 2, 1) == [[{7: -0.5, 8: -1.5}]]
+    with pytest.raises(RunError, match="1 log-probabilities came for 2 tokens"):
+        arm.text_logprobs([([1], [7, 8])], 2, 1)
 
 
 def test_says_that_vllm_is_not_installed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,17 +79,6 @@ def choose_contexts(
     return sorted(chosen.values(), key=entropy_of, reverse=True)[:NUM_CONTEXTS]
 
 
-def last_contexts(prompts: Sequence[Sequence[int]]) -> list[Context]:
-    """The ends of the first prompts, each end once, where no probabilities say which places are
-    better.
-    """
-    found: dict[tuple[int, ...], Context] = {}
-    for index, prompt in enumerate(prompts):
-        context = Context(index, len(prompt), tuple(prompt[-CONTEXT_TOKENS:]))
-        found.setdefault(context.token_ids, context)
-    return list(found.values())[:NUM_CONTEXTS]
-
-
 def recovered_entropy(
     reference: Reference, contexts: Sequence[Sequence[int]], decoding: DecodingSettings
 ) -> Tensor:

@@ -36,12 +36,6 @@ def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Div
     return "lossless", worst
 
 
-def is_cut_short(text: RequestRecord, num_tokens: int, end_tokens: frozenset[int]) -> bool:
-    """Whether a text has fewer than `num_tokens` tokens although no end token ended it."""
-    has_ended = bool(text.token_ids) and text.token_ids[-1] in end_tokens
-    return text.num_tokens < num_tokens and not has_ended
-
-
 @dataclass
 class GreedyTexts:
     """The greedy texts of a run that were compared.
@@ -67,7 +61,11 @@ class GreedyTexts:
         shortest = min(text.num_tokens for text in texts)
         self.divergences.append(divergence)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
-        self.num_cut_short += any(is_cut_short(text, num_asked, self.end_tokens) for text in texts)
+        for text in texts:
+            has_ended = bool(text.token_ids) and text.token_ids[-1] in self.end_tokens
+            if text.num_tokens < num_asked and not has_ended:
+                self.num_cut_short += 1
+                break
 
     def compare(
         self,

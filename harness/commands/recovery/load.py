@@ -16,10 +16,10 @@ from typing import Any
 from harness.commands.recovery.drawn import TokenTest, draws_needed, together
 from harness.commands.recovery.greedy import GreedyTexts
 from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.regular_reference import RegularReference, regular_reference
 from harness.commands.recovery.returned_logprobs import TOLERANCE
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.served_reference import ServedReference, regular_as_reference
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     PlannedRequest,
@@ -51,31 +51,26 @@ Checks = Iterator[dict[str, Any]]
 
 @dataclass
 class LoadTest:
-    """An arm, and what it is tested with.
+    """What an arm is tested with.
 
     Attributes:
+        num_in_flight: requests at any time.
         samplings: sampling settings that are tested.
         refused: names of those that the engine refused; None without any.
         end_tokens: those at which the target ends a text.
     """
 
     settings: RecoverySettings
-    arm: Arm
+    num_in_flight: int
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]
     refused: str | None
-    references: References
     end_tokens: frozenset[int]
 
     def workload(self) -> Workload:
         """The requests, from the first one on."""
         settings = self.settings
         return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
-
-    @property
-    def num_in_flight(self) -> int:
-        assert self.settings.load is not None
-        return self.settings.load
 
     def ask(
         self,
@@ -99,14 +94,32 @@ class LoadTest:
             )
         return [answers[place] for place in range(len(requests))]
 
+    def ask_in_rounds(
+        self, arm: Arm, num_drawn_each: int
+    ) -> tuple[list[tuple[PlannedRequest, RequestRecord]], list[RequestRecord]]:
+        """Ask two rounds, the second after answers of the first. Returns all answers, and with their requests
+        those that nobody left midway.
+        """
+        workload = self.workload()
+        first = workload.first_turns(num_drawn_each)
+        answers = self.ask(arm, first, self.num_in_flight)
+        first_texts = [answer.token_ids for answer in answers]
+        second = workload.second_turns(first, first_texts, num_drawn_each)
+        answers += self.ask(arm, second, self.num_in_flight, "under load, second turns")
+        asked = zip([*first, *second], answers, strict=True)
+        return [pair for pair in asked if pair[0].is_compared], answers
+
 
 def checks_under_load(
-    session: Session, settings: RecoverySettings, prompts: Sequence[Sequence[int]]
+    session: Session,
+    settings: RecoverySettings,
+    prompts: Sequence[Sequence[int]],
+    references: References,
 ) -> Checks:
     """Open the engine, ask greedy and drawn requests beside each other, and yield the columns of
     each check.
 
-    Where the model's exact probabilities are known, from its weights or as the regular server
+    Where the model's exact probabilities are known, from its weights or as the regular arm
     reports them, they score all answers; elsewhere the same requests are asked again, one at a
     time, and both answers are compared.
 
@@ -117,7 +130,6 @@ def checks_under_load(
         RunError: the engine does not answer at all, or takes no sampling setting.
     """
     assert settings.load is not None
-    references = References(session)
     # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
     longest = max(map(len, prompts)) + 1
     longest_second = longest + settings.decoding.max_new_tokens + FOLLOW_UP
@@ -127,32 +139,31 @@ def checks_under_load(
     is_vllm = settings.engine.name == "vllm" or "vLLM" in (engine.server or "")
     taken, refused = taken_samplings(arm, settings, prompts[0], is_vllm)
     reference: TextReference | None = None
-    if settings.reference != "server":
+    if settings.reference != "regular":
         reference = references.for_tokens()
     if reference is None and settings.reference != "weights":
-        reference = regular_as_reference(session, settings, prompts[0])
-    if isinstance(reference, ServedReference):
+        reference = regular_reference(session, settings, prompts[0])
+    if isinstance(reference, RegularReference):
         unknown = [sampling for sampling in taken if not reference.knows(sampling)]
         if unknown:
             names = ", ".join(sampling.name for sampling in unknown)
             say(f"not tested, because top_logprobs={settings.top_logprobs} is not enough: {names}")
         taken = [sampling for sampling in taken if sampling not in unknown]
-    end_tokens = session.end_tokens()
     test = LoadTest(
-        settings, arm, prompts, taken, ", ".join(refused) or None, references, end_tokens
+        settings, settings.load, prompts, taken, ", ".join(refused) or None, session.end_tokens()
     )
     if reference is not None:
-        yield from _against_exact(test, reference)
+        yield from _against_exact(test, arm, reference)
         return
     if getattr(settings.engine, "chat", False):
-        say("engine.chat=true: answers are compared with those of the same server alone")
+        say("engine.chat=true: answers are compared with those to the same requests alone")
     else:
         say("without the exact distribution: answers are compared with each other")
-    yield from _against_alone(test)
+    yield from _against_alone(test, arm, engine.arms[0], references)
 
 
-def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
-    """Test an arm's answers by exact probabilities; before that a server that is the reference.
+def _against_exact(test: LoadTest, arm: Arm, reference: TextReference) -> Checks:
+    """Test an arm's answers by exact probabilities; before that the arm that is the reference.
 
     Raises:
         RunError: log-probabilities that came with tokens are wrong.
@@ -184,100 +195,94 @@ def _against_exact(test: LoadTest, reference: TextReference) -> Checks:
         tested += f" and {num_tokens:,} drawn tokens over {num_samplings} sampling settings"
     num_drawn_each = math.ceil(num_tokens / mean_length / 2)
 
-    returned = []
-    tolerance = TOLERANCE
-    arms = [test.arm]
-    if isinstance(reference, ServedReference):
-        arms = [reference.arm, test.arm]
-    for arm in arms:
+    def scored(arm: Arm) -> tuple[Scores, list[RequestRecord]]:
         say(f"testing the {arm.name} arm with {tested}, {test.num_in_flight} in flight")
-        scores, answers = _scored(test, arm, reference, num_drawn_each)
-        greedy = scores.greedy.columns()
-        checks = []
-        overall: dict[str, Any] = {}
-        if test.samplings:
-            parts = []
-            for sampling in test.samplings:
-                texts = [text for text in scores.drawn if text.sampling == sampling]
-                for name, places in (("first", slice(0, 1)), ("later", slice(1, None))):
-                    check = token_test.check(texts, places, scores.two_routes)
-                    parts.append(check)
-                    checks.append(check.columns() | {"sampling": f"{sampling.name}, {name} tokens"})
-            of_pairs = token_test.check_pairs(scores.drawn)
-            checks.append(of_pairs.columns() | {"sampling": PAIRS})
-            overall = together(parts).columns()
-        is_lossy = "lossy" in {greedy["verdict"], *(check["verdict"] for check in checks)}
-        if scores.returned.returned:
-            columns = scores.returned.columns(arm.dialect.logprobs, tolerance)
-            if columns:
-                returned.append(columns | {"arm": arm.name, "refused": test.refused})
-            else:
-                say(f"{arm.name}: log-probabilities were asked for, and none came")
-        if arm is test.arm:
-            yield greedy
-            yield from checks
-            if overall:
-                yield {
-                    **overall,
-                    "refused": test.refused,
-                    "num_draws_needed": needed(overall["num_draws"])
-                    if overall["verdict"] == "undecided"
-                    else None,
-                    "acceptance": Acceptance.of(
-                        pair for answer in answers for pair in answer.outcomes
-                    ),
-                    # Some servers tell it without iterations.
-                    "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
-                }
-            continue
-        # The reference itself.
-        assert isinstance(reference, ServedReference)
-        p_values = [check["p_value"] for check in checks if check["p_value"] is not None]
+        compared, answers = test.ask_in_rounds(arm, num_drawn_each)
+        num_together = min(test.num_in_flight, 8)
+        scores = Scores(reference, test.end_tokens, num_together, [settings.seed, 1])
+        scores.add([pair for pair in compared if not pair[0].is_greedy])
+        if isinstance(reference, RegularReference) and arm is reference.arm:
+            texts = [(planned.prompt, answer.token_ids) for planned, answer in compared]
+            reference.learn_rounding([text for text in texts if text[1]], scores.returned)
+        scores.add([pair for pair in compared if pair[0].is_greedy])
+        return scores, answers
+
+    returned: list[dict[str, Any]] = []
+    tolerance = TOLERANCE
+    if isinstance(reference, RegularReference):
+        scores, _ = scored(reference.arm)
+        checks, overall = _checks(test, token_test, scores)
+        is_lossy = "lossy" in {check["verdict"] for check in checks}
+        p_values = [check["p_value"] for check in checks if check.get("p_value") is not None]
         yield {
-            **greedy,
+            **checks[0],
             **overall,
             "check": "reference",
-            "arm": arm.name,
+            "arm": reference.arm.name,
             "verdict": "undecided" if is_lossy else "lossless",
             "p_value": min(p_values, default=None),
             "refused": test.refused,
         }
-        tolerance = max(_LEAST_TOLERANCE, reference.rounding)
         if is_lossy:
             return
+        returned += _returned_check(test, reference.arm, scores, tolerance)
+        tolerance = max(_LEAST_TOLERANCE, reference.rounding)
+    scores, answers = scored(arm)
+    checks, overall = _checks(test, token_test, scores)
+    yield from checks
+    if overall:
+        is_undecided = overall["verdict"] == "undecided"
+        yield {
+            **overall,
+            "refused": test.refused,
+            "num_draws_needed": needed(overall["num_draws"]) if is_undecided else None,
+            "acceptance": Acceptance.of(pair for answer in answers for pair in answer.outcomes),
+            # Some servers tell it without iterations.
+            "acceptance_rate": acceptance_columns(answers)["acceptance_rate"],
+        }
+    returned += _returned_check(test, arm, scores, tolerance)
     yield from returned
     wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
-        if not is_lossy:
+        if "lossy" not in {check["verdict"] for check in checks}:
             raise RunError(about)
         say(about)
 
 
-def _scored(
-    test: LoadTest, arm: Arm, reference: TextReference, num_drawn_each: int
-) -> tuple[Scores, list[RequestRecord]]:
-    """Ask two rounds of requests, the second after answers of the first, and score the answers."""
-    workload = test.workload()
-    first = workload.first_turns(num_drawn_each)
-    answers = test.ask(arm, first, test.num_in_flight)
-    first_texts = [answer.token_ids for answer in answers]
-    second = workload.second_turns(first, first_texts, num_drawn_each)
-    answers += test.ask(arm, second, test.num_in_flight, "under load, second turns")
-    scores = Scores(reference, test.end_tokens, min(test.num_in_flight, 8), [test.settings.seed, 1])
-    asked = zip([*first, *second], answers, strict=True)
-    # Others were left midway.
-    compared = [(planned, answer) for planned, answer in asked if planned.is_compared]
-    scores.add([pair for pair in compared if not pair[0].is_greedy])
-    if isinstance(reference, ServedReference) and arm is reference.arm:
-        texts = [(planned.prompt, answer.token_ids) for planned, answer in compared]
-        reference.learn_rounding([text for text in texts if text[1]], scores.returned)
-    scores.add([pair for pair in compared if pair[0].is_greedy])
-    return scores, answers
+def _checks(
+    test: LoadTest, token_test: TokenTest, scores: Scores
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The columns of the checks of scored answers, the greedy one first, and those of all drawn tokens together."""
+    checks = [scores.greedy.columns()]
+    if not test.samplings:
+        return checks, {}
+    parts = []
+    for sampling in test.samplings:
+        texts = [text for text in scores.drawn if text.sampling == sampling]
+        for name, places in (("first", slice(0, 1)), ("later", slice(1, None))):
+            check = token_test.check(texts, places, scores.two_routes)
+            parts.append(check)
+            checks.append(check.columns() | {"sampling": f"{sampling.name}, {name} tokens"})
+    checks.append(token_test.check_pairs(scores.drawn).columns() | {"sampling": PAIRS})
+    return checks, together(parts).columns()
 
 
-def _against_alone(test: LoadTest) -> Checks:
-    """Ask requests under load and then one at a time, and compare both answers."""
+def _returned_check(
+    test: LoadTest, arm: Arm, scores: Scores, tolerance: float
+) -> list[dict[str, Any]]:
+    """The check of log-probabilities that an arm returned, if it returned any."""
+    if not scores.returned.returned:
+        return []
+    columns = scores.returned.columns(arm.dialect.logprobs, tolerance)
+    if not columns:
+        say(f"{arm.name}: log-probabilities were asked for, and none came")
+        return []
+    return [columns | {"arm": arm.name, "refused": test.refused}]
+
+
+def _against_alone(test: LoadTest, arm: Arm, other: Arm, references: References) -> Checks:
+    """Ask an arm under load, and another one, or the same, the same requests one at a time; compare both answers."""
     settings = test.settings
     workload = test.workload()
     # `shuffled` adds requests that are left midway.
@@ -292,17 +297,17 @@ def _against_alone(test: LoadTest) -> Checks:
         drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
     loaded = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
     about = f"{len(loaded):,} requests, {test.num_in_flight} in flight"
-    say(f"testing the {test.arm.name} arm: {about}, and up to as many alone")
-    answers = test.ask(test.arm, loaded, test.num_in_flight)
+    say(f"testing the {arm.name} arm: {about}, and up to as many alone ({other.name})")
+    answers = test.ask(arm, loaded, test.num_in_flight)
     under_load = dict(zip((planned.index for planned in loaded), answers, strict=True))
 
     texts = GreedyTexts(test.end_tokens)
     alone: Sequence[RequestRecord | None] = [None] * len(greedy)
-    if test.references.for_texts() is None:
-        alone = test.ask(test.arm, greedy, 1, "alone")
+    if references.for_texts() is None:
+        alone = test.ask(other, greedy, 1, "alone")
     for planned, expected in zip(greedy, alone, strict=True):
         answer = under_load[planned.index]
-        texts.compare(test.references, planned.prompt, planned.num_tokens, answer, expected)
+        texts.compare(references, planned.prompt, planned.num_tokens, answer, expected)
     yield texts.columns()
     if not test.samplings:
         return
@@ -313,7 +318,7 @@ def _against_alone(test: LoadTest) -> Checks:
         asked = drawn[sampling.name]
         # With new indices, and so with other random numbers.
         again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
-        answers_alone = test.ask(test.arm, again, 1, f"alone, {sampling.name}")
+        answers_alone = test.ask(other, again, 1, f"alone, {sampling.name}")
         loaded_answers = [under_load[planned.index] for planned in asked]
         check = token_test.compare(
             [answer.token_ids for answer in answers_alone],

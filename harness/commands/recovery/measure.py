@@ -1,7 +1,7 @@
 """`recovery`: is this pair, with these settings, on this machine, lossless?
 
 Texts are asked of the arm under test, one question after the other (`plain`) or many at a time (`load`). A reference
-scores them (`scores`): the model's weights, or a regular server's log-probabilities of them (`served_reference`).
+scores them (`scores`): the model's weights, or a regular server's log-probabilities of them (`regular_reference`).
 Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution (`drawn`). Each check
 becomes a row.
 """
@@ -18,6 +18,8 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_answer, recovery_details, summarise
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import VerdictError
+from harness.engines.registry import engine_of
+from harness.measuring.references import References
 from harness.measuring.session import Session
 from harness.prompts.sets import load_prompts
 from harness.records.command import Experiment
@@ -39,7 +41,7 @@ class Recovery(Experiment):
         settings = self.settings
         most = settings.decoding.max_new_tokens
         new_tokens = max(most, num_counted_tokens(settings.decoding.num_draft_tokens))
-        if settings.load is not None:
+        if settings.load is not None or not engine_of(settings).computes_here:
             # A second turn reads a first answer, and has another.
             new_tokens = 2 * most + FOLLOW_UP + 1
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
@@ -47,7 +49,8 @@ class Recovery(Experiment):
         if settings.load is None:
             checks = checks_one_by_one(session, settings, encoded)
         else:
-            checks = checks_under_load(session, settings, encoded.token_ids)
+            references = References(session)
+            checks = checks_under_load(session, settings, encoded.token_ids, references)
         # What was checked before an error has its rows.
         for check in checks:
             self.checks.append(check)

@@ -15,12 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.commands.recovery.contexts import (
-    CONTEXT_TOKENS,
-    Context,
-    choose_contexts,
-    last_contexts,
-)
+from harness.commands.recovery.contexts import CONTEXT_TOKENS, Context, choose_contexts
 from harness.commands.recovery.drawn import (
     SampledCheck,
     TokenTest,
@@ -28,13 +23,14 @@ from harness.commands.recovery.drawn import (
     together,
 )
 from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
-from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.load import checks_under_load
+from harness.commands.recovery.record import LOAD, RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, NumDraftTokens
-from harness.engines.protocol import Arm, in_batches
+from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_garbage_collections
@@ -48,7 +44,6 @@ from harness.results.acceptance import Acceptance
 # Draws of `num_draws=auto` over all contexts and tests, where so few are enough.
 _FEWEST_DRAWS = 60_000
 
-Advance = Callable[[str | None], None]
 Checks = Iterator[dict[str, Any]]
 
 
@@ -63,11 +58,25 @@ def checks_one_by_one(session: Session, settings: RecoverySettings, encoded: Enc
         needs.append((settings.batch_size, CONTEXT_TOKENS, counted))
     session.place(*max(needs, key=lambda need: need[0] * (need[1] + need[2])))
     references = References(session)
+    greedy = []
     if settings.draft is None:
         # No texts to compare, but `references` asks the open engine.
         session.open(num_rows, encoded.longest)
     else:
-        yield _greedy_check(session, settings, references, encoded, num_rows)
+        greedy = [_greedy_check(session, settings, references, encoded, num_rows)]
+    needs_reference = decoding.temperature > 0
+    for check in greedy:
+        differ = check["identical_prompts"] < check["num_prompts"]
+        needs_reference |= differ and check["verdict"] == "undecided"
+    if needs_reference and references.for_tokens() is None:
+        # Other references score requests of any kind, as under load.
+        load = min(LOAD, settings.batch_size)
+        asked = dataclasses.replace(settings, load=load, samplings=("as_asked",))
+        say(f"without the weights, recovery goes on as with load={load}")
+        for check in checks_under_load(session, asked, encoded.token_ids, references):
+            yield check | {"load": load, "batch_size": load}
+        return
+    yield from greedy
     if decoding.temperature > 0:
         yield from _sampled_checks(session, settings, references, encoded)
 
@@ -114,10 +123,8 @@ def _sampled_checks(
     decoding = dataclasses.replace(settings.decoding, ignore_eos=True)
     # No reference is kept here: it would keep the memory of its engine while the next one opens.
     weights = references.for_tokens()
-    contexts = last_contexts(encoded.token_ids)
-    if weights is not None:
-        contexts = choose_contexts(weights, encoded.token_ids, decoding)
-    is_exact = weights is not None
+    assert weights is not None
+    contexts = choose_contexts(weights, encoded.token_ids, decoding)
     del weights
     own_number = decoding.num_draft_tokens
     numbers: list[NumDraftTokens] = [own_number]
@@ -139,14 +146,9 @@ def _sampled_checks(
     if settings.num_draws != "auto":
         num_draws = settings.num_draws // num_parts
     else:
-        enough = draws_needed(power, _FEWEST_DRAWS) if is_exact else None
-        num_draws = (enough or _FEWEST_DRAWS) // num_parts
+        num_draws = (draws_needed(power, _FEWEST_DRAWS) or _FEWEST_DRAWS) // num_parts
     num_batches = len(in_batches(range(num_draws), settings.batch_size)) * num_parts
     say(f"drawing {num_draws * num_parts:,} continuations in {num_batches:,} batches")
-    if not is_exact:
-        say("without the exact distribution: answers are compared with each other")
-        # Both arms draw.
-        num_batches *= 2
     overall = []
     with progress("drawing", num_batches) as advance, quick_garbage_collections():
         for test_number, number in enumerate(numbers):
@@ -177,7 +179,7 @@ def _sampled_checks(
             overall.append((together(checks), figures))
     for check, figures in overall:
         needed = None
-        if check.verdict == "undecided" and is_exact:
+        if check.verdict == "undecided":
             needed = draws_needed(power, round(1.5 * num_draws * num_parts))
         columns = {"num_prompts": len(contexts), "num_draws_needed": needed}
         yield check.columns() | figures | columns
@@ -190,65 +192,33 @@ def _context_check(
     context: Context,
     decoding: DecodingSettings,
     streams: range,
-    advance: Advance,
+    advance: Callable[[str | None], None],
 ) -> SampledCheck:
-    """Test the draws after one context, by the exact distribution or against those of the regular arm."""
+    """Draw after one context, once for each stream of random numbers, and test the draws."""
     engine = session.engine
     assert engine is not None
     settings = session.settings
-    answers = _draws(session, engine.arms[-1], context, decoding, streams, settings.seed, advance)
     num_tokens = decoding.max_new_tokens
-    reference = references.for_tokens()
-    if reference is None:
-        # Of servers, which are refused without a second arm.
-        assert len(engine.arms) > 1
-        # Our own service takes the seed. With the same one, draws would not be independent.
-        others = _draws(
-            session, engine.arms[0], context, decoding, streams, settings.seed + 1, advance
-        )
-        regular, drawn = ([answer.token_ids for answer in arm] for arm in (others, answers))
-        check = test.compare(regular, drawn, num_tokens)
-    else:
-        sampling = Sampling("as asked", decoding)
-        planned = [
-            PlannedRequest(context.token_ids, sampling, num_tokens, stream) for stream in streams
-        ]
-        scores = Scores(
-            reference, frozenset(), settings.batch_size, [settings.seed, 1, streams.start]
-        )
-        scores.add(list(zip(planned, answers, strict=True)))
-        check = test.check_continuations(scores.drawn, scores.two_routes)
-    acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
-    return dataclasses.replace(check, acceptance=acceptance)
-
-
-def _draws(
-    session: Session,
-    arm: Arm,
-    context: Context,
-    decoding: DecodingSettings,
-    streams: range,
-    seed: int,
-    advance: Advance,
-) -> list[RequestRecord]:
-    """Continuations of a context by an arm, one for each stream of random numbers."""
-    engine = session.engine
-    assert engine is not None
     answers: list[RequestRecord] = []
-    for batch in in_batches(streams, session.settings.batch_size):
-        question = session.ask([context.token_ids] * len(batch), batch, decoding, seed=seed)
-        generation = generate(engine, arm, question)
-        # Otherwise ids are those of the text, which may be others, and more or fewer, than were drawn.
-        if engine.reports_token_ids:
-            require_token_ids(generation.requests)
-            # Missing tokens would look like a loss.
-            asked = decoding.max_new_tokens
-            shortest = min(map(len, generation.tokens))
-            if shortest < asked:
-                raise RunError(
-                    f"{generation.arm}: an answer ended after {shortest} of {asked} tokens, and draws"
-                    " of different lengths cannot be compared: the engine must know ignore_eos"
-                )
+    for batch in in_batches(streams, settings.batch_size):
+        question = session.ask([context.token_ids] * len(batch), batch, decoding)
+        generation = generate(engine, engine.arms[-1], question)
+        require_token_ids(generation.requests)
+        # Missing tokens would look like a loss.
+        shortest = min(map(len, generation.tokens))
+        if shortest < num_tokens:
+            raise RunError(
+                f"{generation.arm}: an answer ended after {shortest} of {num_tokens} tokens, and draws"
+                " of different lengths cannot be compared: the engine must know ignore_eos"
+            )
         answers += generation.requests
         advance(None)
-    return answers
+    reference = references.for_tokens()
+    assert reference is not None
+    sampling = Sampling("as asked", decoding)
+    scores = Scores(reference, frozenset(), settings.batch_size, [settings.seed, 1, streams.start])
+    asked = [PlannedRequest(context.token_ids, sampling, num_tokens, stream) for stream in streams]
+    scores.add(list(zip(asked, answers, strict=True)))
+    check = test.check_continuations(scores.drawn, scores.two_routes)
+    acceptance = Acceptance.of(pair for answer in answers for pair in answer.outcomes)
+    return dataclasses.replace(check, acceptance=acceptance)

@@ -12,7 +12,6 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.local.fault import FAULTS, fault_names, fault_of
-from harness.engines.registry import is_elsewhere
 from harness.records.command import Command
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ _OF_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
 
 # Of `num_draws`, where it is typed.
 FEWEST_DRAWS = 1000
-
+# Requests in flight where the regular arm is the reference.
+LOAD = 8
 EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
@@ -56,16 +56,16 @@ class RecoverySettings(PromptedSettings):
         fault: a mistake planted on purpose, which the same tests must catch.
         load: the number of requests in flight, to test the engine as it is used: of mixed lengths, with
             prompts that begin alike, second turns, other sampling settings beside each other, and
-            some that are left midway; 1 asks these one at a time, as reference=server does by default.
-            None draws after a few places of the prompts.
+            some that are left midway; 1 asks these one at a time. None draws after a few places of the
+            prompts; with reference=regular it is 8, or `batch_size` if that is less.
         samplings: the sampling settings of drawn requests under load; `as_asked` is the run's own.
             `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
             stream. Leave out one that ends the engine.
-        reference: what answers are checked against: the model's `weights`, loaded here, or the regular
-            `server`'s log-probabilities of them; `auto` takes the weights where they can be loaded,
-            and elsewhere, under load, the server's if it has any.
-        top_logprobs: with a server as the reference, the likeliest tokens that it is asked for at each
-            place; -1 asks for all.
+        reference: what answers are checked against: the model's `weights`, loaded here, or the
+            `regular` arm's log-probabilities of them; `auto` takes the weights where they can be
+            loaded, and elsewhere those of the regular server if it has any.
+        top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
+            at each place; -1 asks for all.
         batch_size: rows generated at once.
     """
 
@@ -76,7 +76,7 @@ class RecoverySettings(PromptedSettings):
     fault: str = field(default="none", metadata={"choices": fault_names})
     load: int | None = None
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
-    reference: Literal["auto", "weights", "server"] = "auto"
+    reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
 
     @property
@@ -86,8 +86,8 @@ class RecoverySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reference == "server" and self.load is None:
-            object.__setattr__(self, "load", 1)
+        if self.reference == "regular" and self.load is None:
+            object.__setattr__(self, "load", min(self.batch_size, LOAD))
         require_at_least(self, load=1)
         rule = "cannot be combined with tensor_parallel"
         require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
@@ -106,9 +106,6 @@ class RecoverySettings(PromptedSettings):
         under_load = self.load is not None or samplings == _SAMPLINGS
         require(under_load, "samplings", "needs load", samplings)
         require(bool(samplings), "samplings", "must name at least one", samplings)
-        if self.reference == "server":
-            rule = "needs engine=server, or another engine that asks servers: a regular one is the reference"
-            require(is_elsewhere(self.engine.name), "reference", rule, self.reference)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)
@@ -144,7 +141,12 @@ class RecoverySettings(PromptedSettings):
         planted = self.fault != "none"
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
         if self.load is not None:
-            require(engine.takes_load, "load", "needs engine=local, vllm or server", self.load)
+            rule = "needs engine=local, vllm or server, or load=1 with engine=huggingface"
+            takes_all = engine.takes_load and (engine.takes_batches or self.load == 1)
+            require(takes_all, "load", rule, self.load)
+            rule = "must be auto or weights with engine=local, whose weights are the reference"
+            is_other = not engine.own_loop or self.reference != "regular"
+            require(is_other, "reference", rule, self.reference)
             rule = "changes nothing with draft=none"
             require(self.draft is not None or not planted, "fault", rule, self.fault)
             rule = f"must name one of {', '.join(_OF_OWN_LOOP)} with engine=local"

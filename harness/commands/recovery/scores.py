@@ -78,11 +78,16 @@ class Scores:
                 for row, key in enumerate(batch):
                     alike = [answered[number] for number in by_text[key]]
                     own_logits = logits[row, : len(key[2])]
-                    if alike[0][0].is_greedy:
-                        self._add_greedy(alike, own_logits)
-                    else:
-                        self._add_drawn(alike, own_logits)
                     advance(None)
+                    if not alike[0][0].is_greedy:
+                        self._add_drawn(alike, own_logits)
+                        continue
+                    likeliest = own_logits.argmax(-1).tolist()
+                    for planned, answer in alike:
+                        divergence = first_divergence(
+                            self._reference, planned.prompt, likeliest, answer.token_ids
+                        )
+                        self.greedy.add(divergence, planned.num_tokens, answer)
 
     def two_routes(self, text: DrawnText) -> tuple[Floats, Floats] | None:
         """The distributions along a text by the reference's two routes; None without a second one."""
@@ -95,16 +100,6 @@ class Scores:
                 both = exact, text.sampling.probabilities_along(again, text.prompt, text.tokens)
             self._two_routes[text] = both
         return self._two_routes[text]
-
-    def _add_greedy(
-        self, alike: Sequence[tuple[PlannedRequest, RequestRecord]], logits: Floats
-    ) -> None:
-        likeliest = logits.argmax(-1).tolist()
-        for planned, answer in alike:
-            divergence = first_divergence(
-                self._reference, planned.prompt, likeliest, answer.token_ids
-            )
-            self.greedy.add(divergence, planned.num_tokens, answer)
 
     def _add_drawn(
         self, alike: Sequence[tuple[PlannedRequest, RequestRecord]], logits: Floats

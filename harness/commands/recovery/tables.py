@@ -96,34 +96,21 @@ class Checks:
         return "; ".join(findings)
 
     def _sampled_findings(self) -> str:
-        kind = "draws under load" if self.under_load else "sampled continuations"
-        draws = f"{self.num_draws:,} {kind}"
+        draws = f"{self.num_draws:,} draws"
         num_tests = len(self.tested)
         if not num_tests:
             return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
         smallest = f"smallest p-value {_p_value(self.smallest_p_value or 0)}"
         num_failed = sum(row.verdict == "lossy" for row in self.tested)
         if num_failed:
-            against = f"fail {num_failed} of {num_tests} tests against"
-            return f"{draws} {against} the target's exact distribution ({smallest})"
+            return f"{draws} fail {num_failed} of {counted(num_tests, 'test')} ({smallest})"
         overall = [row for row in self.overall if row.check == "sampled"]
         is_certain = all(row.verdict == "lossless" for row in overall)
         agree = "follow" if is_certain else "show no difference from"
         number = f"of {counted(num_tests, 'test')}"
         if num_tests < len(self.sampled):
             number += f"; {len(self.sampled) - num_tests} more tested nothing"
-        return f"{draws} {agree} the target's exact distribution ({smallest} {number})"
-
-    def in_brief(self) -> str:
-        """The same in one line: `15 of 15 greedy texts identical; 60,000 draws follow the target's distribution`."""
-        parts = [f"{_identical(row)} greedy texts identical" for row in self.greedy]
-        if self.sampled:
-            failed = sum(row.verdict == "lossy" for row in self.tested)
-            result = "follow the target's distribution"
-            if failed:
-                result = f"fail {failed} of {counted(len(self.tested), 'test')}"
-            parts.append(f"{self.num_draws:,} draws {result}")
-        return "; ".join(parts)
+        return f"{draws} {agree} the target's distribution ({smallest} {number})"
 
     def fine_print(self) -> list[Line]:
         """How small a loss the tests can see."""
@@ -227,24 +214,15 @@ def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
         settings = f"{in_flight} · {settings_line([dataclasses.replace(asked, batch_size=None)])}"
     checks = Checks(rows)
     failed = [check for check in rows if check.verdict == "lossy" and check not in checks.overall]
-    # The server that is tested before the one that it is tested by.
+    # The arm that is tested before the one that it is tested by.
     overall = sorted(
         checks.overall, key=lambda check: check.check == "logprobs" and check.arm == "regular"
     )
-    shown = [*overall, *failed][:_MOST_CHECKS]
-    columns = (
-        Column("check", text=True, of=_check),
-        Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("draws", "{:,}".format, "num_draws", optional=True),
-        Column("outcome", of=_outcome),
-        Column("verdict", of="verdict"),
-        Column("p-value", _p_value, "p_value", optional=True),
-        Column("power", _share, "power", optional=True),
-    )
+    table = _checks([*overall, *failed][:_MOST_CHECKS]).in_short()
     return answer(
         heading(row, settings),
         _finding(rows),
-        [Table.of("recovery", "", shown, columns, look="bare")],
+        [table],
         doubts=_doubts(rows),
         steps=_next_steps(rows),
     )
@@ -275,7 +253,7 @@ def recovery_details(rows: Sequence[RecoveryRow]) -> Document:
         refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
     summary = summarise(rows)
     document: list[Table | Line] = [
-        _checks(rows),
+        _checks(_shown(rows)),
         *sentences("dim", loaded, refused),
         *sentences("warning", *_doubts(rows)),
         Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
@@ -307,7 +285,7 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     if summary.verdict == "undecided":
         return Line("cannot tell", "warning", reason)
     is_by_definition = summary.verdict == "lossy" and all(row.verdict != "lossy" for row in rows)
-    because = reason if is_by_definition else Checks(rows).in_brief()
+    because = reason if is_by_definition else Checks(rows).findings()
     return Line(summary.verdict, _STYLES[summary.verdict], because)
 
 
@@ -341,7 +319,9 @@ def recovery_table(runs: Sequence[Run]) -> Table:
         [run] = runs
         verdict = f"Verdict: {_verdict(run)}."
         about = common_settings(run.rows)
-        return dataclasses.replace(_checks(run.rows), title=_TITLE, about=about, notes=(verdict,))
+        return dataclasses.replace(
+            _checks(_shown(run.rows)), title=_TITLE, about=about, notes=(verdict,)
+        )
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
@@ -399,22 +379,26 @@ def _identical_texts(run: Run) -> str | None:
     return _identical(greedy[0]) if greedy else None
 
 
-def _checks(rows: Sequence[RecoveryRow]) -> Table:
-    """One row per check; of single prompts and sampling settings only those that are lossy."""
+def _checks(shown: Sequence[RecoveryRow]) -> Table:
+    """One row per check."""
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("tokens", of=_tokens),
-        Column("draws", "{:,}".format, "num_draws"),
-        Column("accepted", "{:.0%}".format, "acceptance_rate"),
+        Column("draws", "{:,}".format, "num_draws", optional=True),
         Column("outcome", of=_outcome),
-        Column("p-value", _p_value, "p_value"),
-        Column("power", _share, "power"),
         Column("verdict", of="verdict"),
+        Column("p-value", _p_value, "p_value", optional=True),
+        Column("power", _share, "power", optional=True),
+        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
+        Column("tokens", of=_tokens, optional=True),
     )
-    overall = Checks(rows).overall
-    shown = [row for row in rows if row.check and (row in overall or row.verdict == "lossy")]
     return Table.of("recovery", "", shown, columns)
+
+
+def _shown(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
+    """The checks of a table: of single prompts and sampling settings only those that are lossy."""
+    overall = Checks(rows).overall
+    return [row for row in rows if row.check and (row in overall or row.verdict == "lossy")]
 
 
 def _check(row: RecoveryRow) -> str:
@@ -450,21 +434,13 @@ def _identical(row: RecoveryRow) -> str:
 
 
 def _greedy_findings(row: RecoveryRow) -> str:
-    identical = "greedy output of both arms is identical token for token"
-    of = "prompts"
-    if row.load is not None:
-        identical = "greedy output under load is that of a request alone, token for token,"
-        of = "requests"
-    compared = f"{row.num_tokens:,} tokens"
-    if row.identical_prompts != row.num_prompts:
-        compared += ", up to where they part"
-    text = f"{identical} on {_identical(row)} {of} ({compared})"
+    text = f"{_identical(row)} greedy texts identical"
     if row.logit_margin is None:
         return text
     explained = "within" if row.verdict == "lossless" else "beyond"
     return (
-        f"{text}; where it differs most, at token {row.divergence_position}, the logit margin"
-        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g}"
+        f"{text} (where they differ most, at token {row.divergence_position}, the logit margin"
+        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g})"
     )
 
 

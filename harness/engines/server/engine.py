@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import IDLE, Arm, Engine, LoadRequest, Question
+from harness.engines.protocol import IDLE, Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.server.connection import RequestFailed, api_key, new_client
@@ -36,7 +36,7 @@ from harness.engines.server.identity import (
     server_report,
 )
 from harness.engines.server.launch import Served, StartedServer
-from harness.engines.server.logprobs import Likeliest, text_logprobs
+from harness.engines.server.logprobs import text_logprobs
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 
@@ -254,6 +254,7 @@ class ServerArm(Arm):
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self.dialect = dialect_of(model.owner, self._settings.dialect)
+        self.scores_texts = self.dialect.scoring is not None
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
@@ -407,14 +408,6 @@ class ServerArm(Arm):
     def text_logprobs(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
     ) -> list[list[Likeliest]]:
-        """The log-probabilities before each token of texts, as `logprobs.text_logprobs` has them.
-
-        Args:
-            texts: prompts and texts behind them.
-
-        Raises:
-            RunError: the server does not give them.
-        """
         import httpx2
 
         self._engine.make_ready(self)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.protocol import Likeliest
 from harness.engines.server.connection import answer_to
 from harness.engines.server.events import AnswerError
 
 if TYPE_CHECKING:
     import httpx2
-
-# The likeliest tokens before a token of a text, and that token if the server adds it: their
-# log-probabilities by id.
-Likeliest = Mapping[int, float]
 
 
 async def text_logprobs(

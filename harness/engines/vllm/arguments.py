@@ -79,6 +79,7 @@ def arm_arguments(opening: Opening) -> dict[str, ArmArguments]:
         "max_model_len": length,
         "max_num_seqs": opening.batch_size,
         "skip_tokenizer_init": True,
+        "max_logprobs": -1,  # no limit
         "generation_config": "vllm",
         "enable_prefix_caching": False,  # every prompt is asked more than once
         "enforce_eager": settings.runner == "eager",

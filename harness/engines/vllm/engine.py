@@ -19,12 +19,13 @@ import torch
 from packaging.version import Version
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import require
+from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration
 from harness.engines.energy import gpus_of
-from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord, as_records
+from harness.engines.server.dialects import IN_PROCESS
 from harness.engines.server.events import note_drafts, read_event
 from harness.engines.vllm.arguments import arm_arguments, check, run_together
 from harness.models.failures import as_run_error, first_line
@@ -126,6 +127,7 @@ class _Request:
         further: those of them that this request alone has, by vLLM's names.
         started: when it began, by `time.perf_counter`: the wall clock of `record.started_ns` may be
             set forward and back.
+        prompt_logprobs: as vLLM has them, one for each token of the prompt that was scored so far.
     """
 
     row: int
@@ -134,6 +136,7 @@ class _Request:
     parameters: Any
     further: Mapping[str, Any] = field(default_factory=dict)
     started: float = 0.0
+    prompt_logprobs: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -151,7 +154,11 @@ class VllmArm(Arm):
     engine: VllmEngine
     arguments: dict[str, Any]
     llm: Any = None
+    dialect = IN_PROCESS
     _ids = itertools.count()
+
+    def __post_init__(self) -> None:
+        self.scores_texts = "speculative_config" not in self.arguments
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """A record for each of vLLM's steps that decided tokens."""
@@ -181,11 +188,34 @@ class VllmArm(Arm):
                 further["logit_bias"] = {int(token): bias for token, bias in biases}
             try:
                 parameters = _sampling_parameters(request.question, index, **further)
-            except ValueError as error:
+            except Exception as error:
                 raise _refusal(error, further) from error
             asked.append(_Request(row, request.record(row), prompt, parameters, further))
         for _, ended in self._steps(llm, asked, num_in_flight):
             yield from ended
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        llm = self.engine.start(self)
+        greedy = DecodingSettings(max_new_tokens=1, temperature=0)
+        requests = []
+        for row, (prompt, text) in enumerate(texts):
+            whole = [*prompt, *text]
+            question = Question([whole], greedy, 0, [row])
+            parameters = _sampling_parameters(question, row, prompt_logprobs=num_top)
+            requests.append(_Request(row, RequestRecord(row, len(whole)), whole, parameters))
+        for _ in self._steps(llm, requests, num_in_flight):
+            pass
+        scored = []
+        for request, (prompt, text) in zip(requests, texts, strict=True):
+            of_text = request.prompt_logprobs[len(prompt) :]
+            if len(of_text) != len(text):
+                raise RunError(
+                    f"vLLM: {len(of_text)} log-probabilities came for {len(text)} tokens"
+                )
+            scored.append([_by_token(likeliest) for likeliest in of_text])
+        return scored
 
     def _steps(
         self, llm: Any, requests: Sequence[_Request], num_in_flight: int
@@ -207,7 +237,7 @@ class VllmArm(Arm):
                     request.started = time.perf_counter()
                     try:
                         llm.add_request(identity, prompt, request.parameters)
-                    except ValueError as error:
+                    except Exception as error:
                         raise _refusal(error, request.further) from error
                     running[identity] = request
                 new_tokens: dict[int, list[int]] = {}
@@ -216,10 +246,15 @@ class VllmArm(Arm):
                     request = running[output.request_id]
                     record = request.record
                     completion = output.outputs[0]
+                    request.prompt_logprobs += output.prompt_logprobs or []
                     if completion.token_ids:
                         new_tokens[request.row] = list(completion.token_ids)
                         seconds = time.perf_counter() - request.started
                         record.add(new_tokens[request.row], seconds)
+                    for token, likeliest in zip(
+                        completion.token_ids, completion.logprobs or [], strict=False
+                    ):
+                        record.logprobs.append(_by_token(likeliest).get(token))
                     metrics = completion.spec_decode_metrics
                     if output.finished and metrics is not None:
                         reported = {"metrics": {"speculative_decoding": metrics.to_dict()}}
@@ -240,7 +275,12 @@ class VllmArm(Arm):
                 llm.abort_request(list(running))
 
 
-def _refusal(error: ValueError, further: Mapping[str, Any]) -> SettingError:
+def _by_token(likeliest: Mapping[int, Any]) -> Likeliest:
+    return {token: entry.logprob for token, entry in likeliest.items()}
+
+
+def _refusal(error: Exception, further: Mapping[str, Any]) -> SettingError:
+    """The error of a request that vLLM does not take: a ValueError, or since 0.32 one of its own."""
     names = ", ".join(further) or "decoding"
     return SettingError(names, f"vLLM: {first_line(error)}", dict(further) or ...)
 

@@ -1,4 +1,4 @@
-"""`recovery load=4 reference=server`: a server's log-probabilities in place of weights, and those that it returns."""
+"""`recovery load=4 reference=regular`: a server's log-probabilities in place of weights, and those that it returns."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import transformers
 from packaging.version import Version
+from transformers.generation import GenerationMixin
+from transformers.generation import utils as generation
 
 import processes
 from echo_server import EchoServer
 from harness.commands.recovery.drawn import TokenTest
+from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.served_reference import ServedReference
 from harness.commands.recovery.workload import PlannedRequest
+from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
@@ -38,7 +43,11 @@ QUICK = [
     "decoding.max_new_tokens=24",
 ]
 QUICK += ["decoding.temperature=1.5", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
-QUICK += ["reference=server", "samplings=[logprobs,logprobs_whole]"]
+QUICK += ["reference=regular", "samplings=[logprobs,logprobs_whole]"]
+GENERATE = ["engine=huggingface", "model=tiny_draft", "draft=early_exit_1", "batch_size=1"]
+GENERATE += ["reference=regular", "load=1", "num_prompts=1", "decoding.max_new_tokens=12"]
+GENERATE += ["decoding.temperature=1", "num_draws=1000", "shift=0.3", "false_alarm_rate=1e-6"]
+GENERATE += ["samplings=[logprobs,min_p]"]
 # With what a run says of each.
 FAULTS_OF_LOGPROBS = {
     "logprobs_of_draft": "are wrong, by",
@@ -115,7 +124,7 @@ def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
     Version(transformers.__version__) < Version("5.23"), reason="imports torch with any tokenizer"
 )
 def test_a_run_that_only_asks_servers_waits_for_no_torch(tmp_path: Path) -> None:
-    """And asks one request at a time, without load."""
+    """And is asked as under load."""
     script = """
 import sys
 from harness.cli import main
@@ -134,20 +143,81 @@ finally:
     (rows,) = tmp_path.rglob("results/recovery.csv")
     checks = pd.read_csv(rows)
     assert checks["verdict"][0] == "lossless"
-    assert (checks["load"] == 1).all()
+    assert (checks["load"] == 8).all()
+
+
+@pytest.mark.slow
+def test_where_no_weights_can_be_loaded_the_regular_server_is_the_reference(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RunError("too large")
+
+    monkeypatch.setattr("harness.measuring.references.plan_pair", refuse)
+    automatic = [one for one in QUICK if one not in ("load=16", "reference=regular", QUICK[-1])]
+    with served(tmp_path, *SERVED) as url:
+        outcome = harness("recovery", *automatic, "batch_size=4", *arms(url), "num_prompts=1")
+    assert mentions(outcome.stderr, "cannot be loaded here", "goes on as with load=4")
+    rows = results("recovery")
+    assert rows["check"][0] == "reference"
+    assert (rows["load"] == 4).all()
+    assert rows["verdict"][0] == "lossless"
+
+
+@pytest.mark.slow
+def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: Harness) -> None:
+    harness("recovery", *GENERATE)
+    rows = results("recovery")
+    assert set(rows["check"]) == {"reference", "greedy", "sampled", "logprobs"}
+    assert rows["verdict"][0] == "lossless"
+    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["regular", "weights"])
+def test_faults_of_generate_are_found(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    """Log-probabilities of the position before; then, the least likely token behind accepted drafts."""
+    draw = GenerationMixin._assisted_decoding
+
+    def logits_of_the_position_before(*args: Any, **kwargs: Any) -> Any:
+        output = draw(*args, **kwargs)
+        if kwargs["generation_config"].output_logits:
+            output.logits = (output.logits[0], *output.logits[:-1])
+        return output
+
+    asked = [*GENERATE, f"reference={reference}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
+        outcome = harness("recovery", *asked, code=1)
+    assert mentions(outcome.complaint, "log-probabilities that came with tokens are wrong")
+
+    def accept_all(
+        candidate_input_ids: Any,
+        candidate_logits: Any,
+        candidate_length: int,
+        new_logits: Any,
+        **_: Any,
+    ) -> Any:
+        last = new_logits[:, -1:].argmin(-1)
+        return torch.cat([candidate_input_ids[:, -candidate_length:], last], -1), candidate_length
+
+    monkeypatch.setattr(generation, "_speculative_sampling", accept_all)
+    assert harness("recovery", *asked, code=1).complaint.startswith("lossy: ")
 
 
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(dialect="sglang"), EchoServer(dialect="sglang"))
         complaint = harness.refused("recovery", *QUICK, *servers)
-    assert mentions(complaint, "reference", "needs engine.regular_url")
+    assert mentions(complaint, "reference", "needs a second arm")
 
 
 @pytest.mark.parametrize(
     ("typed", "rule"),
     [
-        (["reference=server"], "needs engine=server"),
+        (["reference=regular"], "must be auto or weights with engine=local"),
         (["load=2", "top_logprobs=3"], "at least 5"),
     ],
 )
@@ -187,7 +257,7 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     generator = np.random.default_rng(3)
     rows = generator.dirichlet(np.full(60, 0.15), size=16)
     arm = Showing(rows, num_top if num_top > 0 else 60)
-    reference = ServedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
+    reference = RegularReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
     exact = sampling.probabilities_along(np.log(rows), [1], [0] * 16)
     test = TokenTest(0.01, 0.1)

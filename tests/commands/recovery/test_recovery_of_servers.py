@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.recovery import greedy
+from harness.commands.recovery.greedy import GreedyTexts
 from harness.engines.pair import Pair
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
@@ -108,7 +108,7 @@ def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
     for server in (regular, speculative):
         drawn = [body for body in server.bodies if body["temperature"] > 0]
         seeds.append({(body["seed"], body["index"]) for body in drawn if "index" in body})
-    assert len(seeds[0]) == len(seeds[1]) >= 200
+    assert min(map(len, seeds)) >= 200
     assert seeds[0].isdisjoint(seeds[1])
 
 
@@ -145,7 +145,7 @@ def test_tokens_behind_a_difference_are_not_counted_as_compared(
     (row,) = results("recovery").to_dict("records")
     # Under load some texts end before their third token.
     assert row["num_tokens"] == 4 if load is None else row["num_tokens"] <= 2 * row["num_prompts"]
-    assert mentions(outcome.complaint, f"{int(row['num_tokens'])} tokens, up to where they part")
+    assert outcome.complaint.startswith("lossy: ")
 
 
 @pytest.mark.parametrize("load", [None, 2])
@@ -170,6 +170,7 @@ def test_texts_that_both_servers_cut_short_are_not_called_lossless(
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
     """A server may end a text there although ignore_eos was asked of it."""
     ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
-    assert greedy.is_cut_short(ended, 8, frozenset())
-    assert not greedy.is_cut_short(ended, 8, frozenset({2}))
-    assert not greedy.is_cut_short(ended, 3, frozenset())
+    for num_asked, end_tokens, num_cut_short in ((8, (), 1), (8, (2,), 0), (3, (), 0)):
+        texts = GreedyTexts(frozenset(end_tokens))
+        texts.add(None, num_asked, ended)
+        assert texts.num_cut_short == num_cut_short

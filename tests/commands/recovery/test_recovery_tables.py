@@ -57,8 +57,8 @@ def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
 def test_lossless_needs_every_check() -> None:
     summary = summarise(rows())
     assert summary.verdict == "lossless"
-    assert "15 of 15 prompts (960 tokens)" in summary.sentence
-    assert "25,000 sampled continuations follow the target's exact distribution" in summary.sentence
+    assert "15 of 15 greedy texts identical" in summary.sentence
+    assert "25,000 draws follow the target's distribution" in summary.sentence
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -89,7 +89,7 @@ def test_what_was_not_tested_is_not_called_exact() -> None:
     }
     summary = summarise(rows({}, untested, untested))
     assert summary.verdict == "undecided"
-    assert "nothing was tested by 25,000 sampled continuations" in summary.sentence
+    assert "nothing was tested by 25,000 draws" in summary.sentence
     assert "follow" not in summary.sentence
     assert "only one outcome that is expected often enough" in summary.in_short
     shown = " ".join(

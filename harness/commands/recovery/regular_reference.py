@@ -1,4 +1,4 @@
-"""A regular server's log-probabilities of given texts, in place of the weights.
+"""The regular arm's log-probabilities of given texts, in place of the weights.
 
 Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
 equally likely, so that a token among them has a quantile at random in all of their mass: quantiles
@@ -19,11 +19,10 @@ import numpy as np
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
+from harness.config.settings import require
 from harness.engines.checks.divergence import check_known
-from harness.engines.protocol import Margin
-from harness.engines.server.engine import ServerArm
-from harness.engines.server.logprobs import Likeliest
+from harness.engines.protocol import Arm, Likeliest, Margin
 from harness.measuring.progress import say
 from harness.measuring.session import Session
 from harness.results.statistics.arrays import Floats
@@ -34,11 +33,11 @@ _LEAST_ROUNDING = 0.001
 _NUM_TWICE = 16
 
 
-class ServedReference:
-    """A regular server's log-probabilities of texts, as the logits of a `Reference`.
+class RegularReference:
+    """A regular arm's log-probabilities of texts, as the logits of a `Reference`.
 
     Args:
-        arm: the regular server.
+        arm: the regular one, which scores texts.
         prompt: any, to see whether it does, and how many tokens it knows.
         num_tokens: those of the tokenizer.
         num_top: how many of the likeliest are asked for at each place; -1 for all.
@@ -47,12 +46,12 @@ class ServedReference:
         rounding: the largest difference of two log-probabilities' errors that rounding explains.
 
     Raises (each method):
-        RunError: the server does not give log-probabilities of texts.
+        RunError: the arm does not give log-probabilities of texts.
     """
 
     def __init__(
         self,
-        arm: ServerArm,
+        arm: Arm,
         prompt: Sequence[int],
         num_tokens: int,
         num_top: int,
@@ -82,11 +81,11 @@ class ServedReference:
     def learn_rounding(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], returned: ReturnedLogprobs
     ) -> None:
-        """See what the server's rounding is: the same texts scored alone and beside others, and tokens
+        """See what the arm's rounding is: the same texts scored alone and beside others, and tokens
         as it scored them when it drew them.
 
         Args:
-            texts: prompts, and texts of the server after them.
+            texts: prompts, and texts of the arm after them.
             returned: of its own new tokens.
         """
         twice = texts[:_NUM_TWICE]
@@ -130,7 +129,7 @@ class ServedReference:
         for row, likeliest in zip(logits, scored, strict=True):
             shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
             if self._num_top > 0:
-                # A server may add the token of the text. Whether it is shown must not depend on it.
+                # An arm may add the token of the text. Whether it is shown must not depend on it.
                 shown = shown[: self._num_top]
             tokens, logprobs = map(list, zip(*shown, strict=True))
             check_known(tokens, self.vocabulary_size)
@@ -146,10 +145,10 @@ class ServedReference:
         return logits
 
 
-def regular_as_reference(
+def regular_reference(
     session: Session, settings: RecoverySettings, prompt: Sequence[int]
-) -> ServedReference | None:
-    """The regular server as the reference; None with `reference=auto` where it cannot be.
+) -> RegularReference | None:
+    """The regular arm as the reference; None with `reference=auto` where it cannot be.
 
     Raises:
         SettingError: the run asks for it, and there is none.
@@ -157,26 +156,22 @@ def regular_as_reference(
     """
     engine = session.engine
     assert engine is not None
-    regular = engine.arms[0]
-    usable = (
-        isinstance(regular, ServerArm)
-        and len(engine.arms) > 1
-        and engine.reports_token_ids
-        and not getattr(settings.engine, "chat", False)
-        and regular.dialect.scoring is not None
-    )
-    if not usable:
-        rule = "needs engine.regular_url, of a server that sends token ids and log-probabilities of texts"
-        if settings.reference == "server":
-            raise SettingError("reference", rule, "server")
+    regular, *others = engine.arms
+    reads_ids = engine.reports_token_ids and not getattr(settings.engine, "chat", False)
+    is_asked_for = settings.reference == "regular"
+    if not (others and reads_ids and regular.scores_texts):
+        rule = (
+            "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
+            " log-probabilities of texts"
+        )
+        require(not is_asked_for, "reference", rule, settings.reference)
         return None
-    assert isinstance(regular, ServerArm)
     try:
-        return ServedReference(
+        return RegularReference(
             regular, prompt, len(session.tokenizer), settings.top_logprobs, settings.load or 1
         )
     except RunError as error:
-        if settings.reference == "server":
+        if is_asked_for:
             raise
-        say(f"the regular server is no reference: {error}")
+        say(f"the regular arm is no reference: {error}")
         return None
