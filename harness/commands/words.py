@@ -258,14 +258,6 @@ def _batch(row: RunRow) -> str:
     return "" if size in (None, 1) else f"batches of {size}"
 
 
-def _k(row: RunRow) -> str:
-    return f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
-
-
-def _number_formats(row: Any) -> str:
-    return ", ".join(name for name in (row.quantization, row.dtype) if name not in (None, "none"))
-
-
 # The line of settings of one run.
 _LINE = (
     "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
@@ -312,8 +304,12 @@ _UNSAID = (
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "num_draft_tokens": _k,
-    "number_formats": _number_formats,
+    "num_draft_tokens": lambda row: (
+        f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
+    ),
+    "number_formats": lambda row: ", ".join(
+        name for name in (row.quantization, row.dtype) if name not in (None, "none")
+    ),
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

@@ -11,8 +11,9 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from harness.results.locked_files import LockedFile, locked, read_whole, replace_file
 from harness.results.row import Row, kind_of
@@ -23,7 +24,8 @@ SUMMARY_FILE = "summary.txt"
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
-class Contents(NamedTuple):
+@dataclass(frozen=True)
+class Contents:
     """The contents of a CSV file, or of a `result.json`.
 
     Attributes:

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import IO, NamedTuple
+from typing import IO
 
 import psutil
 
@@ -134,7 +134,8 @@ def row_kind(command: str) -> type[RunRow]:
     return row
 
 
-class _JobEnded(NamedTuple):
+@dataclass(frozen=True)
+class _JobEnded:
     """A rank's last message about a job.
 
     Attributes:

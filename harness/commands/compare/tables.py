@@ -73,16 +73,14 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
     if not rejected:
         return [Line("No draft token was rejected.", "dim")]
     columns = (
-        Column("at"),
-        Column("rejected", _quoted, text=True),
-        Column("target", "{:.3f}".format),
-        Column("draft", "{:.3f}".format),
-        Column("replaced by", _quoted, text=True),
+        Column("at", of="position"),
+        Column("rejected", _quoted, "rejected", text=True),
+        Column("target", "{:.3f}".format, "target_probability"),
+        Column("draft", "{:.3f}".format, "draft_probability"),
+        Column("replaced by", _quoted, "replacement", text=True),
     )
     note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
-    # The fields of a rejection are the columns, in the same order.
-    rows = tuple(TableRow(rejection) for rejection in rejected)
-    return [Table("rejections", "", columns, rows, notes=(note,), look="plain")]
+    return [Table.of("rejections", "", rejected, columns, notes=(note,), look="plain")]
 
 
 def races_table(rows: Sequence[CompareRow]) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -46,7 +47,8 @@ _LINE = {"color": "C3", "linewidth": 2.4}
 _END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True)
+class Grid:
     """The cells of one context, by place: K from below, batch sizes from the left."""
 
     batch_sizes: list[int]

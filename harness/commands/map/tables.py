@@ -49,12 +49,16 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
     cells = cells_of(rows)
     if not cells:
         return []
+    schedule = schedule_of(cells)
+    why = []
+    if _is_whole(cells) and not isinstance(schedule, str):
+        why.append(("Use", f"by {load_of(cells)}: {_ranges(schedule)}"))
     return answer(
         heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
         finding(cells),
         [_speedups(cells)],
         doubts=[] if _is_whole(cells) else [f"{_how_many(cells)}."],
-        why=_use(cells),
+        why=why,
         steps=_next_steps(cells),
     )
 
@@ -136,13 +140,6 @@ def _speedups(cells: Sequence[MapRow]) -> Table:
 def _in_short(row: MapRow) -> str:
     unsure = row.measured and word_of(row) == CANNOT_TELL
     return f"{cell_text(row)} unsure" if unsure else cell_text(row)
-
-
-def _use(cells: Sequence[MapRow]) -> Iterator[tuple[str, str]]:
-    """The K to use, by load."""
-    schedule = schedule_of(cells)
-    if _is_whole(cells) and not isinstance(schedule, str):
-        yield "Use", f"by {load_of(cells)}: {_ranges(schedule)}"
 
 
 def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:

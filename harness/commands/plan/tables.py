@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.names import distinct_names
@@ -138,7 +138,8 @@ def _next_step(row: PlanRow) -> Iterator[Step]:
         yield Step("would fit", typed_again(change))
 
 
-class _NamedPlan(NamedTuple):
+@dataclass(frozen=True)
+class _NamedPlan:
     """A plan, and the settings in which it differs from other plans of its pair."""
 
     row: PlanRow

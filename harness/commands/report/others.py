@@ -15,9 +15,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.commands.latency.figures.requests import percentile_columns
 from harness.commands.latency.rows import LatencyRow
@@ -59,7 +60,8 @@ class _Damaged(ValueError):
     """A file or line that the tool cannot have written; the message is the reason."""
 
 
-class _Drafts(NamedTuple):
+@dataclass(frozen=True)
+class _Drafts:
     """Counts of draft tokens, those accepted, and iterations."""
 
     num_proposed: float
@@ -67,7 +69,8 @@ class _Drafts(NamedTuple):
     num_iterations: float
 
 
-class _Request(NamedTuple):
+@dataclass(frozen=True)
+class _Request:
     """One line of AIPerf.
 
     Attributes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -14,7 +13,8 @@ from harness.commands.published import DIFFERENCES, FIGURES, Published, publishe
 from harness.tables.table import Column, Table, number
 
 
-class _Counterparts(NamedTuple):
+@dataclass(frozen=True)
+class _Counterparts:
     """A published figure, and the row of our measurement of the same pair where there is one."""
 
     name: str
