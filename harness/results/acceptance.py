@@ -98,7 +98,7 @@ class Acceptance:
         return counts
 
     def columns(self, num_levels: int | None = None) -> dict[str, Any]:
-        """All columns about acceptance, as `schema.py` describes them; None where nothing was proposed.
+        """The fields of `AcceptanceFigures` that counts of iterations give, by name; None where nothing was proposed.
 
         Args:
             num_levels: of the trees that were proposed; None for chains. A tree proposes more nodes than it has

@@ -12,9 +12,10 @@ import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -35,7 +36,8 @@ _NO_ANSWER = "[invalid]"
 _NUM_TRIAL_QUESTIONS = 4
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """The value of one metric, for the answer that one filter found in a completion."""
 
     filter: str

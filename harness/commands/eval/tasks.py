@@ -55,8 +55,11 @@ class Problem:
 
 
 class Judgement(NamedTuple):
-    """The part of a completion that counts, the answer in it (None if there is none), and whether
-    it is correct.
+    """How a completion was scored.
+
+    Attributes:
+        completion: the part of it that counts.
+        answer: found in that part; None if there is none.
     """
 
     completion: str

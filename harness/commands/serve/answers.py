@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +21,8 @@ from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Acceptance
 
 
-class ScoredToken(NamedTuple):
+@dataclass(frozen=True)
+class ScoredToken:
     """A token of an answer's text with its log-probability.
 
     Attributes:

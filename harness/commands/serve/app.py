@@ -235,7 +235,7 @@ class _Shape:
         """A piece as an entry of `choices`.
 
         Args:
-            member: what a chat's text is in, `message` or `delta`.
+            member: the key of a chat's text, `message` or `delta`.
             is_first: whether it is the first piece of its answer.
         """
         content: dict[str, Any] = {"text": piece.text}
@@ -268,7 +268,8 @@ class _Shape:
         """Log-probabilities as completions have them: parallel lists."""
         num_top = self._answers[piece.choice].question.num_logprobs
         likeliest: list[dict[str, float] | None] = []
-        for _, _, found in piece.scored:
+        for scored in piece.scored:
+            found = scored.logprob
             if found is None:
                 likeliest.append(None)
             else:
@@ -288,7 +289,8 @@ class _Shape:
     def _chat_logprobs(self, piece: Piece) -> dict[str, Any]:
         """Log-probabilities as chats have them: one object for each token."""
         content = []
-        for _, _, found in piece.scored:
+        for scored in piece.scored:
+            found = scored.logprob
             assert found is not None  # chats are not echoed
             likeliest = [self._chat_token(token, logprob) for token, logprob in found.top]
             entry = self._chat_token(found.token, found.logprob)
