@@ -167,7 +167,7 @@ def test_an_honest_engine_is_lossless_under_load(harness: Harness, named: list[s
     ]
     assert mentions(outcome.stderr, *work)
     assert mentions(outcome.stdout, "Under load: 6 requests", "Drawn as asked, temperature=1")
-    assert mentions(outcome.stdout, "Lossless:", "under load", "15 of 15 requests")
+    assert mentions(outcome.stdout, "Lossless:", "15 of 15 greedy texts")
     rows = results("recovery")
     parts = rows[rows["sampling"].notna()]
     assert len(parts) == 2 * 4 + 1
@@ -213,7 +213,7 @@ def test_a_server_without_token_ids_is_compared_with_itself(harness: Harness) ->
             "recovery", "model=tiny_draft", *QUICK, "num_draws=300", "engine=server",
             "engine.chat=true", f"engine.url={url}", code=3,
         )  # fmt: skip
-    assert "answers are compared with those of the same server alone" in outcome.stderr
+    assert "answers are compared with those to the same requests alone" in outcome.stderr
     rows = results("recovery")
     assert rows["verdict"][0] == "lossless"
     assert "lossy" not in set(rows["verdict"])
