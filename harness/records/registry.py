@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.config.acceptance_rules import RULES
 from harness.config.registry import Registry
 from harness.config.run import RunSettings
 from harness.config.settings import require
 from harness.drafting.registry import method_of
-from harness.drafting.tree_settings import check_trees
 from harness.engines.registry import engine_of
 from harness.records.command import Command
 from harness.results.row import Row
@@ -53,7 +53,7 @@ def checked(settings: RunSettings) -> RunSettings:
     settings = engine.adapted(settings)
     engine.check(settings)
     settings.check_engine(engine)
-    check_trees(settings, own_loop=engine.own_loop)
+    _check_trees(settings, own_loop=engine.own_loop)
     if settings.draft is not None:
         method = method_of(settings.draft)
         learns = method.trains or not settings.TRAINS
@@ -61,3 +61,29 @@ def checked(settings: RunSettings) -> RunSettings:
         method.check(settings)
         engine.check_draft(method, settings.draft, settings.engine)
     return settings
+
+
+def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
+    """Raise a SettingError for a run that cannot decode with trees, where its draft proposes them.
+
+    Args:
+        own_loop: whether its engine has this project's own loop.
+    """
+    draft = run.draft
+    decoding = run.decoding
+    tree = getattr(draft, "tree", "chain")
+    record = RULES[decoding.rule]
+    if draft is None or not draft.most_nodes:
+        rule = f"is for draft.tree={' or '.join(record.trees)}"
+        require(record.of_chains, "decoding.rule", rule, decoding.rule)
+        return
+    of_trees = f"with draft.tree={tree}"
+    require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
+    rules = [name for name, one in RULES.all().items() if tree in one.trees]
+    rule = f"must be one of {', '.join(rules)} {of_trees}"
+    require(tree in record.trees, "decoding.rule", rule, decoding.rule)
+    require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
+    rates = decoding.synthetic_acceptance
+    require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)
+    rule = "must be chain with tensor_parallel"
+    require(not run.tensor_parallel, "draft.tree", rule, tree)

@@ -9,8 +9,7 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.drafting.head_kind import HeadKind
-from harness.drafting.methods.model import ModelDraftSettings
-from harness.drafting.tree_settings import check_tree_models
+from harness.drafting.methods.model import ModelDraftSettings, check_tree_models
 
 
 class Chained(HeadKind):

@@ -17,12 +17,12 @@ from harness.drafting.method import (
     Method,
     Passes,
 )
-from harness.drafting.tree_settings import check_tree_models, plan_of
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner, TreeRunner
     from harness.decoding.warp import AnyWarp, Warp
-    from harness.drafting.heads.find import DraftPlan
+    from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.drafting.trees.plan import TreePlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.models.loading import LoadedModel
 
@@ -119,6 +119,15 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         """The most draft tokens of a tree, 0 for chains."""
         return 0 if self.tree == "chain" else self.budget
 
+    def tree_plan(self) -> TreePlan:
+        """Return how the draft's trees grow; not for chains."""
+        from harness.drafting.trees.plan import TreePlan
+
+        assert self.tree != "chain"
+        # `__post_init__` has put the rates of a profile in the place of its name.
+        rates: Any = self.rates
+        return TreePlan(self.tree, self.budget, rates, self.score_temperature)
+
 
 class ModelDraft(Method):
     """A model of its own, or a head."""
@@ -201,7 +210,7 @@ class ModelDraft(Method):
         from harness.drafting.translated import TranslatedDrafter
         from harness.drafting.trees.model_trees import ModelTreeDrafter
 
-        plan = None if settings.tree == "chain" else plan_of(settings)
+        plan = None if settings.tree == "chain" else settings.tree_plan()
         head = pair.head
         if head is not None:
             target = pair.target.model
@@ -266,6 +275,33 @@ class ModelDraft(Method):
 
     def check_huggingface(self, settings: ModelDraftSettings, schedule: str) -> None:
         """Refuse nothing: only the plan knows what `generate` can draft with."""
+
+
+def check_tree_models(
+    settings: ModelDraftSettings,
+    target: Checkpoint | None,
+    head: HeadCheckpoint | None,
+    draft: Checkpoint | None,
+) -> None:
+    """Raise a SettingError for models that cannot have trees.
+
+    Args:
+        target: the target's checkpoint.
+        head: of the draft, as planned, or None.
+        draft: the checkpoint of a draft model, or None.
+    """
+    from harness.models.checkpoints import recurrent_kind
+
+    for checkpoint in (target, draft):
+        if checkpoint is not None and recurrent_kind(checkpoint.config) is not None:
+            name = checkpoint.settings.name
+            rule = f"must be chain: {name} has a recurrent state, which cannot branch"
+            raise SettingError("draft.tree", rule, settings.tree)
+    if head is not None and not head.kind.drafts_trees:
+        rule = f"must be chain for draft={settings.name}: {head.kind.name} heads draft no trees"
+        raise SettingError("draft.tree", rule, settings.tree)
+    rule = f"ends a chain, and must be null with draft.tree={settings.tree}"
+    require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
 
 
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}

@@ -1,7 +1,7 @@
 """Which trees a drafter proposes, by the settings of `draft.tree`: dynamic trees, or trees of one
 shape.
 
-`tree_settings.plan_of` makes a `TreePlan` of the settings. The drafters of trees take from it a
+`ModelDraftSettings.tree_plan` makes a `TreePlan` of the settings. The drafters of trees take from it a
 `Growth`, which makes the trees (`growth`). The plan also says before decoding how large trees
 can be, for what is prepared.
 """

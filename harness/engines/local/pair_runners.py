@@ -15,7 +15,6 @@ from harness.drafting.heads.prepared import PreparedHead
 from harness.drafting.hybrid import part_with_head
 from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import method_of
-from harness.drafting.tree_settings import plan_of
 from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.engines.local.rules import decisions_of, tree_rule_of, warp_of
 from harness.engines.local.runner_choice import PREPARED, build_runner, first_possible, resolve
@@ -143,7 +142,7 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
         # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
         # differ.
         settings: Any = draft_settings
-        is_deterministic = plan_of(settings).is_deterministic(settings.warp(warp))
+        is_deterministic = settings.tree_plan().is_deterministic(settings.warp(warp))
         judge = TreeJudge(warp, tree_rule_of(decoding, preparation.fault), is_deterministic)
         # A tree is verified together with the token before it.
         num_tokens = preparation.most_nodes + 1
@@ -190,7 +189,7 @@ def _draft_runner(
     if preparation.most_nodes:
         settings: Any = draft_settings
         num_levels = preparation.decoding.most_draft_tokens
-        num_expanded = plan_of(settings).most_expanded(num_levels)
+        num_expanded = settings.tree_plan().most_expanded(num_levels)
         # Each pass reads one level. Before the tree the draft reads the last decided token, and often
         # one more that it has not read.
         most_tokens = 2 + (num_levels - 1) * num_expanded
