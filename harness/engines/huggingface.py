@@ -239,9 +239,11 @@ class HuggingFaceArm(Arm):
                     before = getattr(model, "generation_config", None)  # a head has none
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
-                    undo.callback(
-                        recorder.sum_logits("model" if model is target else "draft", model)
-                    )
+                    role = "model" if model is target else "draft"
+                    # What MTP layers return together is warped: top_k makes it infinite.
+                    parts = model.layers if isinstance(model, MtpModel) else [model]
+                    for part in parts:
+                        undo.callback(recorder.sum_logits(role, part))
                 torch.manual_seed(question.seed_of(index))
                 output = target.generate(prompt_ids, streamer=recorder, **arguments)
                 if config.output_logits:
@@ -330,7 +332,7 @@ class _Recorder(BaseStreamer):
 
     def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
         """Note the sum of the logits of every pass of a model, and replace those that are no
-        numbers.
+        numbers. Heads have states in their place, of which the target makes logits.
 
         Sampling from such logits would end the GPU's process; they are an error at the end of the
         text, because waiting for each sum would cost time.
@@ -340,9 +342,8 @@ class _Recorder(BaseStreamer):
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
-            # MTP layers return a tuple, a DFlash head states of which the target makes logits.
-            is_mtp = isinstance(output, tuple)
-            logits = output[1] if is_mtp else output.get("logits", output.get("last_hidden_state"))
+            values = {"last_hidden_state": output} if isinstance(output, Tensor) else output
+            logits = values.get("logits", values.get("last_hidden_state"))
             total = logits.sum(dtype=torch.float32)
             self.logit_sums.append((role, self.num_generated or 0, total))
             logits.nan_to_num_(0.0, 0.0)

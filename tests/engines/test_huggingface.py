@@ -286,7 +286,13 @@ def test_layers_for_several_tokens_draft_as_in_our_loop(
     save_with_mtp(target, layers, tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     model = ModelSettings(name=family, repository=str(tmp_path))
-    check_proposals(load(model, SampledDraftSettings(name="mtp", method="mtp")), num_layers)
+    pair = load(model, SampledDraftSettings(name="mtp", method="mtp"))
+    check_proposals(pair, num_layers)
+    # What it draws from has no finite logits then.
+    few = dataclasses.replace(GREEDY, num_draft_tokens=num_layers, temperature=1.0, top_k=5)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=few))
+    assert len(tokens_of(read(engine.arms[1], ask(few)))) == 24
+    engine.close()
 
 
 def test_heads_that_generate_does_not_draft_with_are_refused(
