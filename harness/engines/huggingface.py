@@ -342,7 +342,7 @@ class _Recorder(BaseStreamer):
         """
 
         def note(module: Any, inputs: Any, output: Any) -> None:
-            values = {"last_hidden_state": output} if isinstance(output, Tensor) else output
+            values: Any = {"last_hidden_state": output} if isinstance(output, Tensor) else output
             logits = values.get("logits", values.get("last_hidden_state"))
             total = logits.sum(dtype=torch.float32)
             self.logit_sums.append((role, self.num_generated or 0, total))
