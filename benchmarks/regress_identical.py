@@ -51,7 +51,7 @@ def slower(run: Run, factor: float) -> Run:
     prompts: Sequence[LatencyPromptRow] = [
         dataclasses.replace(row, time_ms=factor * row.time_ms) for row in run.prompts if row.time_ms
     ]
-    return dataclasses.replace(run, prompts=list(prompts))
+    return dataclasses.replace(run, prompt_rows=list(prompts))
 
 
 if __name__ == "__main__":
