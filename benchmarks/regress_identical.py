@@ -49,7 +49,9 @@ def main() -> None:
 def slower(run: Run, factor: float) -> Run:
     """The run with every time of its prompts multiplied."""
     prompts: Sequence[LatencyPromptRow] = [
-        dataclasses.replace(row, time_ms=factor * row.time_ms) for row in run.prompts if row.time_ms
+        dataclasses.replace(row, time_ms=factor * row.time_ms)
+        for row in run.prompt_rows
+        if row.time_ms
     ]
     return dataclasses.replace(run, prompt_rows=list(prompts))
 
