@@ -20,6 +20,13 @@ class EngineSettings:
     name: str = "local"
     aa: bool = False
 
+    @property
+    def beyond_model(self) -> str | None:
+        """The setting by which answers are not what the model's weights make of a prompt's tokens, as it is typed;
+        None where they are.
+        """
+        return None
+
 
 class Abilities:
     """Abilities of an engine.

@@ -19,7 +19,7 @@ class References:
     """Gives the reference that fits: the open engine's own, else its target, loaded here once.
 
     There is none for a server that makes chats of prompts, which reads other tokens than the model
-    would here, nor for a server whose model cannot be loaded here.
+    would here, or holds its answers to a grammar, nor for one whose model cannot be loaded here.
 
     Raises (each method):
         RunError: the models of an engine that computes here do not fit.
@@ -34,7 +34,7 @@ class References:
 
     def for_texts(self) -> Reference | None:
         """The reference for texts, whose tokens may be unknown; None where there is none."""
-        if getattr(self._session.settings.engine, "chat", False):
+        if self._session.settings.engine.beyond_model is not None:
             return None
         return self._engine.reference or self._loaded
 

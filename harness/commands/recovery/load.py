@@ -155,8 +155,9 @@ def checks_under_load(
     if reference is not None:
         yield from _against_exact(test, arm, reference)
         return
-    if getattr(settings.engine, "chat", False):
-        say("engine.chat=true: answers are compared with those to the same requests alone")
+    beyond_model = settings.engine.beyond_model
+    if beyond_model is not None:
+        say(f"{beyond_model}: answers are compared with those to the same requests alone")
     else:
         say("without the exact distribution: answers are compared with each other")
     yield from _against_alone(test, arm, engine.arms[0], references)

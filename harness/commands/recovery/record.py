@@ -91,6 +91,9 @@ class RecoverySettings(PromptedSettings):
         require_at_least(self, load=1)
         rule = "cannot be combined with tensor_parallel"
         require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
+        beyond_model = self.engine.beyond_model
+        rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
+        require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
         require_at_least(self, num_prompts=1)
         rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
         fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8

@@ -157,7 +157,7 @@ def regular_reference(
     engine = session.engine
     assert engine is not None
     regular, *others = engine.arms
-    reads_ids = engine.reports_token_ids and not getattr(settings.engine, "chat", False)
+    reads_ids = engine.reports_token_ids and settings.engine.beyond_model is None
     is_asked_for = settings.reference == "regular"
     if not (others and reads_ids and regular.scores_texts):
         rule = (

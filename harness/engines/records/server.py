@@ -46,6 +46,19 @@ _SET_ELSEWHERE = {
 }
 # Entries that the measurement needs as they are.
 _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
+# Entries by which OpenAI's API, vLLM, SGLang and llama.cpp hold an answer to a grammar.
+_GRAMMARS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +79,9 @@ class ServersSettings(EngineSettings):
             without one.
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
-        extra: further entries of every request's body: `{priority: 2}`.
+        extra: further entries of every request's body: `{priority: 2}`. With a grammar
+            (`{response_format: {type: json_object}}`) answers are compared with those of the
+            regular server, which has it too, and not with the model's own probabilities.
         flags: further arguments of the servers that are started here.
         environment: variables of the servers that are started here, by name.
         start_timeout_s: until a server that is started here must be ready.
@@ -120,6 +135,15 @@ class ServersSettings(EngineSettings):
     def has_idle(self) -> bool:
         """Whether there is a server that could speculate and drafts nothing."""
         return False
+
+    @property
+    def beyond_model(self) -> str | None:
+        if self.chat:
+            return "engine.chat=true"
+        for name, grammar in (self.extra or {}).items():
+            if name in _GRAMMARS:
+                return f"engine.extra={{{name}: {grammar}}}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

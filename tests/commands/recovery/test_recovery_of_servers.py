@@ -76,6 +76,35 @@ def test_a_fault_of_the_server_is_caught(
     assert outcome.complaint.startswith("lossy: ")
 
 
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["kept to", "ignored in bursts"])
+def test_texts_beside_a_grammar_are_the_regular_servers(
+    harness: Harness, stack: ExitStack, pair: Pair, is_ignored: bool
+) -> None:
+    """Even tokens stand for what a grammar allows: the model alone would have others."""
+    regular, server = pair_servers(pair)
+    regular.spoil = lambda rows: [[token & ~1 for token in row] for row in rows]
+    server.spoil = regular.spoil
+    if is_ignored:
+        # lmdeploy #4551: only the first token is decided outside of speculation.
+        server.spoil = lambda rows: [[row[0] & ~1, *row[1:]] for row in rows]
+    grammar = "engine.extra={response_format: {type: json_object}}"
+    servers = addresses(stack, regular, server)
+    code = 1 if is_ignored else None
+    outcome = harness("recovery", *QUICK, "num_draws=300", grammar, *servers, code=code)
+    assert "response_format" in outcome.stderr
+    asked = regular.bodies + server.bodies
+    assert all(body["response_format"] == {"type": "json_object"} for body in asked)
+    rows = results("recovery")
+    assert ("lossy" in set(rows["verdict"])) == is_ignored
+
+
+def test_a_grammar_has_no_probabilities_as_its_reference(harness: Harness) -> None:
+    """Neither weights nor log-probabilities of texts know it."""
+    asked = ["engine=server", "engine.url=http://127.0.0.1:9/v1", "reference=weights"]
+    complaint = harness("recovery", *asked, "engine.extra={grammar: x}", code=2).complaint
+    assert mentions(complaint, "reference=weights", "must be auto with engine.extra={grammar: x}")
+
+
 def test_without_token_ids_the_arms_are_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
