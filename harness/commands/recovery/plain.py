@@ -59,20 +59,25 @@ def checks_one_by_one(session: Session, settings: RecoverySettings, encoded: Enc
     session.place(*max(needs, key=lambda need: need[0] * (need[1] + need[2])))
     references = References(session)
     greedy = []
+    # One by one, draws after a few places would take hours: of whole texts every token counts.
+    draws_one_by_one = decoding.temperature > 0 and not engine_of(settings).takes_batches
+    why_as_load = f"{settings.engine.name} draws one text at a time" if draws_one_by_one else None
     if settings.draft is None:
         # No texts to compare, but `references` asks the open engine.
         session.open(num_rows, encoded.longest)
-    else:
+    elif not draws_one_by_one:
         greedy = [_greedy_check(session, settings, references, encoded, num_rows)]
     needs_reference = decoding.temperature > 0
     for check in greedy:
         differ = check["identical_prompts"] < check["num_prompts"]
         needs_reference |= differ and check["verdict"] == "undecided"
-    if needs_reference and references.for_tokens() is None:
-        # Other references score requests of any kind, as under load.
+    if why_as_load is None and needs_reference and references.for_tokens() is None:
+        why_as_load = "without the weights"
+    if why_as_load is not None:
+        # There any reference scores requests of any kind.
         load = min(LOAD, settings.batch_size)
         asked = dataclasses.replace(settings, load=load, samplings=("as_asked",))
-        say(f"without the weights, recovery goes on as with load={load}")
+        say(f"{why_as_load}: recovery goes on as with load={load}")
         for check in checks_under_load(session, asked, encoded.token_ids, references):
             yield check | {"load": load, "batch_size": load}
         return

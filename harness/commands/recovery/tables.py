@@ -210,7 +210,7 @@ def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
     )
     settings = settings_line([asked])
     if row.load is not None:
-        in_flight = f"{row.load} requests in flight"
+        in_flight = f"{counted(row.load, 'request')} in flight"
         settings = f"{in_flight} · {settings_line([dataclasses.replace(asked, batch_size=None)])}"
     checks = Checks(rows)
     failed = [check for check in rows if check.verdict == "lossy" and check not in checks.overall]
@@ -248,7 +248,10 @@ def recovery_details(rows: Sequence[RecoveryRow]) -> Document:
     row = rows[0]
     loaded = refused = None
     if row.load is not None:
-        loaded = f"Under load: {row.load} requests in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+        in_flight = counted(row.load, "request")
+        loaded = (
+            f"Under load: {in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+        )
     if rows[-1].refused:
         refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
     summary = summarise(rows)

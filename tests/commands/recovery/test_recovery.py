@@ -28,7 +28,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None:
     draws = "num_draws=8000"
     honest = harness("recovery", *pair, *SMALL, draws, "shift=0.2")
-    assert mentions(honest.stdout, "Lossless:", "identical", "3 of 3", "24 tokens")
+    assert mentions(honest.stdout, "Lossless:", "3 of 3", "identical")
+    assert results("recovery")["num_tokens"][0] == 24
     broken = harness(
         "recovery", *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one", code=1
     )

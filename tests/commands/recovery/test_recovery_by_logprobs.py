@@ -46,7 +46,7 @@ QUICK += ["decoding.temperature=1.5", "num_draws=600", "shift=0.5", "false_alarm
 QUICK += ["reference=regular", "samplings=[logprobs,logprobs_whole]"]
 GENERATE = ["engine=huggingface", "model=tiny_draft", "draft=early_exit_1", "batch_size=1"]
 GENERATE += ["reference=regular", "load=1", "num_prompts=1", "decoding.max_new_tokens=12"]
-GENERATE += ["decoding.temperature=1", "num_draws=1000", "shift=0.3", "false_alarm_rate=1e-6"]
+GENERATE += ["decoding.temperature=1", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
 GENERATE += ["samplings=[logprobs,min_p]"]
 # With what a run says of each.
 FAULTS_OF_LOGPROBS = {
@@ -171,6 +171,17 @@ def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: H
     assert set(rows["check"]) == {"reference", "greedy", "sampled", "logprobs"}
     assert rows["verdict"][0] == "lossless"
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
+
+
+@pytest.mark.slow
+def test_generate_that_draws_one_text_at_a_time_draws_whole_ones(harness: Harness) -> None:
+    own = ["samplings", "load", "reference"]
+    asked = [setting for setting in GENERATE if setting.partition("=")[0] not in own]
+    outcome = harness("recovery", *asked)
+    assert mentions(outcome.stderr, "draws one text at a time", "as with load=1")
+    checks = results("recovery")
+    assert set(checks["check"]) == {"greedy", "sampled"}
+    assert checks["verdict"][0] == "lossless"
 
 
 @pytest.mark.slow
