@@ -53,8 +53,8 @@ class RequestRecord:
         arrivals: times of the chunks with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
         token_ids: of the answer, as the server gave them, else read from its text.
-        shown_ids: those of llama.cpp's events, which may leave some out.
-        never_drawn: tokens that the server did not allow.
+        shown_ids: ids of tokens in llama.cpp's events, which may leave some out that its text has.
+        never_drawn: tokens that the server does not allow, as llama.cpp reports its bias against them.
         logprobs: of the tokens of each event, as a server returned them; None for those without.
         num_tokens: of the answer: as many as arrived as ids; without ids as many as the server
             counts, else those of its text.
@@ -207,9 +207,9 @@ class Load:
     the last had ended.
 
     Attributes:
-        seconds: that took.
+        seconds: how long that was.
         request_seconds: times of all requests meanwhile, added up.
-        share: of all that arrived meanwhile, the part that belongs to the question.
+        share: of all chunks that arrived meanwhile, the part (0 to 1) that belongs to the question.
         extra: the requests that only kept up the load.
         offered_s: seconds over which the question's requests were sent at a rate; 0 without one.
     """
@@ -228,7 +228,7 @@ class Load:
 def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:
     """Records of tokens that arrive together, which come as a mapping from the row to its tokens.
 
-    The first record waits until every row has some, or has ended with none.
+    The first record waits until every row has some, or has ended with none: then its entry is empty.
     """
     waiting = set(range(num_rows))
     new: dict[int, list[int]] = {}

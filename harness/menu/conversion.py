@@ -126,8 +126,8 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
     if issubclass(kind, DraftSettings):
         owners = METHODS.owners(key)
         if owners:
-            drafts = ", ".join(owners).replace("model", "models, heads")
-            drafts = " and ".join(drafts.rsplit(", ", 1))
+            listed = ["models, heads" if owner == "model" else owner for owner in owners]
+            drafts = " and ".join(", ".join(listed).rsplit(", ", 1))
             rule = f"is for {drafts}, not for draft={config.get('name')}"
             return SettingError(prefix + key, rule, config[key])
     return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")

@@ -27,8 +27,8 @@ NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
 REFUSED = "refused"
 
-# Settings and circumstances of a pair that decodes here. A server has its own, and does not report
-# them.
+# Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
+# own and do not report them.
 OF_A_PAIR_HERE = (
     "num_draft_tokens",
     "weights",
@@ -230,7 +230,7 @@ class RunRow(Row):
 
     @property
     def was_quiet(self) -> bool:
-        """Whether nothing is known to have disturbed its times."""
+        """Whether nothing is known to have disturbed its times; rows with times override it."""
         return True
 
 

@@ -52,11 +52,11 @@ class PromptPass:
         """
         last_places = lengths - 1
         rows = torch.arange(len(tokens), device=tokens.device)
-        takes_places = self._forward.takes_places
-        arguments: dict[str, Any] = {"logits_to_keep": last_places} if takes_places else {}
+        chooses_logits = self._forward.chooses_logits
+        arguments: dict[str, Any] = {"logits_to_keep": last_places} if chooses_logits else {}
         starts = torch.zeros_like(lengths)
         logits, *states = self._forward(self._slots, tokens, starts, lengths.max(), **arguments)
-        logits = logits[rows, rows if takes_places else last_places]
+        logits = logits[rows, rows if chooses_logits else last_places]
         return logits, *states
 
 

@@ -196,7 +196,7 @@ class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
     captured.
 
-    `takes_places` is whether the model computes the logits of chosen tokens alone.
+    `chooses_logits` is whether the model computes the logits of chosen tokens alone.
 
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
@@ -205,7 +205,8 @@ class SlotForward:
         self._model = model
         self._options = options
         self._windows = attention_windows(model)
-        self.takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # This may change the model's attention to PACKED.
         self.heads_per_key = pack_heads(model)
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
@@ -222,7 +223,8 @@ class SlotForward:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
         Args:
-            starts: a number where it is the same for all rows, which is faster.
+            starts: a number where it is the same for all rows, which is faster. A single token of a
+                text then has no mask, so that `slots.num_seen` must be `starts + 1`.
             num_real: [], the number of the n tokens that count. The others fill the shape up and
                 take the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
@@ -231,9 +233,9 @@ class SlotForward:
         """
         num_tokens = tokens.shape[1]
         device = tokens.device
-        # Kernels are faster without a mask. A single token needs none where all rows are equally
-        # long: it sees all slots that attention reads.
-        needs_masks = self._needs_masks or num_tokens > 1
+        # Kernels are faster without a mask. A single token of a text needs none where all rows are
+        # equally long: it sees all slots that attention reads. One of a tree may have siblings there.
+        needs_masks = self._needs_masks or num_tokens > 1 or tree is not None
         places: _Places
         if isinstance(starts, int):
             written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)

@@ -96,7 +96,7 @@ class StaticRunner(CacheRunner):
         are_equal = min(self._lengths) == max(self._lengths)
         starts = longest if are_equal else self._starts(num_rows)
         num_seen = longest + num_tokens
-        has_mask = num_tokens > 1 or not are_equal
+        has_mask = num_tokens > 1 or not are_equal or "tree" in arguments
         if has_mask:
             # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
             # slots that this adds.

@@ -71,7 +71,7 @@ class Racer:
 
     Attributes:
         name: the settings in which it differs from other jobs, as typed.
-        times: milliseconds per token of the regular and of the speculative arm, by share and unit.
+        times: milliseconds per token of the regular and of the speculative arm, by (share, *unit).
         last: the row of its last measured share; None before the first.
         num_prompts: that it was asked so far.
         left: why it is asked no more; None for a job that goes on.
@@ -95,7 +95,7 @@ class Racer:
         return dataclasses.replace(ratio, covers=f"{ratio.covers}, after a selection")
 
 
-def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
+def _racers_after(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
     """The jobs after some shares. Which of them have left follows from the files alone, in any process at any time."""
     rows = [row for row in SweepFile(sweep, LatencyRow).job_rows() if isinstance(row, LatencyRow)]
     racers = [Racer(name) for name in Manifest.read(sweep).names]
@@ -117,6 +117,7 @@ def _standings(sweep: Path, num_shares: int = SHARES) -> list[Racer]:
         running = [racer for racer in racers if racer.left is None]
         if share == SHARES or len(running) < 2:
             continue
+        # [jobs, units] each.
         regular, speculative = common_times([racer.times for racer in running])
         if regular.size:
             for index in eliminated(regular, speculative, len(racers)):
@@ -129,7 +130,7 @@ def rows_left_out(job: Job) -> list[LatencyRow]:
     """The row of a job that is not measured in its share, with the reason; [] for one that is."""
     settings = LatencyRow.setting_columns(job.settings)
     assert job.sweep is not None
-    racers = _standings(job.sweep, settings["share"] - 1)
+    racers = _racers_after(job.sweep, settings["share"] - 1)
     reason = racers[job.number % len(racers)].left
     if reason is None:
         return []
@@ -145,7 +146,7 @@ def finish_race(sweep: Path) -> tuple[list[LatencyRow], Document]:
     Returns:
         These rows, and the answer with a table.
     """
-    racers = _standings(sweep)
+    racers = _racers_after(sweep)
     rows = []
     for racer in racers:
         if racer.last is not None:
@@ -164,7 +165,7 @@ def finish_race(sweep: Path) -> tuple[list[LatencyRow], Document]:
     ranked = ranking(*common_times([racer.times for racer in remaining]))
     best, *ties = [remaining[one.index] for one in ranked if not one.worse]
     figures = f"{times(best.speedup.estimate)}{in_brackets(best.speedup)}"
-    answer = f"{best.name} is the fastest: {figures} after {best.num_prompts} prompts."
+    answer = f"{best.name} is the fastest: {figures} after {counted(best.num_prompts, 'prompt')}."
     if ties:
         names = ", ".join(racer.name for racer in [best, *ties])
         answer = f"Cannot tell which is the fastest: {names}."

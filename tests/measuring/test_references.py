@@ -7,24 +7,30 @@ from typing import Any
 
 import pytest
 
+from harness.config.engines import EngineSettings
+from harness.engines.records.server import ServerSettings
 from harness.measuring.references import References
+
+URL = "http://localhost:8000/v1"
+GRAMMAR = {"response_format": {"type": "json_object"}}
 
 
 @pytest.mark.parametrize(
     ("settings", "reports_token_ids", "has_tokens", "has_texts"),
     [
-        ({}, True, True, True),
-        ({"chat": False}, False, False, True),
+        (EngineSettings(), True, True, True),
+        (ServerSettings(url=URL), False, False, True),
         # The model's distribution after a text is none of the chat that a server makes of it.
-        ({"chat": True}, True, False, False),
+        (ServerSettings(url=URL, chat=True), True, False, False),
+        (ServerSettings(url=URL, extra=GRAMMAR), True, False, False),
     ],
 )
 def test_a_reference_is_for_what_the_model_read(
-    settings: dict[str, Any], reports_token_ids: bool, has_tokens: bool, has_texts: bool
+    settings: EngineSettings, reports_token_ids: bool, has_tokens: bool, has_texts: bool
 ) -> None:
     own = object()
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(engine=SimpleNamespace(**settings)),
+        settings=SimpleNamespace(engine=settings),
         engine=SimpleNamespace(reference=own, reports_token_ids=reports_token_ids),
     )
     references = References(session)

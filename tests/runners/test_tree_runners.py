@@ -68,6 +68,19 @@ def test_trees_agree_with_plain_passes(make: Callable[..., CacheRunner], name: s
 
 
 @pytest.mark.parametrize("make", RUNNERS)
+def test_a_node_that_is_read_alone_does_not_see_its_siblings(
+    make: Callable[..., CacheRunner],
+) -> None:
+    """Of one row, where a single token of a text needs no mask."""
+    model = random_model("llama")
+    runner = make(model)
+    runner.start(PROMPTS[:1])
+    runner.extend(torch.tensor([[5, 6, 7]]), TreeShape([(0, 0)]))
+    behind_first = runner.extend(torch.tensor([[8]]), TreeShape([(0, 0, 1)])).logits[0, -1]
+    assert close(behind_first, logits_without_cache(model, [*PROMPTS[0], 5, 6, 8])[-1])
+
+
+@pytest.mark.parametrize("make", RUNNERS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str) -> None:
     """Rows of different lengths, and a sliding window: the parts see what they see in one pass."""

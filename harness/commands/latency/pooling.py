@@ -56,6 +56,7 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
         "directory": None,
     }
     pooled = []
+    # All runs of one job have the same arms.
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
         pooled.append(dataclasses.replace(rows_of_arm[0], **columns))

@@ -28,13 +28,14 @@ class Scores:
     """The scores of all answers that were added.
 
     Args:
+        end_tokens: those that end a greedy text.
         num_together: the most texts that the reference has room for at once.
         seed: of the random parts of quantiles.
 
     Attributes:
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
-        returned: the log-probabilities of requests that asked for them.
+        returned: the log-probabilities of drawn requests that asked for them.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Scores:
                         self.greedy.add(divergence, planned.num_tokens, answer)
 
     def two_routes(self, text: DrawnText) -> tuple[Floats, Floats] | None:
-        """The distributions along a text by the reference's two routes; None without a second one."""
+        """The distributions [n, V] along a text by the reference's two routes: many texts in one pass,
+        and this text again (`logits_again`), which differ by rounding alone. None without a second one.
+        """
         if text not in self._two_routes:
             both = None
             again = self._reference.logits_again(text.prompt, text.tokens)
@@ -118,7 +121,7 @@ class Scores:
         if planned.sampling.asks_logprobs:
             values = logits.astype(np.float64)
             own_logits = values[rows, tokens]
-            # One of many equally likely tokens is one that the reference does not know.
+            # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
             is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
             with np.errstate(divide="ignore"):
                 raw = np.where(is_known, own_logits - np.logaddexp.reduce(values, axis=-1), np.nan)

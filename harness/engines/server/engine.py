@@ -64,8 +64,8 @@ class ServerEngine(Engine):
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
         served: the server of each arm, and of `idle` where there is one.
         num_blocks: how often each server is started; 0 starts all of them once. A block has one
-            question for each arm, and one server at a time, or with `places` two questions, each
-            with all servers at once.
+            question for each arm, and one server at a time, or with `places` as many questions as
+            places, each with all servers at once.
         places: variables of the environment of each server, such as those that name its devices,
             in the order of `served`. After each question they change places.
 
@@ -149,6 +149,7 @@ class ServerEngine(Engine):
                 other.stop()
 
     def is_loaded(self, arm: Arm) -> bool:
+        # A server that was just started has answered nothing yet.
         return not self.num_blocks or (isinstance(arm, ServerArm) and arm.num_asked > 0)
 
     def make_ready(self, arm: ServerArm) -> None:
@@ -355,7 +356,7 @@ class ServerArm(Arm):
             outgoing.append(Outgoing(body, records[row], functools.partial(add, row)))
         self.last_requests = records
         rate = self._settings.rate
-        # A server may be started for more than a question keeps in flight.
+        # `extra` has as many prompts as are kept in flight, which may be fewer than the server is started for.
         extra = question.extra
         num_in_flight = len(extra.prompts) if extra else self._engine.opening.batch_size
 
@@ -373,7 +374,7 @@ class ServerArm(Arm):
 
         received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals)
         if rate and extra:
-            # No clock runs yet while the load builds up.
+            # No clock runs yet while the load builds up. The first message is the empty one of `begin`.
             next(received)
         return as_records(received, num_rows)
 
@@ -422,7 +423,13 @@ class ServerArm(Arm):
                 return await text_logprobs(self.client, model.name, scoring, prompt, text, num_top)
 
         async def ask_all() -> list[list[Likeliest]]:
-            return await asyncio.gather(*(ask(prompt, text) for prompt, text in texts))
+            requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
+            try:
+                return await asyncio.gather(*requests)
+            finally:
+                # After a failure no other one is sent.
+                for request in requests:
+                    request.cancel()
 
         asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
         try:

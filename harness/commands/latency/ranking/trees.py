@@ -24,7 +24,11 @@ _ERROR = 0.05
 
 
 def trees_tables(pairs: pd.DataFrame) -> list[Table]:
-    """A table for each draft that was measured with trees and with chains under the same conditions."""
+    """A table for each draft that was measured with trees and with chains under the same conditions.
+
+    Args:
+        pairs: a frame of `latency_pairs`, with its columns.
+    """
     if pairs.empty:
         return []
     rows = pairs.row

@@ -1,4 +1,4 @@
-"""StepCosts of drafting and verifying in target steps, and which of them limits the speed-up.
+"""Costs of drafting and verifying in target steps, and which of them limits the speed-up.
 
 An iteration drafts K tokens at c target steps each, verifies them in v target steps, and yields
 some tokens: speed-up = tokens / (K c + v), by Leviathan et al. 2023. With K = 4, c = 0.1 and v =
@@ -103,6 +103,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     proposed = proposed_per_iteration(row)
     if not step_ms or not proposed:
         return None
+    # Both times are of a whole iteration.
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
@@ -218,8 +219,8 @@ def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> floa
 
 def share_of_predicted(row: LatencyRow) -> float | None:
     """Measured over predicted speed-up: the prediction is of decoding, without reading the prompt."""
-    measured = row.decode_speedup or row.speedup
-    if not measured or not row.predicted_speedup:
+    measured = row.speedup if row.decode_speedup is None else row.decode_speedup
+    if measured is None or not row.predicted_speedup:
         return None
     return measured.estimate / row.predicted_speedup
 
