@@ -3,7 +3,7 @@
 From Python: `harness.run("latency", "model=7B", "draft=none")`. Nothing heavy is imported before that.
 """
 
-from harness.cli import run
+from harness.cli.main import run
 from harness.config.errors import HarnessError, RunError, SettingError, VerdictError
 
 __version__ = "0.2.0"

@@ -19,7 +19,7 @@ from unittest import mock
 from rich.console import Console
 from rich.text import Text
 
-from harness import cli
+from harness.cli import main as cli
 from harness.commands.compare import measure as compare
 from harness.menu.names import CONF
 

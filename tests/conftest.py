@@ -195,7 +195,7 @@ def harness(
 ) -> Harness:
     """Runs commands in this process, in an empty directory. Workers of its sweeps are forked."""
     from forked import fork_worker
-    from harness.sweep import worker
+    from harness.cli import worker
     from in_process import Harness
 
     monkeypatch.chdir(tmp_path)

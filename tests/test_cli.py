@@ -11,7 +11,7 @@ import pytest
 
 from documented import ROOT
 from harness import __version__
-from harness.records.registry import with_settings
+from harness.menu.commands import with_settings
 from in_process import Harness, only
 from processes import run
 
@@ -139,7 +139,7 @@ def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
 
 def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> None:
     program = (
-        "import sys; from harness import cli; sys.argv = ['harness', 'latency', 'decoding.top_p=0']\n"
+        "import sys; from harness.cli import main as cli; sys.argv = ['harness', 'latency', 'decoding.top_p=0']\n"
         "try: cli.main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )

@@ -23,22 +23,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"config", "cli"},
     "config": set(),
     "decoding": set(),
-    "runners": {"decoding"},
-    "models": {"config", "runners"},
+    "runners": {"config", "decoding"},
+    "models": {"config"},
     "drafting": {"config", "decoding", "runners", "models"},
     "results": {"config"},
     "engines": {"config", "models", "runners", "drafting", "decoding", "results"},
     "prompts": {"config", "models"},
     "tables": {"config", "results"},
-    "records": {"config", "drafting", "engines", "results", "tables"},
-    "menu": {"config", "drafting", "engines", "records"},
+    "menu": {"config", "drafting", "engines", "results", "tables"},
     "measuring": {
         "config",
         "drafting",
         "engines",
         "models",
         "prompts",
-        "records",
         "results",
         "tables",
     },
@@ -51,28 +49,25 @@ MAY_IMPORT: dict[str, set[str]] = {
         "menu",
         "models",
         "prompts",
-        "records",
         "results",
         "tables",
     },
-    "sweep": {
+    "cli": {
         "commands",
         "config",
         "drafting",
         "engines",
         "measuring",
         "menu",
-        "records",
         "results",
         "tables",
     },
-    "cli": {"config", "drafting", "engines", "menu", "records", "results", "sweep", "tables"},
     "__main__": {"cli"},
 }
 # They take seconds to import: `--help` and a wrong setting are answered without them.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
 NEVER_HEAVY = {"__init__", "config", "results", "tables"}
-HEAVY_IN_FUNCTIONS_ONLY = {"menu", "records", "sweep", "cli", "__main__"}
+HEAVY_IN_FUNCTIONS_ONLY = {"menu", "cli", "__main__"}
 # Folders and files that a name, a setting, `report` and `regress` need, in rooms that else have torch.
 QUICK = (
     "drafting/methods/",
@@ -262,7 +257,9 @@ FORBIDDEN = [
         "config/settings.py", "from transformers import AutoConfig", id="transformers in config"
     ),
     pytest.param(
-        "cli.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"
+        "cli/main.py",
+        "try:\n    import torch.cuda\nexcept ImportError:\n    pass",
+        id="torch in cli",
     ),
 ]
 ALLOWED = [
@@ -271,11 +268,11 @@ ALLOWED = [
     pytest.param("results/rows.py", "from harness import __version__", id="version"),
     pytest.param("runners/eager.py", "from ..decoding.protocols import Runner", id="allowed room"),
     pytest.param(
-        "cli.py",
-        "def main():\n    import torch\n    from harness.sweep import jobs",
+        "cli/main.py",
+        "def main():\n    import torch\n    from harness.cli import jobs",
         id="lazy",
     ),
-    pytest.param("cli.py", "if TYPE_CHECKING:\n    import torch", id="for types"),
+    pytest.param("cli/main.py", "if TYPE_CHECKING:\n    import torch", id="for types"),
 ]
 
 
@@ -320,7 +317,7 @@ def test_importing_harness_imports_nothing_heavy() -> None:
 def test_help_waits_for_no_statistics() -> None:
     script = f"""
 import sys
-from harness.cli import main
+from harness.cli.main import main
 sys.argv = ["harness", "latency", "--help"]
 try:
     main()

@@ -18,8 +18,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 import harness
 from forked import fork_worker
+from harness.cli import worker
 from harness.menu.names import CONF, PACKAGE
-from harness.sweep import worker
 from in_process import QUICKEST_PAIR
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forked
-from harness import cli
+from harness.cli import main as cli
 from in_process import QUICKEST_PAIR, Harness
 from processes import run
 from report_files import latency_run, write
@@ -195,7 +195,7 @@ def test_help_and_the_list_of_commands_know_it(harness: Harness) -> None:
 def test_it_starts_without_torch(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", latency_run())
     program = (
-        "import sys; from harness import cli; sys.argv = ['harness', 'report']\n"
+        "import sys; from harness.cli import main as cli; sys.argv = ['harness', 'report']\n"
         "try: cli.main()\n"
         "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
     )

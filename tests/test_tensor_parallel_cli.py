@@ -37,7 +37,7 @@ def completions(directory: Path) -> pd.DataFrame:
 
 def is_rank(process: psutil.Process) -> bool:
     try:
-        return "harness.sweep.worker" in " ".join(process.cmdline())
+        return "harness.cli.worker" in " ".join(process.cmdline())
     except psutil.Error:  # it has ended
         return False
 

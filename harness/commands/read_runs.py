@@ -19,9 +19,9 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
 from harness.commands.report.others import looks_like_other, read_other
 from harness.config.errors import SettingError
-from harness.records.command import Command
-from harness.records.registry import commands as menu_commands
-from harness.records.registry import row_kinds
+from harness.menu.command import Command
+from harness.menu.commands import commands as menu_commands
+from harness.menu.commands import row_kinds
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row

@@ -1,6 +1,6 @@
 """Runs a command: its experiment, and then its rows, however the experiment ended.
 
-`sweep.worker` calls this for every run, alone or a job of a sweep.
+`cli.worker` calls this for every run, alone or a job of a sweep.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session
-from harness.records.command import Experiment
-from harness.records.registry import COMMANDS
+from harness.menu.command import Experiment
+from harness.menu.commands import COMMANDS
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result

@@ -1,9 +1,17 @@
-"""Amounts of memory in words."""
+"""Amounts of memory in words, and how many slots a cache has."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+# Slots of a KV cache are allocated in multiples of this number.
+BUCKET = 128
+
+
+def round_up(number: int, step: int = BUCKET) -> int:
+    """The smallest multiple of `step` that is not below the number."""
+    return -(-number // step) * step
 
 
 def amount(size: float) -> str:

@@ -32,9 +32,9 @@ from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.server.dialects import IN_PROCESS
 from harness.models.checkpoints import recurrent_kind
-from harness.models.devices import release_memory
 from harness.models.tokenizers import vocabulary_size
 from harness.runners.attention import without_cudnn
+from harness.runners.graphs import release_memory
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")

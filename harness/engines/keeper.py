@@ -18,7 +18,6 @@ from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
-from harness.models.devices import release_memory
 
 if TYPE_CHECKING:
     from harness.models.case import Demand
@@ -88,6 +87,8 @@ class PairKeeper:
         devices = self._pair.devices if self._pair is not None else []
         self._placed = self._pair = None
         if devices:
+            from harness.runners.graphs import release_memory
+
             gc.collect()
             release_memory(devices)
 

@@ -68,7 +68,6 @@ ONLY_SHOWING = frozenset(
         "rows",
         "schema",
         "serve",
-        "sweep",
         "tables",
         "words",
     }

@@ -21,7 +21,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
-from harness.records.registry import checked
+from harness.menu.commands import checked
 
 SettingsType = TypeVar("SettingsType")
 

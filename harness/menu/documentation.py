@@ -18,8 +18,8 @@ from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import names
+from harness.menu.commands import COMMANDS, commands
 from harness.menu.conversion import fixed_groups, value_types
-from harness.records.registry import COMMANDS, commands
 
 # The groups of settings that every command has, apart from drafts and engines.
 GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))

@@ -28,9 +28,9 @@ from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation, names
+from harness.menu.command import Command
 from harness.menu.documentation import Setting
 from harness.menu.typed import settings_meant_by
-from harness.records.command import Command
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44

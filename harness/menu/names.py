@@ -40,8 +40,8 @@ from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.method import TextMethod
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
+from harness.menu.commands import COMMANDS
 from harness.menu.conversion import fixed_groups, value_types
-from harness.records.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.

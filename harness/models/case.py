@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 import torch
 
-from harness.config.amounts import amount
+from harness.config.amounts import amount, round_up
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.sketch import Device, DeviceMap, Sketch, device_name
-from harness.runners.static import round_up
 
 # Bytes by device.
 Memory = Mapping[Device, int]

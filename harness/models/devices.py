@@ -82,21 +82,6 @@ def synchronize(devices: Sequence[torch.device]) -> None:
             torch.cuda.synchronize(device)
 
 
-def release_memory(devices: Sequence[torch.device]) -> None:
-    """Give memory that is no longer used back to the GPUs among `devices`, pools of graphs too.
-
-    Not after a failed capture, which torch's allocator takes for one that goes on: it would fail.
-    """
-    if not _gpus(devices):
-        return
-    import torch
-
-    from harness.runners.graphs import GraphRecorder
-
-    if not GraphRecorder.has_failed:
-        torch.cuda.empty_cache()
-
-
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
     """Start a new period for `peak_memory_bytes`."""
     gpus = _gpus(devices)

@@ -26,12 +26,12 @@ from transformers.distributed import DistributedConfig
 from harness.config.errors import RunError
 from harness.config.machine import MEETING_FILE, world
 from harness.models.failures import first_line
-from harness.runners import agreement
-from harness.runners.agreement import of_every_rank
 
 # Loading and compiling may take one rank minutes longer than another; a longer wait means a hung
 # process.
 _TIMEOUT = timedelta(minutes=10)
+# torch's channel for messages between the ranks; None where the run has one process.
+_group: dist.ProcessGroup | None = None
 
 
 def join(device: torch.device, num_ranks: int) -> None:
@@ -39,6 +39,7 @@ def join(device: torch.device, num_ranks: int) -> None:
 
     Raises RunError if there are not that many processes, or they do not meet.
     """
+    global _group
     if world().size != num_ranks:
         reason = f"tensor_parallel needs {num_ranks} processes, this is one of {world().size}"
         raise RunError(f"{reason}: run it by the command line, or by torchrun")
@@ -64,7 +65,7 @@ def join(device: torch.device, num_ranks: int) -> None:
             **meeting_point,
         )
         # For messages, not for layers. On the CPU, so that nothing waits for a GPU.
-        agreement.set_group(dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        _group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as exception:
         reason = first_line(exception)
         raise RunError(f"the ranks of tensor_parallel do not meet: {reason}") from exception
@@ -168,12 +169,20 @@ def compute_on_plain_parts(model: PreTrainedModel) -> None:
 
 def of_rank_0(numbers: Tensor) -> Tensor:
     """Broadcast rank 0's numbers to every rank. Every rank must call it."""
-    control = agreement.group()
-    if control is None or not numbers.numel():
+    if _group is None or not numbers.numel():
         return numbers
     agreed = numbers.clone(memory_format=torch.contiguous_format)
-    dist.broadcast(agreed, src=0, group=None if agreed.is_cuda else control)
+    dist.broadcast(agreed, src=0, group=None if agreed.is_cuda else _group)
     return agreed
+
+
+def of_every_rank(value: Any) -> list[Any]:
+    """The values of all ranks, in their order. Every rank must call it."""
+    if _group is None:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(_group)
+    dist.all_gather_object(values, value, group=_group)
+    return values
 
 
 def check_agreement(tokens: list[list[int]]) -> None:

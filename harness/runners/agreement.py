@@ -6,36 +6,25 @@ with a plainer runner, and must not begin a pass that another one will never rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
-
 from harness.runners.slots import UnsupportedModelError
 
-# torch's channel for messages between the ranks; None where the run has one process.
-_group: dist.ProcessGroup | None = None
+# None where the run has one process.
+_exchange: Callable[[Any], list[Any]] | None = None
 
 
-def set_group(group: dist.ProcessGroup) -> None:
-    """Send messages between the ranks by this group."""
-    global _group
-    _group = group
-
-
-def group() -> dist.ProcessGroup | None:
-    """Return the group of messages between the ranks; None without ranks."""
-    return _group
+def exchange_by(exchange: Callable[[Any], list[Any]]) -> None:
+    """Exchange values between the ranks by this function, `models.ranks.of_every_rank`."""
+    global _exchange
+    _exchange = exchange
 
 
 def of_every_rank(value: Any) -> list[Any]:
-    """Return the values of all ranks, in their order. Every rank must call it."""
-    if _group is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(_group)
-    dist.all_gather_object(values, value, group=_group)
-    return values
+    """The values of all ranks, in their order. Every rank must call it."""
+    return [value] if _exchange is None else _exchange(value)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
+from harness.config.amounts import round_up
 from harness.decoding.protocols import Runner, Step
 from harness.decoding.transfer import Arriving, added
 from harness.decoding.trees import TreeShape
@@ -37,7 +38,7 @@ from harness.runners.prepared_calls import (
 )
 from harness.runners.sizes import filled_up, least_fitting
 from harness.runners.slots import Slots, UnsupportedModelError
-from harness.runners.static import StaticRunner, round_up
+from harness.runners.static import StaticRunner
 
 
 class PreparedRunner(StaticRunner):

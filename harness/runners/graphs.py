@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -152,3 +152,13 @@ class FixedCall:
         """Zero a graph's outputs, so that a replay that writes nothing shows."""
         for output in self._outputs:
             output.zero_()
+
+
+def release_memory(devices: Iterable[torch.device]) -> None:
+    """Give memory that is no longer used back to the GPUs among `devices`, pools of graphs too.
+
+    Not after a failed capture, which torch's allocator takes for one that goes on: it would fail.
+    """
+    has_gpu = any(device.type == "cuda" for device in devices)
+    if has_gpu and not GraphRecorder.has_failed:
+        torch.cuda.empty_cache()

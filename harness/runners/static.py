@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from harness.config.amounts import round_up
 from harness.decoding.protocols import Step
 from harness.decoding.randomness import draw
 from harness.decoding.transfer import added, most, padded, to_device
@@ -25,9 +26,6 @@ from harness.runners.attention import without_cudnn
 from harness.runners.base import CacheRunner, Options, right_aligned, run_model
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import SlotForward, Slots, TreePart, UnsupportedModelError
-
-# Slots are allocated in multiples of this number.
-BUCKET = 128
 
 # The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
@@ -100,7 +98,7 @@ class StaticRunner(CacheRunner):
         if has_mask:
             # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
             # slots that this adds.
-            num_seen = _to_multiple(num_seen, _MASK_ALIGNMENT)
+            num_seen = round_up(num_seen, _MASK_ALIGNMENT)
         slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
         with without_cudnn():
             outputs = self._forward(slots, tokens, starts, **arguments)
@@ -213,12 +211,3 @@ class StaticRunner(CacheRunner):
         starts = to_device(added(self._lengths, self._num_extended), self._device)
         num_ended = num_rows - len(starts)
         return nn.functional.pad(starts, (0, num_ended)) if num_ended else starts
-
-
-def round_up(num_slots: int) -> int:
-    """Round a number of slots up to whole buckets."""
-    return _to_multiple(num_slots, BUCKET)
-
-
-def _to_multiple(number: int, step: int) -> int:
-    return -(-number // step) * step

@@ -18,12 +18,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from documented import ROOT, typed_lines, words_of
+from harness.cli.manifest import Manifest, SweepCallback
 from harness.config.errors import SettingError
 from harness.drafting.registry import METHODS
 from harness.menu import config_source, conversion, documentation, names, typed
+from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.menu.names import CONF
-from harness.records.registry import COMMANDS, commands, settings_of, with_settings
-from harness.sweep.manifest import Manifest, SweepCallback
 from remembered_configs import remember
 
 remember()

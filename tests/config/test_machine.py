@@ -11,8 +11,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from harness.cli.gpus import lease
 from harness.config import machine
-from harness.sweep.gpus import lease
 
 VISIBLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -274,7 +274,7 @@ def test_its_process_silences_warnings_from_c_before_torch_loads(
         "import os, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'torch' and 'harness.sweep.worker' in ' '.join(sys.orig_argv):\n"
+        "        if name == 'torch' and 'harness.cli.worker' in ' '.join(sys.orig_argv):\n"
         "            print('at torch:', os.environ.get('TORCH_CPP_LOG_LEVEL'), file=sys.stderr)\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
@@ -397,7 +397,7 @@ def test_a_crash_is_a_row(
         "    while 'vllm.v1.worker.cpu_worker' not in sys.modules:\n"
         "        time.sleep(0.01)\n"
         "    os.abort()\n"
-        "if 'harness.sweep.worker' in ' '.join(sys.orig_argv):\n"
+        "if 'harness.cli.worker' in ' '.join(sys.orig_argv):\n"
         "    threading.Thread(target=end, daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -116,7 +116,12 @@ def test_all_source_counts_but_what_only_shows(
         return measurement_digest(settings)
 
     before = digest("report/nothing.py")
-    shown = ("report/plots.py", "cli.py", "results/rows/latency.py", "commands/latency/report.py")
+    shown = (
+        "report/plots.py",
+        "cli/main.py",
+        "results/rows/latency.py",
+        "commands/latency/report.py",
+    )
     assert {digest(file) for file in shown} == {before}
     counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
     assert len({before, *map(digest, counted)}) == 1 + len(counted)

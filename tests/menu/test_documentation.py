@@ -13,10 +13,10 @@ from harness.config.run import RunSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation
+from harness.menu.command import Command
+from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.menu.documentation import Setting
 from harness.menu.names import written
-from harness.records.command import Command
-from harness.records.registry import COMMANDS, commands, settings_of, with_settings
 from in_process import Harness
 
 WITH_SETTINGS = [command for command in commands() if command.settings is not None]

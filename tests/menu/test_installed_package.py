@@ -15,8 +15,8 @@ import pytest
 from harness.drafting.registry import HEADS, METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation
+from harness.menu.commands import COMMANDS
 from harness.menu.names import PACKAGE
-from harness.records.registry import COMMANDS
 from in_process import Harness, results
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from in_process import QUICKEST_PAIR, Harness, results
 
 SOURCE = Path(__file__).parents[1] / "support" / "own_command.py"

@@ -31,8 +31,8 @@ import pytest
 from harness.commands.eval.rows import AnswerRow, read_answers
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.errors import RunError, SettingError
-from harness.records.columns import described
-from harness.records.registry import row_kinds
+from harness.menu.columns import described
+from harness.menu.commands import row_kinds
 from harness.results import files, locked_files
 from harness.results.files import (
     check_appendable,

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from architectures import PROMPTS, SERVED, VOCABULARY, random_model
+from harness.config.amounts import BUCKET
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Runner
@@ -31,7 +32,7 @@ from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.regions import product
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
-from harness.runners.static import BUCKET, StaticRunner
+from harness.runners.static import StaticRunner
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, pair, prepared
 
 

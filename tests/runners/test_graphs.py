@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from architectures import random_model
-from harness.models.devices import release_memory
 from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
-from harness.runners.graphs import FixedCall, GraphRecorder
+from harness.runners.graphs import FixedCall, GraphRecorder, release_memory
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.slots import UnsupportedModelError
 

@@ -26,13 +26,14 @@ from architectures import (
     logits_without_cache,
     random_model,
 )
+from harness.config.amounts import BUCKET
 from harness.runners.base import RollbackError
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.shared_prefix import SharedPrefixRunner
 from harness.runners.slots import UnsupportedModelError
-from harness.runners.static import BUCKET, StaticRunner
+from harness.runners.static import StaticRunner
 
 
 @pytest.mark.parametrize("name", SERVED)

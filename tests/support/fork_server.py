@@ -30,12 +30,12 @@ import garbage
 from time_limit import print_stacks_when_asked
 
 _IMPORTED = (
-    "harness.cli",
+    "harness.cli.main",
     "harness.commands.run",
     "harness.commands.latency.measure",
     "harness.commands.recovery.measure",
     "harness.commands.serve.command",
-    "harness.sweep.jobs",
+    "harness.cli.jobs",
     "harness.engines.local.engine",
     "hydra.main",
     "kept_pairs",

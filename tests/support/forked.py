@@ -199,8 +199,8 @@ def _temporary_file() -> IO[str]:
 
 def command(arguments: Sequence[str], before: Callable[[], object] | None = None) -> None:
     """`python -m harness` in a process that was forked; workers of its sweeps are forked too."""
-    from harness import cli
-    from harness.sweep import worker
+    from harness.cli import main as cli
+    from harness.cli import worker
 
     worker.start_process = partial(fork_worker, before=before)
     sys.argv = ["harness", *arguments]
@@ -226,7 +226,7 @@ def fork_worker(
 
 
 def _serve(number: int, before: Callable[[], object] | None) -> None:
-    from harness.sweep import worker
+    from harness.cli import worker
 
     if before is not None:
         before()

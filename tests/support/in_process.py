@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
-from harness import cli
+from harness.cli import main as cli
 from kept_pairs import keep
 from remembered_configs import remember
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.config.run import PromptedSettings
 from harness.config.settings import require_at_least
-from harness.records.command import Command, Experiment
+from harness.menu.command import Command, Experiment
 from harness.results.row import figure, setting
 from harness.results.schema import DecodedRow
 

@@ -148,7 +148,7 @@ def _fork(
 def _start(
     arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
 ) -> Process:
-    program = "import os, sys; os.login_tty(0); sys.argv[0] = 'harness'; from harness.cli import main; main()"
+    program = "import os, sys; os.login_tty(0); sys.argv[0] = 'harness'; from harness.cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         cwd=directory,

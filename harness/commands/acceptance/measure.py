@@ -40,9 +40,9 @@ from harness.engines.timing import generate
 from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.models.case import Demand
 from harness.prompts.sets import Occurrence, load_prompts
-from harness.records.command import Experiment
 from harness.results.locked_files import replace_file
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
 from harness.tables.table import Answer, Document

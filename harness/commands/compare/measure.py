@@ -29,10 +29,10 @@ from harness.engines.timing import Generation, generate, quick_garbage_collectio
 from harness.measuring.measurement import measurement_digest
 from harness.measuring.progress import say
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.menu.conversion import setting_hints
 from harness.menu.typed import changed
 from harness.prompts.sets import Prompt, load_prompts
-from harness.records.command import Experiment
 from harness.results.acceptance import Rejection
 from harness.tables.table import visible
 from harness.tables.terminal import PLAIN_WIDTH, print_document
@@ -126,7 +126,7 @@ class Compare(Experiment):
                     self._say(_obey(line, session), "dim")
             except KeyboardInterrupt as interrupt:
                 # One that carries a message is not the user's Ctrl-C but a signal to end
-                # (`sweep.signals`).
+                # (`cli.signals`).
                 if interrupt.args or not self._interactive:
                     raise
                 self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")

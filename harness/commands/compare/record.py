@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.commands.compare.rows import CompareRow
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Document

@@ -28,7 +28,7 @@ from harness.engines.protocol import in_batches
 from harness.engines.timing import generate
 from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
-from harness.records.command import Experiment
+from harness.menu.command import Experiment
 from harness.results.verdict import require_verdict
 
 

@@ -17,7 +17,7 @@ from harness.config.settings import (
     require_at_least,
     require_possible_path,
 )
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Document

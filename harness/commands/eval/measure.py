@@ -23,8 +23,8 @@ from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.prompts.sets import Prompt
-from harness.records.command import Experiment
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows
 from harness.results.statistics.proportions import (

@@ -11,7 +11,7 @@ from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Answer, Document, Line

@@ -31,8 +31,8 @@ from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.quietness import Quietness
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.prompts.sets import load_prompts
-from harness.records.command import Experiment
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,

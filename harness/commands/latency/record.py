@@ -11,7 +11,7 @@ from harness.config.amounts import quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
-from harness.records.command import Command
+from harness.menu.command import Command
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:

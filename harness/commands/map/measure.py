@@ -34,8 +34,8 @@ from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import note
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.prompts.sets import PromptSet, load_prompts
-from harness.records.command import Experiment
 from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted

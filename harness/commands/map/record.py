@@ -10,7 +10,7 @@ from harness.commands.map.rows import MapRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Answer, Document, Line

@@ -27,6 +27,7 @@ from harness.drafting.translation import check_if_local
 from harness.engines.pair import sketch_pair
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.models.case import Case, Demand, Memory, Misfit, Placement
 from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
@@ -42,7 +43,6 @@ from harness.models.remedies import (
 )
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
-from harness.records.command import Experiment
 from harness.results.acceptance import predicted_speedup
 from harness.tables.table import Answer, Document
 

@@ -12,7 +12,7 @@ from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Answer

@@ -21,8 +21,8 @@ from harness.config.errors import VerdictError
 from harness.engines.registry import engine_of
 from harness.measuring.references import References
 from harness.measuring.session import Session
+from harness.menu.command import Experiment
 from harness.prompts.sets import load_prompts
-from harness.records.command import Experiment
 
 
 class Recovery(Experiment):

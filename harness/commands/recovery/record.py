@@ -12,7 +12,7 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.local.fault import FAULTS, fault_names, fault_of
-from harness.records.command import Command
+from harness.menu.command import Command
 
 if TYPE_CHECKING:
     from harness.tables.table import Answer, Document, Line

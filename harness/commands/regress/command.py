@@ -18,7 +18,7 @@ from harness.commands.regress.comparisons import (
 )
 from harness.commands.words import short_commit
 from harness.config.errors import SettingError, VerdictError, nearest
-from harness.records.registry import commands
+from harness.menu.commands import commands
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
 from harness.tables.table import Answer, Column, Document, Line, Table, grouped, sentences

@@ -24,7 +24,7 @@ from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
 from harness.commands.names import Name, distinct_names, name_of
 from harness.commands.read_runs import Run
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.comparisons import (
     Comparison,

@@ -20,8 +20,8 @@ from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.words import common_settings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
-from harness.records.command import Command
-from harness.records.registry import COMMANDS, commands
+from harness.menu.command import Command
+from harness.menu.commands import COMMANDS, commands
 from harness.results.statistics.interval import counted
 from harness.tables.table import Document, Line, Table, sentences, without_empty
 from harness.tables.terminal import WIDE, plain_console, print_document

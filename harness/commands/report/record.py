@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.records.command import Command
+from harness.menu.command import Command
 
 
 class Report(Command):

@@ -9,7 +9,7 @@ from harness.config.machine import is_loopback
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.local.fault import fault_names, fault_of
-from harness.records.command import Command
+from harness.menu.command import Command
 
 
 @dataclass(frozen=True, kw_only=True)

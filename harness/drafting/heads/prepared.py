@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.config.amounts import round_up
 from harness.drafting.heads.drafter import Draft, HeadDrafter
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread
@@ -25,7 +26,6 @@ from harness.runners.graphs import TensorCall
 from harness.runners.prepared_calls import CallMaker, prepared_sizes
 from harness.runners.sizes import filled_up, least_fitting
 from harness.runners.slots import UnsupportedModelError
-from harness.runners.static import round_up
 
 _NUM_UNREAD = len(Unread._fields)
 

@@ -35,11 +35,11 @@ from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.models.devices import release_memory
 from harness.models.quantization import eight_bit_layers
 from harness.models.ranks import of_rank_0
 from harness.runners.base import Options
 from harness.runners.checks import plain_outputs
+from harness.runners.graphs import release_memory
 from harness.runners.snapshot import SnapshotRunner
 
 

@@ -10,7 +10,7 @@ from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import pairs_table
 from harness.commands.read_runs import group
 from harness.commands.report.command import build
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Table
 from report_files import latency_run, write

@@ -78,7 +78,7 @@ def test_a_run_that_only_sends_requests_waits_for_no_torch(tmp_path: Path, serve
     """torch and transformers' models take seconds to import, in a process that sends HTTP."""
     script = """
 import sys
-from harness.cli import main
+from harness.cli.main import main
 try:
     main()
 finally:

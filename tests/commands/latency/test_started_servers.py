@@ -326,7 +326,7 @@ def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> N
 def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int) -> None:
     """Not of a server that ignores SIGTERM, nor what it has put into a session of its own.
 
-    All other signals have one handler, which tests/sweep/test_signals.py tries with each.
+    All other signals have one handler, which tests/cli/test_signals.py tries with each.
     """
     mark = f"{tmp_path}-{number}"
     commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.05" for _ in range(2)]

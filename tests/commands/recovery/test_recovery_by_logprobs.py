@@ -127,7 +127,7 @@ def test_a_run_that_only_asks_servers_waits_for_no_torch(tmp_path: Path) -> None
     """And is asked as under load."""
     script = """
 import sys
-from harness.cli import main
+from harness.cli.main import main
 from harness.commands.recovery import record
 record.FEWEST_DRAWS = 100
 try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands.report.command import build, write
-from harness.records.registry import row_kinds
+from harness.menu.commands import row_kinds
 from harness.results.files import read_kind
 from harness.results.row import ColumnDescription
 from harness.tables.table import Line

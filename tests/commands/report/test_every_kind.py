@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.plan.rows import PlanRow
 from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
-from harness.records.registry import commands
+from harness.menu.commands import commands
 from harness.results.files import write_rows
 from harness.results.schema import RunRow
-from harness.sweep.tables import exit_code, job_line, print_sweep
 
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},

@@ -17,7 +17,7 @@ from harness.commands.map.rows import MapRow
 from harness.commands.read_runs import group
 from harness.commands.report.command import Report, build
 from harness.commands.report.pages import escape, html_page, markdown
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Table
 from report_files import eval_run, latency_run, write

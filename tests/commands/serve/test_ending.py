@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 PROGRAM = """
 import pathlib
 import torch
-import harness.cli
+import harness.cli.main
 import harness.commands.serve.service
 
 def compute(service):
@@ -29,12 +29,12 @@ def compute(service):
         torch.randn(1000, 1000) @ torch.randn(1000, 1000)
 
 harness.commands.serve.service.Service._open = compute
-harness.cli.main()
+harness.cli.main.main()
 """
 
 
 def test_a_service_that_still_loads_ends_quietly(tmp_path: Path) -> None:
-    """All signals have one handler, which tests/sweep/test_signals.py tries with each."""
+    """All signals have one handler, which tests/cli/test_signals.py tries with each."""
     program = [sys.executable, "-c", PROGRAM]
     run = start("serve", "port=0", cwd=tmp_path, until="opening", command=program)
     stdout, stderr = end(run, signal.SIGTERM, 130)

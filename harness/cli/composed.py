@@ -13,6 +13,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.cli import ranks, signals
+from harness.cli.manifest import Manifest, SweepFile, collects_in
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
 from harness.config.run import RunSettings
@@ -20,11 +22,9 @@ from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.progress import note, say
 from harness.menu import conversion
+from harness.menu.command import Command
+from harness.menu.commands import COMMANDS, settings_of
 from harness.menu.names import method_name
-from harness.records.command import Command
-from harness.records.registry import COMMANDS, settings_of
-from harness.sweep import ranks, signals
-from harness.sweep.manifest import Manifest, SweepFile, collects_in
 
 
 def run(config: Any) -> Sequence[Any]:
@@ -66,7 +66,7 @@ def run(config: Any) -> Sequence[Any]:
         libraries = "torch and transformers" if computes_here else "transformers"
         note(f"{settings.model.name}{draft}: importing {libraries}")
     # Slow to import: only for settings that are right.
-    from harness.sweep import jobs
+    from harness.cli import jobs
 
     # A signal that came during the imports so far.
     signals.raise_postponed()

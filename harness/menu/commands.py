@@ -8,7 +8,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import require
 from harness.drafting.registry import method_of
 from harness.engines.registry import engine_of
-from harness.records.command import Command
+from harness.menu.command import Command
 from harness.results.row import Row
 
 COMMANDS: Registry[Command] = Registry(

@@ -15,6 +15,11 @@ from typing import Any
 
 import psutil
 
+from harness.cli.gpus import lease
+from harness.cli.manifest import Manifest, SweepFile
+from harness.cli.ranks import num_ranks
+from harness.cli.tables import exit_code, job_line, print_sweep
+from harness.cli.worker import Job, Worker, row_kind
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
 from harness.config.errors import (
     HarnessError,
@@ -27,14 +32,9 @@ from harness.config.machine import gpu_names
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.schema import RunRow
-from harness.sweep.gpus import lease
-from harness.sweep.manifest import Manifest, SweepFile
-from harness.sweep.ranks import num_ranks
-from harness.sweep.tables import exit_code, job_line, print_sweep
-from harness.sweep.worker import Job, Worker, row_kind
 from harness.tables.table import Document
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
@@ -132,7 +132,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     rows: Sequence[RunRow] = []
     if getattr(job.settings, "race", False):
         # Statistics take a second to load, which only such a sweep waits for.
-        from harness.sweep.rounds import rows_left_out
+        from harness.cli.rounds import rows_left_out
 
         rows = rows_left_out(job)
         if rows:
@@ -239,7 +239,7 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     pooled: list[list[LatencyRow]] = []
     raced: Document = []
     if manifest.rounds and rows:
-        from harness.sweep import rounds
+        from harness.cli import rounds
 
         if manifest.rounds == "share":
             rows_of_race, raced = rounds.finish_race(directory)

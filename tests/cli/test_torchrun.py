@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from harness.cli.ranks import num_ranks, take_over_from_torchrun, with_ranks
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.sweep.ranks import num_ranks, take_over_from_torchrun, with_ranks
 from some_settings import settings_of
 
 TORCHRUN = {

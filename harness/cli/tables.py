@@ -15,7 +15,7 @@ from harness.commands.overview import failures_table
 from harness.commands.read_runs import group, merge
 from harness.commands.words import labels
 from harness.engines.registry import is_elsewhere
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.locked_files import replace_file
 from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
 from harness.results.statistics.interval import counted

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
@@ -16,7 +17,6 @@ from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
 from harness.config.machine import note_command_line
-from harness.sweep.tables import exit_code, job_line, print_sweep
 from report_files import eval_run, latency_run
 from wording import mentions
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.gpus import lease
 from harness.config.errors import SettingError
-from harness.sweep.gpus import lease
 
 # Takes a GPU, says so, keeps it for a while, and says that it is done; ten times.
 HOLDER = """
 import os, sys, time
-from harness.sweep.gpus import lease
+from harness.cli.gpus import lease
 for _ in range(10):
     held = lease(int(sys.argv[1]))
     gpus = ",".join(held)
@@ -59,7 +59,7 @@ def test_no_two_hold_a_gpu_at_once(num_gpus: int) -> None:
 
 def test_a_gpu_returns_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    take = "import time; from harness.sweep.gpus import lease; held = lease(1)"
+    take = "import time; from harness.cli.gpus import lease; held = lease(1)"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{take}; print('held', flush=True); time.sleep(3600)"],
         stdout=subprocess.PIPE,

@@ -38,18 +38,18 @@ from typing import IO
 
 import psutil
 
+from harness.cli import signals
+from harness.cli.manifest import Manifest
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.measuring.progress import live_on
-from harness.records.registry import COMMANDS
+from harness.menu.commands import COMMANDS
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.locked_files import write_nothing
 from harness.results.schema import RunRow
-from harness.sweep import signals
-from harness.sweep.manifest import Manifest
 
 # How long a rank may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
@@ -287,7 +287,7 @@ def start_process(
     Args:
         locks: file descriptors that it inherits, and so keeps locked while it lives.
     """
-    program = f"from harness.sweep.worker import serve; serve({connection.fileno()})"
+    program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
     # In its own session Ctrl-C reaches the sweep alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],

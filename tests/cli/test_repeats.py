@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.manifest import Manifest, round_overrides
+from harness.cli.rounds import pool
 from harness.commands.latency.rows import LatencyRow
 from harness.config.errors import SettingError
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
-from harness.sweep.manifest import Manifest, round_overrides
-from harness.sweep.rounds import pool
 from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from wording import mentions

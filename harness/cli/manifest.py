@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from harness.config.errors import RunError
 from harness.config.settings import require
-from harness.records.registry import COMMANDS, row_kinds
+from harness.menu.commands import COMMANDS, row_kinds
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from forked import Forked
+from harness.cli import worker
 from harness.config.errors import RunError
-from harness.sweep import worker
 
 
 def fail(number: int, failure: Callable[[str], RunError], rank: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.cli.manifest import SweepFile
 from harness.commands.latency.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
-from harness.sweep.manifest import SweepFile
 
 
 def test_rows_take_the_place_of_those_of_the_same_job(tmp_path: Path) -> None:

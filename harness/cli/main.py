@@ -2,7 +2,7 @@
 
 Commands without settings, such as `report`, take their arguments themselves. All others go through Hydra: it composes a
 configuration from presets and typed settings, once or for each job of a sweep, and calls `run_job`. From there
-`sweep.composed` makes typed settings and runs the experiment. Torch is imported only when the settings are known to be
+`cli.composed` makes typed settings and runs the experiment. Torch is imported only when the settings are known to be
 right. Errors on the way are noted in `_outcome`, from which the exit code follows.
 """
 
@@ -20,10 +20,10 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from harness.cli import ranks, signals
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
-from harness.records.registry import COMMANDS, commands, settings_of, with_settings
-from harness.sweep import ranks, signals
+from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.tables import terminal
 from harness.tables.table import visible
 
@@ -255,8 +255,8 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
+    from harness.cli.manifest import round_overrides
     from harness.menu import config_source, help, names, typed
-    from harness.sweep.manifest import round_overrides
 
     config_source.register()
     # In a notebook there may be one.
@@ -305,8 +305,8 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
 
 def _call_hydra(hydra_main: Callable[[], None]) -> None:
     """Call Hydra, and explain its errors: it makes directories before our code runs."""
+    from harness.cli.manifest import Manifest, SweepCallback
     from harness.results.locked_files import OF_THE_DISK
-    from harness.sweep.manifest import Manifest, SweepCallback
 
     try:
         hydra_main()
@@ -327,13 +327,13 @@ def _call_hydra(hydra_main: Callable[[], None]) -> None:
 
 def _finish_sweep(command: str) -> None:
     """Print the table of the sweep that this process started, if it did."""
-    from harness.sweep.manifest import SweepCallback
+    from harness.cli.manifest import SweepCallback
 
     directory = SweepCallback.directory
     SweepCallback.directory = None
     if directory is None or not COMMANDS[command].sweeps:
         return
-    from harness.sweep import jobs
+    from harness.cli import jobs
 
     is_refused = any(isinstance(error, SettingError) for error in _outcome.errors)
     _outcome.rows, exit_code = jobs.finish(command, directory, is_refused)
@@ -351,7 +351,7 @@ def run_job(config: Any) -> float:
     Returns:
         The speed-up, for an optimiser; 0 where there is none, because it stops at anything but a number.
     """
-    from harness.sweep import composed
+    from harness.cli import composed
 
     with _reporting(str(config.get("command"))):
         _outcome.rows = composed.run(config)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from harness.cli import jobs
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.registry import pair_of
-from harness.sweep import jobs
 from some_settings import settings_of
 
 

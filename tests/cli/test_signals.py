@@ -18,9 +18,9 @@ import pytest
 
 import forked
 from harness import run
+from harness.cli import signals
 from harness.measuring.session import Session
 from harness.results.schema import RunRow
-from harness.sweep import signals
 from in_process import QUICKEST_PAIR, Harness, results
 from processes import HARNESS, end, start, wait_for
 

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.cli.manifest import Manifest, SweepFile, append_summaries
+from harness.cli.worker import Job
 from harness.commands.latency.figures.paired import PairedTimes
 from harness.commands.latency.pooling import pooled_rows
 from harness.commands.latency.prompt_times import BothArms, Unit, common_times, ms_of_both_arms
@@ -28,8 +30,6 @@ from harness.results.schema import LEFT_OUT, RunRow
 from harness.results.statistics.interval import Coverage, Interval, counted
 from harness.results.statistics.multiplicity import ranking
 from harness.results.statistics.stopping import SHARES, eliminated
-from harness.sweep.manifest import Manifest, SweepFile, append_summaries
-from harness.sweep.worker import Job
 from harness.tables.table import (
     Column,
     Document,

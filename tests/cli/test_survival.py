@@ -1,6 +1,6 @@
 """A sweep through the command line whose jobs fail in every way and whose own process is killed again and again.
 
-    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest --timeout 0 tests/sweep/test_survival.py
+    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest --timeout 0 tests/cli/test_survival.py
 
 runs it with 200 jobs; without the variables it is a small one.
 """

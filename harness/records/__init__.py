@@ -1,1 +1,0 @@
-"""What a command is: its record, its experiment, its kinds of row."""
