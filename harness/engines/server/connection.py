@@ -20,13 +20,11 @@ class RequestFailed(RunError):
 
     Attributes:
         code: HTTP's, 400 or more; 0 without an answer.
-        was_closed: whether the server closed the connection, as it may do with one that it kept alive.
     """
 
-    def __init__(self, message: str, code: int = 0, was_closed: bool = False) -> None:
+    def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
         self.code = code
-        self.was_closed = was_closed
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
@@ -63,28 +61,40 @@ async def answer_to(
 ) -> AsyncIterator[httpx2.Response]:
     """The answer to a request, whose body has not been read.
 
+    A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, on
+    a new one. A server that died of a request on a new connection does not get it twice.
+
     Args:
         path: of the API, `completions`.
-        request: notes whether a connection was opened for it.
+        request: notes that it was sent again.
 
     Raises:
         RequestFailed: there is no answer, or it is an error.
     """
     import httpx2
 
-    async def note_connection(event: str, _: object) -> None:
-        if request is not None and event == "connection.connect_tcp.started":
-            request.on_new_connection = True
+    is_new_connection = False
 
-    if request is not None:
-        request.on_new_connection = False
+    async def note_connection(event: str, _: object) -> None:
+        nonlocal is_new_connection
+        if event == "connection.connect_tcp.started":
+            is_new_connection = True
+
     watched = {"trace": note_connection}
     message = client.build_request("POST", path, json=body, extensions=watched)
+    closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
     try:
-        response = await client.send(message, stream=True)
-    except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError) as error:
+        try:
+            response = await client.send(message, stream=True)
+        except closed:
+            if is_new_connection:
+                raise
+            if request is not None:
+                request.sent_again = True
+            response = await client.send(message, stream=True)
+    except closed as error:
         reason = f"{client.base_url} closed the connection without an answer"
-        raise RequestFailed(reason, was_closed=True) from error
+        raise RequestFailed(reason) from error
     except httpx2.TransportError as error:
         cause = str(error) or type(error).__name__
         reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"

@@ -106,15 +106,7 @@ class Sender:
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(timeout_s):
-                try:
-                    await self._read(outgoing)
-                except RequestFailed as error:
-                    # A connection that was kept alive may have been closed before the request came; a server that died
-                    # of a request on a new one does not get it twice.
-                    if request.on_new_connection or not error.was_closed:
-                        raise
-                    request.sent_again = True
-                    await self._read(outgoing)
+                await self._read(outgoing)
         except TimeoutError:
             was_answered = False
             request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")

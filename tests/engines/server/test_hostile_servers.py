@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -11,6 +12,7 @@ from echo_questions import Open, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
 from harness.engines.server import engine as server_module
+from harness.engines.server.connection import answer_to
 from harness.engines.timing import Generation, generate
 from wording import mentions
 
@@ -117,6 +119,22 @@ def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine
         generate(engine, engine.arms[0], ask(2))
     # The one that failed was sent twice, and not a third time.
     assert len(server.bodies) <= 3
+
+
+def test_every_kind_of_request_is_sent_again_where_its_connection_was_closed(
+    open_engine: Open,
+) -> None:
+    """Those for log-probabilities, too, which have no record."""
+    server = EchoServer(drop_reused=True)
+    engine = open_engine(server)
+    body = {"model": "tiny", "prompt": [4], "max_tokens": 1, "temperature": 0}
+
+    async def status() -> int:
+        async with answer_to(engine.arms[0].client, "completions", body) as response:
+            return response.status_code
+
+    assert asyncio.run_coroutine_threadsafe(status(), engine.loop).result() == 200
+    assert server.num_dropped == 1
 
 
 def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
