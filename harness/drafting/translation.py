@@ -95,11 +95,13 @@ def translation(
                 continue
             translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
-        # A character has at most four bytes, and each may be a token of its own.
-        may_be_incomplete = 0 < len(unknown) < 4
-        if may_be_incomplete and _text(target, unknown).endswith(BROKEN):
-            # The caller asks again with all these tokens and the next.
-            return []
+        if _text(target, unknown).endswith(BROKEN):
+            # A character has at most four bytes, and each may be a token of its own. So it can
+            # still be completed if it began with one of the last three tokens.
+            for number in (1, 2, 3):
+                if not _text(target, unknown[:-number]).endswith(BROKEN):
+                    # The caller asks again with all these tokens and the next.
+                    return []
         return translated + _reread(draft, target, unknown)
 
     def prompt_into_draft(tokens: Sequence[int]) -> list[int]:

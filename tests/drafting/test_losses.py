@@ -221,6 +221,21 @@ def test_no_draft_model_does_better_than_the_target_itself(target: PreTrainedMod
     assert loss_of(random_model("llama", seed=5), target, 1)(batch).item() > entropy
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2", "jetspec", "medusa"])
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_texts_shorter_than_a_proposal_can_be_learned(
+    kind: str, length: int, target: PreTrainedModel
+) -> None:
+    """A prompt of one token and its answer. Of two tokens only the second is learned, which no head predicts."""
+    head = untrained(kind, target)
+    is_learned = torch.ones(1, length, dtype=torch.bool)
+    is_learned[:, -1] = False
+    batch = training_batch(target, TOKENS[:1, :length], is_learned, head.config.layers, VOCABULARY)
+    loss = loss_of(head, target, 4)(batch)
+    assert loss.isfinite()
+    assert (loss > 0) == (length > 2)
+
+
 def test_a_head_of_a_smaller_vocabulary_learns_the_tokens_that_it_has(
     target: PreTrainedModel,
 ) -> None:

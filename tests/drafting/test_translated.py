@@ -185,6 +185,19 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     assert translation(target, spaced_tokenizer(), 320).method == "text"
 
 
+def test_a_character_that_is_decided_in_two_parts_is_translated_whole() -> None:
+    """The draft lacks the target's tokens of bytes; five of them end within the third character."""
+    target, draft = trained_tokenizer([], 257), spaced_tokenizer()
+    found = translation(target, draft, 257)
+    tokens = target("ööö")["input_ids"]
+    assert len(tokens) == 6
+    assert found.into_draft(tokens[:5]) == []
+    assert found.into_draft(tokens) == draft("ööö", add_special_tokens=False)["input_ids"]
+    # Bytes that no further one can complete are not waited for.
+    assert found.into_draft([tokens[0]] * 3) == []
+    assert found.into_draft([*target("a")["input_ids"], *[tokens[0]] * 4])
+
+
 SaveModel = Callable[..., ModelSettings]
 
 

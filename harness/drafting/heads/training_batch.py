@@ -64,7 +64,7 @@ class TrainingBatch:
             first: entries before this one do not count.
             known_tokens: [V of the draft], the target's tokens that the draft has; None for all.
         """
-        end = self.tokens.shape[1] - ahead
+        end = max(0, self.tokens.shape[1] - ahead)
         return soft_loss(
             logits[:, first:end],
             self.target_probabilities[:, first + ahead :],

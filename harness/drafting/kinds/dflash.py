@@ -279,8 +279,9 @@ class BlockHead(LayeredHead):
         num_rows, length = batch.tokens.shape
         most = config.most_tokens
         # A block with token a as its anchor sees the features up to token a - 1, and predicts from
-        # token a + 1 on.
-        possible = batch.is_learned[:, 1 : length - most + 1].float() + 1e-9
+        # token a + 1 on, all within the text, unless that is too short.
+        num_possible = max(1, length - most)
+        possible = batch.is_learned[:, 1 : 1 + num_possible].float() + 1e-9
         chosen = torch.multinomial(possible, BLOCKS, replacement=True)
         anchors = 1 + chosen.flatten()
         rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
@@ -298,11 +299,13 @@ class BlockHead(LayeredHead):
 
         ahead = torch.arange(most, device=device)
         positions = anchors.unsqueeze(1) + ahead
+        is_within = positions < length
+        positions = positions.clamp(max=length - 1)
         return Blocks(
             states[:, config.block_size - most :],
             tokens=tokens.gather(1, positions),
             target_probabilities=batch.target_probabilities[rows.unsqueeze(1), positions],
-            weights=batch.is_learned[rows].gather(1, positions) * DECAY**ahead,
+            weights=batch.is_learned[rows].gather(1, positions) * is_within * DECAY**ahead,
         )
 
 
