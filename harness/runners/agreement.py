@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
+
 from harness.runners.slots import UnsupportedModelError
 
 # None where the run has one process.
@@ -24,7 +26,10 @@ def exchange_by(exchange: Callable[[Any], list[Any]]) -> None:
 
 def of_every_rank(value: Any) -> list[Any]:
     """The values of all ranks, in their order. Every rank must call it."""
-    return [value] if _exchange is None else _exchange(value)
+    if _exchange is not None:
+        return _exchange(value)
+    assert not dist.is_initialized()
+    return [value]
 
 
 @contextmanager

@@ -30,10 +30,11 @@ from harness.models.ranks import (
     check_agreement,
     compute_on_plain_parts,
     join,
+    of_every_rank,
     of_rank_0,
     split_arguments,
 )
-from harness.runners.agreement import of_every_rank
+from harness.runners.agreement import exchange_by
 from harness.runners.checks import refusing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -122,6 +123,7 @@ def test_split_models_are_captured_and_replayed_in_the_same_order(
 def draft_by_head(rank: int, directory: Path) -> None:
     """Decode by a head that uses the split embedding and output layer of its target."""
     join(torch.device("cpu"), 2)
+    exchange_by(of_every_rank)
     target = AutoModelForCausalLM.from_pretrained(directory, **split_arguments(2)).eval()
     compute_on_plain_parts(target)
     head = eagle_head(layer_config("llama"), own_embedding=False, own_output=False)
@@ -191,6 +193,7 @@ def test_a_rank_that_cannot_capture_sends_both_to_the_next_runner(
 
 def refuse(rank: int) -> None:
     join(torch.device("cpu"), 2)
+    exchange_by(of_every_rank)
     refused: dict[RunnerName, tuple[int, type[UnsupportedModelError]]] = {
         "graphs": (1, CompilationError),
         "graphs_only": (0, UnsupportedModelError),
