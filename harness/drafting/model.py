@@ -30,7 +30,7 @@ class ModelDrafter(Drafter):
     To keep the batch rectangular, all rows lack two tokens as soon as one does, or may while the
     host has not read the verdict. The other rows give a cached token back: the first one then lacks
     `b x`. Tokens that were decided without a proposal are unseen, too. Where rows took tokens of
-    another drafter, each lacks a number of its own, and all catch up before the next proposal.
+    another drafter, rows lack different numbers of tokens, and all catch up before the next proposal.
 
     Args:
         runner: the draft model's.
@@ -46,12 +46,13 @@ class ModelDrafter(Drafter):
         self._device = device
         # [B, at least 1] decided tokens that the runner has not been fed.
         self._unseen = torch.empty(0)
-        # The same in place of `_unseen`, while rows lack numbers of their own; else None.
+        # In place of `_unseen` after verdicts in a hybrid, when each row may lack another number of
+        # tokens; else None.
         self._unseen_of_rows: list[list[int]] | None = None
         # The runner's own proposal [B, K], until its verdict.
         self._proposed = torch.empty(0)
-        # Of a proposal in which some rows take the tokens of another drafter, as in a hybrid: what
-        # returns the tokens of all rows once they are on the host, and which rows take the other's.
+        # What `replace` was given: a function that returns the tokens of all rows, once they are on
+        # the host, and which rows take another drafter's.
         self._replacement: tuple[Callable[[], list[list[int]]], Sequence[bool]] | None = None
         # The largest K so far.
         self._most_drafted = 1
@@ -87,10 +88,6 @@ class ModelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """Learn, between `propose` and `observe`, that tokens [B, K] are proposed.
-
-        Called by a hybrid (`hybrid`), in which some rows take another drafter's tokens.
-        """
         self._replacement = to_host(tokens), replaced
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -141,7 +138,9 @@ class ModelDrafter(Drafter):
         self._proposed = self._unseen[:, :0]
 
     def _observe_rows(self, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
-        """Remember what was decided, each row by itself: a replaced one was fed nothing of it."""
+        """Remember what was decided, each row by itself: one that took another drafter's tokens was
+        fed none of them.
+        """
         num_rows, num_unseen = self._unseen.shape
         num_proposed = self._proposed.shape[1]
         proposed: list[list[int]] = [[] for _ in range(num_rows)]
@@ -171,7 +170,7 @@ class ModelDrafter(Drafter):
         self._forget_proposal()
 
     def _catch_up(self) -> None:
-        """Feed all unseen tokens but each row's last, where rows lack numbers of their own.
+        """Feed all unseen tokens but each row's last, where rows lack different numbers of them.
 
         A pass pads rows by no more than a proposal is long: a cache has room for that, as each row
         has slots for a proposal behind its text.

@@ -116,15 +116,17 @@ class ParallelDrafter(Drafter):
     def along(
         self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
     ) -> Tensor:
-        """The masks of all places are branches of a tree whose trunk is the text."""
+        """A pass reads the text at some places, and behind them the masks that follow each: a tree
+        whose trunk is the text, and whose branches are the masks.
+        """
         device = self._runner.start([prompt]).logits.device
         num_masks = most - 1
         parts = []
         for places in places_of(text):
             count = len(places)
-            # Node i of the trunk is the i-th of these places, the root included.
+            # The first `count` nodes, the root included, are the trunk.
             parents = list(range(count - 1))
-            nodes = []
+            nodes = []  # for each place its node of the trunk, then those of its masks
             for trunk in range(count):
                 branch = [trunk]
                 for _ in range(num_masks):
@@ -143,7 +145,7 @@ class ParallelDrafter(Drafter):
         return torch.cat(parts)
 
     def _with_masks(self, num_masks: int) -> Tensor:
-        """Return the unseen tokens of each row, followed by at least `num_masks` masks."""
+        """Return the unseen tokens of each row, and at least `num_masks` masks behind them [B, n]."""
         num_rows = len(self._num_unseen)
         longest = most(self._num_unseen)
         width = longest + num_masks

@@ -43,8 +43,9 @@ class Methods(SettingsRegistry[Method]):
     def split(self, name: str) -> tuple[str, str] | None:
         """The text method and the other part in the name of a hybrid; None for any other name.
 
-        The name of a draft, `suffix+tiny_eagle3`, or of its method, `suffix+model`. A plus divides
-        only behind the name of a text method: the one in `./a+b.py:MyMethod` does not.
+        Args:
+            name: of a draft, `suffix+tiny_eagle3`, or of its method, `suffix+model`. A plus divides
+                it only behind the name of a text method: the one in `./a+b.py:MyMethod` does not.
         """
         for plus in re.finditer(r"\+", name):
             text, other = name[: plus.start()], name[plus.end() :]

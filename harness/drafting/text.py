@@ -14,7 +14,6 @@ from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Step
 from harness.decoding.transfer import padded, to_device, to_host
-from harness.drafting.teacher_forcing import upcoming
 
 
 class Text(Protocol):
@@ -38,14 +37,16 @@ class TextDrafter(Drafter):
         begin_batch: called before the texts of a new batch are made.
 
     Attributes:
-        new_text: as above.
         least: how many tokens a text must offer; with fewer it proposes nothing. A hybrid sets it.
-            Whether a text offers as many does not depend on K, and so not on the other rows.
+            A K below it shortens the proposal, but does not prevent it: K depends on other rows.
     """
 
     layers = ()
     reads_verdicts = True
     least = 1
+    # Returns the tokens that each row was offered; in a hybrid, where another drafter may have
+    # proposed them, once they have reached the host.
+    _read_proposed: Callable[[], list[list[int]]]
 
     def __init__(
         self,
@@ -57,9 +58,7 @@ class TextDrafter(Drafter):
         self._device = device
         self._begin_batch = begin_batch
         self._texts: list[Text] = []
-        # Returns the proposed tokens of each row, which another drafter may have put in their place:
-        # those of a hybrid may still be on their way to the host.
-        self._read_proposed: Callable[[], list[list[int]]] = list
+        self._propose_nothing()
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -92,9 +91,11 @@ class TextDrafter(Drafter):
         self.start([prompt], text[:1], Step(torch.empty(0)))
         (row,) = self._texts
         found = torch.full((len(text) - 1, most), torch.nan)
-        for place, following in enumerate(upcoming(text, range(len(text) - 1), most)):
-            proposed = torch.tensor(self._guess(row, most)[: len(text) - 1 - place])
-            found[place, : len(proposed)] = (proposed == following[: len(proposed)]).float()
+        for place in range(len(text) - 1):
+            proposed = self._guess(row, most)
+            upcoming = text[place + 1 : place + 1 + most]
+            for ahead, (token, following) in enumerate(zip(proposed, upcoming, strict=False)):
+                found[place, ahead] = float(token == following)
             row.extend([text[place + 1]])
         return found
 

@@ -75,7 +75,7 @@ class Translation:
 
 @dataclass
 class _Row:
-    """One row of the batch.
+    """One row of the batch, from one verdict to the next.
 
     Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. Then
     `unread` is [`bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws `sky`

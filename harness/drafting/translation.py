@@ -24,7 +24,7 @@ from harness.models.tokenizers import load_tokenizer, vocabulary_size
 # not draw from the common tokens: its text is translated.
 _LEAST_SHARE_IN_COMMON = 0.5
 
-# The character by which SentencePiece marks spaces.
+# The character by which SentencePiece marks spaces; byte-level tokenizers have none.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Byte-level BPE writes each byte of a token as a character that can be printed.
@@ -160,14 +160,14 @@ def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """
     vocabulary = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    by_bytes = not any(_SPACE in token for token in vocabulary)
+    is_byte_level = not any(_SPACE in token for token in vocabulary)
     tokens: dict[bytes, int] = {}
     for token, number in vocabulary.items():
         if number in special:
             continue
-        if by_bytes and all(character in _BYTE_OF_STAND_IN for character in token):
+        if is_byte_level and all(character in _BYTE_OF_STAND_IN for character in token):
             text = bytes(_BYTE_OF_STAND_IN[character] for character in token)
-        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # `<0xC3>`
             text = bytes.fromhex(token[3:5])
         else:
             text = token.replace(_SPACE, " ").encode()

@@ -340,6 +340,23 @@ def test_a_draft_model_reads_each_node_once() -> None:
     assert second == [2, *levels]
 
 
+@torch.inference_mode()
+def test_a_draft_model_of_trees_goes_on_after_a_chain() -> None:
+    """An exact reference asks a drafter of trees for a chain."""
+    model, numbers = random_model("llama"), torch.full((1, 2), 0.5)
+    drafter, fresh = (
+        ModelTreeDrafter(StaticRunner(model), GREEDY, TreePlan("static", 2, (0.9,)))
+        for _ in range(2)
+    )
+    nothing = Step(torch.empty(0))
+    drafter.start([[5, 9]], [3], nothing)
+    chained = drafter.propose(2, numbers).tokens[0].tolist()
+    drafter.observe([2], [7], nothing)
+    fresh.start([[5, 9, 3, *chained]], [7], nothing)
+    found, expected = (each.propose_tree(2, [2], numbers) for each in (drafter, fresh))
+    assert found.tokens.equal(expected.tokens)
+
+
 def test_the_first_of_equal_siblings_is_kept() -> None:
     """Behind two decided tokens the root has the children 5 and 5 (2 and 3), and each of these a child."""
     tree = _ReadTree(2)

@@ -48,7 +48,8 @@ class Draft(NamedTuple):
     Attributes:
         tokens: [B, K], the target's.
         probabilities: [B, K, V], the distributions that they were drawn from.
-        logits: [B, K, V of the head], what these were made of.
+        logits: [B, K, V of the head], what `probabilities` were made of. A head with a smaller
+            vocabulary has fewer of them than the target has tokens.
         lengths: [B], how many of the tokens are offered; None for all.
     """
 
@@ -122,8 +123,7 @@ class HeadDrafter(TreeDrafter):
         self.vocabulary_size = head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
-        # The target's token for each output of a head that knows only some of them; else None.
-        self._tokens: Tensor | None = head.known_tokens
+        self._known_tokens: Tensor | None = head.known_tokens
         self.cache = SlotCache()
 
     @property
@@ -196,7 +196,7 @@ class HeadDrafter(TreeDrafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        # Where trees are prepared, a chain is not.
+        # With a plan `prepared` has trees; a chain, which only references ask for, is then eager.
         prepared = self.prepared if self.plan is None else None
         outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
         drafted = Draft(*outputs)
@@ -250,8 +250,9 @@ class HeadDrafter(TreeDrafter):
         """Return the outputs of a proposal, by a prepared call where one fits.
 
         Args:
-            call: what is prepared, or else runs now: it takes `Unread` and the inputs.
+            call: the eager proposal, `draft` or `grow`: it takes `Unread` and the inputs.
             number: how many tokens to draft, or levels of a tree.
+            inputs: as of `PreparedDrafts.__call__`.
         """
         fitting = None if prepared is None else prepared.number_for(self, number)
         if prepared is not None and fitting is not None:
@@ -329,6 +330,7 @@ class HeadDrafter(TreeDrafter):
                 self.cache = of_text.twin()
                 self.cache.repeat(torch.zeros_like(places))
                 expected = upcoming(text, numbers, most).to(device)
+                # The text's own tokens, which `draw` takes; any token beyond the text.
                 taken = expected.clamp(min=0)
                 drafted = self.draft(unread, taken)
                 index = taken[:, : drafted.tokens.shape[1]].unsqueeze(-1)
@@ -353,16 +355,17 @@ class HeadDrafter(TreeDrafter):
     def _logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
         logits = _call_elsewhere(self._output, states)
-        return logits if self._tokens is not None else logits[..., : self.vocabulary_size]
+        # Outputs beyond the vocabulary only pad the target's matrix.
+        return logits if self._known_tokens is not None else logits[..., : self.vocabulary_size]
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]; in place of these may be the tokens to take
-        (`along`).
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
+        uniforms are tokens to take (`along`).
         """
         probabilities = self._warp(logits)
         if uniforms.is_floating_point():
             drawn = existing_index(probabilities, uniforms)
-            tokens = drawn if self._tokens is None else self._tokens[drawn]
+            tokens = drawn if self._known_tokens is None else self._known_tokens[drawn]
         else:
             tokens = uniforms
         return Draft(tokens, self.over_vocabulary(probabilities, 0.0), logits)
@@ -371,10 +374,10 @@ class HeadDrafter(TreeDrafter):
         """Spread numbers [..., V of the head] over the target's tokens [..., V]; tokens that the
         head does not know get the number `of_others`.
         """
-        if self._tokens is None:
+        if self._known_tokens is None:
             return numbers
         shape = (*numbers.shape[:-1], self.vocabulary_size)
-        return numbers.new_full(shape, of_others).index_copy(-1, self._tokens, numbers)
+        return numbers.new_full(shape, of_others).index_copy(-1, self._known_tokens, numbers)
 
 
 def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:

@@ -29,6 +29,10 @@ from harness.runners.slots import UnsupportedModelError
 
 _NUM_UNREAD = len(Unread._fields)
 
+# The share of a head's candidate tokens that a prepared call must keep too, where a head excludes
+# all but its likeliest. Rounding may exchange the last of those.
+_LEAST_CANDIDATES_IN_COMMON = 0.9
+
 
 class PreparedHead:
     """Prepared chains of a head, which all its drafters share, one after the other.
@@ -147,7 +151,7 @@ class PreparedHead:
         """Return the eager proposal as a function of tensors: those of `Unread`, then the
         others.
         """
-        call = self.proposal(number)
+        call = self.unprepared(number)
 
         def propose(*inputs: Tensor) -> tuple[Tensor, ...]:
             unread = Unread(*inputs[:_NUM_UNREAD])
@@ -156,8 +160,8 @@ class PreparedHead:
 
         return propose
 
-    def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        """Return the function of `Unread` and other tensors that is prepared for a number."""
+    def unprepared(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        """Return the drafter's own function, of `Unread` and other inputs, that is prepared."""
         return self._drafter.draft
 
     def _example(self, size: int, number: int, num_unread: int | None = None) -> tuple[Tensor, ...]:
@@ -173,10 +177,10 @@ class PreparedHead:
         following = torch.arange(size * width, device=device).view(size, width) % 16
         counts = torch.full((size,), num_unread or width, device=device)
         starts = torch.zeros_like(counts)
-        return features, following, counts, starts, *self.example(size, number)
+        return features, following, counts, starts, *self.other_inputs(size, number)
 
-    def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """Return the inputs of a proposal beside the features: uniforms [size, K]."""
+    def other_inputs(self, size: int, number: int) -> tuple[Tensor, ...]:
+        """Return examples of the inputs behind `Unread`: uniforms [size, K]."""
         return (torch.full((size, number), 0.5, device=self._drafter.device),)
 
     def require_same(
@@ -185,7 +189,8 @@ class PreparedHead:
         """Raise UnsupportedModelError unless a prepared call proposes what the eager one does.
 
         Args:
-            difference: the message for logits that differ.
+            inputs: of the call, as `_example` returns them.
+            difference: what to report where logits differ, "compiled differ from the eager ones".
         """
         actual = Draft(*call(*inputs))
         expected = Draft(*self._eager(number)(*inputs))
@@ -194,10 +199,9 @@ class PreparedHead:
         may_compare = torch.nn.functional.pad(are_same[:, :-1], (1, 0), value=1).bool()
         logits = actual.logits[may_compare]
         reference = expected.logits[may_compare]
-        # A head may exclude all but its likeliest tokens; rounding may exchange the last of those.
         is_kept = ~reference.isneginf()
         is_kept_by_both = is_kept & ~logits.isneginf()
-        if is_kept_by_both.sum() < 0.9 * is_kept.sum():
+        if is_kept_by_both.sum() < _LEAST_CANDIDATES_IN_COMMON * is_kept.sum():
             raise UnsupportedModelError("keeps other candidates than the eager head")
         uniforms = inputs[-1][:, : actual.tokens.shape[1]]
         redrawn = self._drafter.draw(actual.logits, uniforms)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import Proposal, Step, TreeDrafter, TreeRunner
+from harness.decoding.protocols import Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import padded, to_device
 from harness.decoding.trees import Parents, TreeProposal, TreeShape, chain_of, tokens_on
 from harness.decoding.warp import AnyWarp
@@ -27,7 +27,8 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
     """Proposes trees by running a draft model.
 
     The last accepted token may be a leaf, which was never read. So the cache never keeps it: after
-    a verdict two tokens of the text are unseen, and one more after each turn without a proposal.
+    a verdict over trees two tokens of the text are unseen (`ModelDrafter`), and one more after each
+    turn without a proposal. Trees begin with all unseen tokens.
 
     Args:
         runner, warp, device: as of `ModelDrafter`.
@@ -40,9 +41,8 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
         super().__init__(runner, warp, device)
         self._runner: TreeRunner = runner
         self._plan = plan
-        # What the runner has read of each row's tree, from a proposal to its verdict. Until then
-        # `_proposed` has the nodes of all trees [B, N], or once their paths are known those on
-        # them.
+        # What the runner has read of each row's tree, from a proposal of trees to its verdict; else
+        # None. Meanwhile `_proposed` has all nodes [B, N], and after `follow` those of the paths.
         self._trees: list[_ReadTree] | None = None
 
     def start(
@@ -58,13 +58,6 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
     ) -> None:
         super().add(prompts, first_tokens, step)
         self._scores.add(len(prompts))
-
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """A chain, of which nothing stays in the cache."""
-        proposal = super().propose(num_draft_tokens, uniforms)
-        self._runner.keep([0] * len(self._unseen))
-        self._forget_proposal()
-        return proposal
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         num_rows, num_unseen = self._unseen.shape

@@ -43,13 +43,13 @@ class PreparedTrees(PreparedHead):
         is_prepared = number in self._numbers and drafter.warp == self._drafter.warp
         return number if is_prepared else None
 
-    def proposal(self, number: int) -> Callable[..., tuple[Any, ...]]:
+    def unprepared(self, number: int) -> Callable[..., tuple[Any, ...]]:
         # A growth's tensors must be on the device before the call is compiled or captured.
         growth = self._drafter.growth(number)
         return functools.partial(self._drafter.grow, growth, number)
 
-    def example(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """The temperature is low, so that trees are deep."""
+    def other_inputs(self, size: int, number: int) -> tuple[Tensor, ...]:
+        """Uniforms [size, budget] and temperatures [size], low ones, so that trees are deep."""
         plan = self._drafter.plan
         assert plan is not None
         device = self._drafter.device
