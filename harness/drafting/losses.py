@@ -59,12 +59,7 @@ def loss_of(module: nn.Module, target: PreTrainedModel, num_steps: int) -> Loss:
     mask = mask_token(draft.config)
     if mask is not None and num_steps > 1:
         return lambda batch: parallel_loss(module, batch, mask, num_steps - 1)
-
-    def next_token_loss(batch: TrainingBatch) -> Tensor:
-        logits = draft(input_ids=batch.tokens, use_cache=False).logits
-        return batch.loss(logits, ahead=0)
-
-    return next_token_loss
+    return lambda batch: batch.loss(draft(input_ids=batch.tokens, use_cache=False).logits, ahead=0)
 
 
 def parallel_loss(module: nn.Module, batch: TrainingBatch, mask: int, num_masks: int) -> Tensor:

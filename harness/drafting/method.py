@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from harness.config.errors import SettingError
 from harness.config.registry import RecordWithSettings
 from harness.config.settings import DraftSettings, require
 from harness.drafting.head_kind import FOR_HUGGINGFACE
@@ -200,13 +199,14 @@ class Method(RecordWithSettings):
         self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
     ) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft in this way."""
-        return {}
+        raise NotImplementedError
 
     def check_huggingface(self, settings: Any, schedule: str) -> None:
         """Raise a SettingError if `generate` cannot draft in this way, as far as the settings
         tell.
         """
-        raise SettingError("draft", FOR_HUGGINGFACE, settings.name)
+        has_words = type(self).huggingface is not Method.huggingface
+        require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
 
 
 class TextMethod(Method):

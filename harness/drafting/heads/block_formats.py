@@ -49,8 +49,8 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
 
 
 def stored_kind(raw: Mapping[str, Any]) -> str | None:
-    """Return the kind of head that a configuration names, or that its settings are those of; None
-    for a configuration without blocks, in another format than speculators'.
+    """Return the kind of a head: the one that speculators' format names, else the one whose
+    settings the configuration has; None where it has none of a head that drafts blocks.
     """
     if is_speculators(raw):
         return raw["speculators_model_type"]
@@ -89,6 +89,7 @@ def block_fields(
         raise stored.refused(f"names no block_size above 1 ({size})")
     mask = raw.get("mask_token_id", nested.get("mask_token_id"))
     if not is_speculators(raw):
+        # DeepSpec's heads predict from the anchor, z-lab's do not.
         from_anchor = not nested
     block = {
         "block_size": size,

@@ -8,7 +8,7 @@ of the published formats, so a checkpoint loads without a table of names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,8 @@ class HeadConfig:
     """The sizes and options of a head, whatever format it was stored in. Each kind adds its own.
 
     Attributes:
-        layers: L layers of the target, whose hidden states the head reads (`Drafter.layers`).
+        layers: L layers of the target, whose hidden states the head reads: 0 is the embedding, i
+            what comes out of layer i.
         target_size: D, the width of these hidden states.
         vocabulary_size: the width of the target's logits.
         draft_vocabulary_size: the width of the head's logits. If it is smaller, `Head.d2t` says
@@ -67,8 +68,8 @@ class Head(nn.Module):
     Attributes:
         drafter_class: what drafts with it.
         config: of the kind's own class.
-        d2t: tells which of the target's tokens the draft has, if not all: draft token i is the
-            target's token i + d2t[i]. So d2t = [0, 0, 3] maps the draft tokens 0, 1, 2 to 0, 1, 5.
+        d2t: [V of the head], which of the target's tokens the head has; None if all. Its token i is
+            the target's token i + d2t[i]: d2t = [0, 0, 3] maps the tokens 0, 1, 2 to 0, 1, 5.
     """
 
     drafter_class: ClassVar[type[HeadDrafter]]
@@ -92,7 +93,9 @@ class Head(nn.Module):
 
     @property
     def known_tokens(self) -> Tensor | None:
-        """The target's tokens that a head with a smaller vocabulary can draft; None for all."""
+        """The target's token [V of the head] for each output of a head with a smaller vocabulary;
+        None for a head that has all tokens.
+        """
         if self.d2t is None:
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
@@ -124,19 +127,28 @@ class Head(nn.Module):
 
         Args:
             embedding: turns tokens into states; the head's own or the target's module.
-            output: turns states into logits, likewise.
+            output: turns states into logits; the head's own or the target's module.
             num_steps: how many tokens EAGLE-3's chain is trained to draft; other kinds ignore it.
         """
         raise NotImplementedError
 
 
 class LayeredHead(Head):
-    """A head with transformer layers."""
+    """A head with transformer layers.
+
+    Args:
+        style: of the layers, a key of `LAYER_STYLES`.
+
+    Attributes:
+        fc: joins the target's features [..., L * D] to the width of the layers.
+        windows: as of `sliding_windows`.
+    """
 
     norm: nn.Module
     rotary_emb: nn.Module
 
-    def __init__(self, config: HeadConfig, own: PreTrainedConfig, style: str) -> None:
+    def __init__(self, config: HeadConfig, style: str) -> None:
+        own: Any = config.transformer
         super().__init__(config, own.hidden_size)
         own._attn_implementation = "sdpa"
         self.fc = nn.Linear(len(config.layers) * config.target_size, own.hidden_size, bias=False)
@@ -146,14 +158,13 @@ class LayeredHead(Head):
         # Its buffers are in no checkpoint, so they need numbers although `HeadCheckpoint.build`
         # makes the module on the meta device.
         with torch.device("cpu"):
-            self.rotary_emb = LlamaRotaryEmbedding(cast(Any, own))
-        self.windows = windows(own)
+            self.rotary_emb = LlamaRotaryEmbedding(own)
+        self.windows = sliding_windows(own)
 
 
-def windows(own: PreTrainedConfig) -> list[int | None]:
-    """Return the sliding window of each layer, in tokens; None without one."""
-    kinds = getattr(own, "layer_types", None) or ["full_attention"] * own.num_hidden_layers
-    return [
-        getattr(own, "sliding_window", None) if kind.startswith("sliding") else None
-        for kind in kinds
-    ]
+def sliding_windows(transformer: PreTrainedConfig) -> list[int | None]:
+    """Return the sliding window of each layer, in tokens; None for a layer without one."""
+    num_layers = transformer.num_hidden_layers
+    kinds = getattr(transformer, "layer_types", None) or ["full_attention"] * num_layers
+    window = getattr(transformer, "sliding_window", None)
+    return [window if kind.startswith("sliding") else None for kind in kinds]

@@ -46,6 +46,8 @@ _BOUNDS = {
     "vocab_size": (1, 1 << 24),
     "draft_vocab_size": (1, 1 << 24),
 }
+# Keys of all formats, by what their values must be: true or false, lists of layers, settings by
+# name, and text.
 _FLAGS = (
     "norm_before_residual",
     "norm_before_fc",
@@ -161,12 +163,14 @@ class StoredHead:
         outputs = (raw.get("dflash_config") or raw).get("target_layer_ids")
         if outputs is not None:
             return [layer + 1 for layer in outputs]
+        # What EAGLE-3 reads where its configuration names nothing.
         return [2, num_layers // 2, num_layers - 3]
 
     def transformer(self) -> PreTrainedConfig:
         """Return the configuration of the head's own layers."""
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
+        # What each format means by a configuration without it.
         style = raw.get("model_type", "qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
             supported = ", ".join(sorted(LAYER_STYLES))

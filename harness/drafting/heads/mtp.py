@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from harness.decoding.warp import AnyWarp
-from harness.drafting.heads.blocks import LayeredHead, windows
+from harness.drafting.heads.blocks import LayeredHead, sliding_windows
 from harness.drafting.heads.drafter import Draft, stacked
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread
@@ -49,8 +49,8 @@ class MtpHead(EagleHead):
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         self.rotary_emb = rotary(config.transformer)  # the target's may be on another device
-        self.windows = windows(config.transformer)
-        # What the rotary embedding must know of each layer.
+        self.windows = sliding_windows(config.transformer)
+        # The rotary embedding's further argument for each layer, where its angles differ by layer.
         self._rotary_of: list[dict[str, Any]] = [{}] * len(model.layers)
         if getattr(model, "has_per_layer_rope", False):
             self._rotary_of = [{"layer_type": kind} for kind in config.transformer.layer_types]
@@ -100,6 +100,7 @@ class MtpHead(EagleHead):
         plan: TreePlan | None = None,
         confidence: float = 0.0,
     ) -> EagleDrafter:
+        """Return a drafter of chains; there are no settings for trees or confidence."""
         if len(self.layers) == 1:
             return EagleDrafter(self, target, warp)
         return MtpDrafter(self, target, warp)

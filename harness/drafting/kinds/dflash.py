@@ -40,7 +40,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from harness.config.settings import require
 from harness.drafting.head_kind import FOR_HUGGINGFACE, HeadKind
 from harness.drafting.heads.block_formats import ASSISTANT_NAMES, block_fields, stored_kind
-from harness.drafting.heads.blocks import HeadConfig, LayeredHead, windows
+from harness.drafting.heads.blocks import HeadConfig, LayeredHead, sliding_windows
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.new_heads import NUM_TOKENS, speculators_configuration
@@ -50,7 +50,7 @@ from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
 from harness.drafting.trees.head_predictors import MarginalPredictor, TokenPredictor
 
-# Blocks of one row that a head is trained on at a time.
+# Blocks of each row that a training step passes.
 BLOCKS = 8
 
 
@@ -193,7 +193,7 @@ class BlockHead(LayeredHead):
 
     def __init__(self, config: BlockConfig) -> None:
         transformer = config.transformer
-        super().__init__(config, transformer, "qwen3")
+        super().__init__(config, "qwen3")
         self.hidden_norm = LlamaRMSNorm(transformer.hidden_size, transformer.rms_norm_eps)
 
     def read(self, features: Tensor, cache: SlotCache) -> None:
@@ -322,7 +322,7 @@ class DFlash(HeadKind):
 
     def check_huggingface(self, config: BlockConfig, draft: str, num_draft_tokens: int) -> None:
         own = config.transformer
-        has_windows = any(windows(own))
+        has_windows = any(sliding_windows(own))
         is_like_theirs = not (
             type(config) is not BlockConfig
             or config.from_anchor

@@ -160,7 +160,7 @@ class EagleHead(LayeredHead):
 
     def __init__(self, config: EagleConfig) -> None:
         transformer = config.transformer
-        super().__init__(config, transformer, transformer.model_type)
+        super().__init__(config, transformer.model_type)
         width = transformer.hidden_size
         epsilon = transformer.rms_norm_eps
         # The first layer reads an embedding and a state side by side.
@@ -207,21 +207,14 @@ class EagleHead(LayeredHead):
             if index > 0:
                 states = layer(states, **how)
                 continue
-            states = self._pass_first(layer, embedded, states, how)
+            first: Any = layer
+            normed = first.hidden_norm(states)
+            residual = normed if self.config.norm_before_residual else states
+            joined = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+            attended, *_ = first.self_attn(hidden_states=joined, **how)
+            residual = residual + attended
+            states = residual + first.mlp(first.post_attention_layernorm(residual))
         return states
-
-    def _pass_first(
-        self, layer: Any, embedded: Tensor, states: Tensor, how: Mapping[str, Any]
-    ) -> Tensor:
-        """Pass embeddings and states [B, n, width] through the first layer; `how` is for its
-        attention.
-        """
-        normed = layer.hidden_norm(states)
-        residual = normed if self.config.norm_before_residual else states
-        joined = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)
-        attended, *_ = layer.self_attn(hidden_states=joined, **how)
-        residual = residual + attended
-        return residual + layer.mlp(layer.post_attention_layernorm(residual))
 
     def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
         """Training-time test (section 3.2 of the paper): step s computes the s-th entry beyond the

@@ -114,8 +114,5 @@ class EarlyExit(Method):
     ) -> dict[str, Any]:
         return {"assistant_early_exit": settings.num_layers}
 
-    def check_huggingface(self, settings: EarlyExitSettings, schedule: str) -> None:
-        """Refuse nothing: `generate` can exit early with every schedule."""
-
 
 RECORD = EarlyExit()

@@ -273,9 +273,6 @@ class ModelDraft(Method):
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
 
-    def check_huggingface(self, settings: ModelDraftSettings, schedule: str) -> None:
-        """Refuse nothing: only the plan knows what `generate` can draft with."""
-
 
 def check_tree_models(
     settings: ModelDraftSettings,

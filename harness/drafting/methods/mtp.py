@@ -39,9 +39,6 @@ class Mtp(HeadMethod):
         assert pair.head is not None
         return pair.head.huggingface(pair.target.model)
 
-    def check_huggingface(self, settings: SampledDraftSettings, schedule: str) -> None:
-        """Refuse nothing that the settings alone show."""
-
     def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
         return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}
 

@@ -250,9 +250,11 @@ class StaticGrowth(Growth):
     def grow(self, predictor: Predictor, uniforms: Tensor, temperatures: Tensor) -> Grown:
         num_rows = len(uniforms)
         logits = predictor.root()
-        # Tensors [B] or [B, V] by the node's number.
+        # By the node's number: its token [B], its logit [B] where it is one of the likeliest, and
+        # the distribution [B, V] that its children were drawn from.
         tokens: dict[int, Tensor] = {}
-        chosen_by: dict[int, Tensor] = {}
+        logits_of: dict[int, Tensor] = {}
+        drawn_from: dict[int, Tensor] = {}
         for level, places in zip(self._levels, self._places, strict=True):
             if level != [0]:
                 of_level = torch.stack([tokens[node] for node in level], dim=1)
@@ -267,23 +269,23 @@ class StaticGrowth(Growth):
                         # A vocabulary of fewer tokens than children repeats the last of them.
                         known = min(rank, num_known - 1)
                         tokens[child] = likeliest.indices[:, known]
-                        chosen_by[child] = likeliest.values[:, known]
+                        logits_of[child] = likeliest.values[:, known]
                 else:
-                    chosen_by[node] = self._warp(logits[:, place])
+                    drawn_from[node] = self._warp(logits[:, place])
                     # Where no mass is left (top_k=1, for example), a child is any token, which no
                     # rule accepts.
                     siblings = torch.empty(num_rows, 0, dtype=torch.long, device=uniforms.device)
                     for child in children:
-                        drawn = draw_child(chosen_by[node], siblings, uniforms[:, child - 1])
+                        drawn = draw_child(drawn_from[node], siblings, uniforms[:, child - 1])
                         tokens[child] = drawn
                         siblings = torch.cat([siblings, drawn.unsqueeze(1)], dim=1)
         if self._warp is not None:
             # Nothing is drawn after leaves.
-            nothing = torch.zeros_like(chosen_by[0])
+            nothing = torch.zeros_like(drawn_from[0])
             nodes = range(len(self._parents) + 1)
-            distributions = [chosen_by.get(node, nothing) for node in nodes]
+            distributions = [drawn_from.get(node, nothing) for node in nodes]
             return Grown(_in_order(tokens), torch.stack(distributions, dim=1))
-        return Grown(_in_order(tokens), _in_order(chosen_by))
+        return Grown(_in_order(tokens), _in_order(logits_of))
 
     def trees(self, grown: Grown) -> TreeProposal:
         shape = TreeShape([self._parents] * len(grown.tokens))
