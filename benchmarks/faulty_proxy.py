@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 def hotter(body: Body) -> Body:
     """Drawn at another temperature, as by a residual that is warped by another one."""
-    return body | {"temperature": 2 * body["temperature"]}
+    return body | {"temperature": 1.5 * body["temperature"]}
 
 
 def drawn_greedily(body: Body) -> Body:
@@ -43,14 +43,14 @@ def truncation_left_on(body: Body) -> Body:
     return body | {"min_p": 0.1}
 
 
-def prompt_cut(body: Body) -> Body:
-    """The answer to a prompt without its first token, as by a prefix that is another request's."""
-    return body | {"prompt": body["prompt"][1:]}
+def stale_prefix(body: Body) -> Body:
+    """The answer to a prompt that begins with another token, as from another request's cache."""
+    return body | {"prompt": [20, *body["prompt"][1:]]}
 
 
 FAULTS: dict[str, Callable[[Body], Body]] = {
     fault.__name__: fault
-    for fault in (hotter, drawn_greedily, penalty_left_on, truncation_left_on, prompt_cut)
+    for fault in (hotter, drawn_greedily, penalty_left_on, truncation_left_on, stale_prefix)
 }
 
 app = FastAPI()
