@@ -531,6 +531,26 @@ def test_values_of_other_types_and_beyond_all_bounds_are_one_line(
     check_line(caught.value, message)
 
 
+@pytest.mark.parametrize("name", ["speculators dflash2", "speculators dspark", "DeepSpec dspark"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("markov_rank", "markov_head_type", "enable_confidence_head"),
+        *("confidence_head_with_markov", "sample_from_anchor", "sliding_window_non_causal"),
+    ],
+)
+def test_null_is_read_like_an_absent_setting(name: str, key: str, tmp_path: Path) -> None:
+    raw = dict(FORMATS[name][0])
+    raw.pop(key, None)
+    found = []
+    for stored in (raw, raw | {key: None}):
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        head = read_head(settings(tmp_path), target(), weights=False)
+        assert head is not None
+        found.append(vars(head.config) | {"transformer": None})
+    assert found[0] == found[1]
+
+
 def sketch_of_head(directory: Path) -> Sketch:
     head = read_head(settings(directory), target(), weights=False)
     assert head is not None

@@ -87,19 +87,18 @@ def block_fields(
     size = raw.get("block_size") or nested.get("block_size")
     if not isinstance(size, int) or size < 2:
         raise stored.refused(f"names no block_size above 1 ({size})")
-    mask = raw.get("mask_token_id", nested.get("mask_token_id"))
+    mask = stored.value("mask_token_id", nested.get("mask_token_id"))
     if not is_speculators(raw):
         # DeepSpec's heads predict from the anchor, z-lab's do not.
         from_anchor = not nested
     block = {
         "block_size": size,
         "mask_token_id": stored.token("mask_token_id", mask),
-        "from_anchor": bool(raw.get("sample_from_anchor", from_anchor)),
+        "from_anchor": stored.value("sample_from_anchor", from_anchor),
     }
     # Which queries and keys see each other, as in the format's own code.
     if is_speculators(raw):
-        non_causal = raw.get("sliding_window_non_causal", not causal_windows)
-        block["causal_windows"] = not non_causal
+        block["causal_windows"] = not stored.value("sliding_window_non_causal", not causal_windows)
     elif "dflash_config" in raw:
         stated = (raw.get("is_causal"), nested.get("causal"), nested.get("causal_head"))
         causal = next((flag for flag in stated if flag is not None), None)

@@ -171,7 +171,7 @@ class StoredHead:
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
         # What each format means by a configuration without it.
-        style = raw.get("model_type", "qwen3" if nested else "llama")
+        style = raw.get("model_type") or ("qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
             supported = ", ".join(sorted(LAYER_STYLES))
             raise self.refused(f"has layers of type {style}; supported are {supported}")
@@ -182,6 +182,11 @@ class StoredHead:
             cause = first_line(error)[:200]
             rule = f"has a config.json that transformers refuses: {cause}"
             raise self.refused(rule) from error
+
+    def value(self, key: str, default: Any) -> Any:
+        """Return a value of the configuration, or a default; null counts as absent."""
+        stored = self.raw.get(key)
+        return default if stored is None else stored
 
     def token(self, key: str, token: Any) -> int:
         """Return a token that the configuration names by `key`, once it is known to be one.

@@ -104,12 +104,12 @@ class DSpark(DFlash):
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SparkConfig:
         raw = stored.raw
-        rank = raw.get("markov_rank", _USUAL_RANK if is_speculators(raw) else 0)
-        kind = raw.get("markov_head_type", "vanilla")
+        rank = stored.value("markov_rank", _USUAL_RANK if is_speculators(raw) else 0)
+        kind = stored.value("markov_head_type", "vanilla")
         if rank and kind != "vanilla":
             raise stored.refused(f"has a Markov head of type {kind}; vanilla is supported")
-        is_confident = bool(raw.get("enable_confidence_head", is_speculators(raw)))
-        reads_token = bool(raw.get("confidence_head_with_markov", True))
+        is_confident = stored.value("enable_confidence_head", is_speculators(raw))
+        reads_token = stored.value("confidence_head_with_markov", True)
         return SparkConfig(
             **block_fields(stored, shapes, from_anchor=True, causal_windows=True),
             markov_rank=rank,

@@ -150,8 +150,9 @@ class Medusa(HeadKind):
         """
         text = stored.target.config.get_text_config(decoder=True)
         sizes = stored.sizes([text.num_hidden_layers])
-        num_heads = stored.raw.get("medusa_num_heads", 0)
-        num_blocks = stored.raw.get("medusa_num_layers", 1)
+        num_heads = stored.value("medusa_num_heads", 0)
+        num_blocks = stored.value("medusa_num_layers", 1)
+        # Heads of random weights have output matrices, as the authors' have.
         own_outputs = shapes is None
         if shapes is not None:
             num_heads = len({name.partition(".")[0] for name in shapes})
