@@ -32,8 +32,8 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
 
     Args:
         name: as the user typed it.
-        call: what was called, if that is known.
-        setting: that names it, `draft` or `decoding.rule`.
+        call: the method that was called, `propose`, if that is known.
+        setting: where the user typed the name, `draft` or `decoding.rule`.
     """
     try:
         yield
@@ -165,8 +165,9 @@ class CheckedDrafter(Drafter):
         width = tokens.shape[1]
         if proposal.lengths is not None:
             lengths = list(proposal.lengths)
-            known = all(0 <= length <= width for length in lengths)
-            if len(lengths) != rows or not known:
+            are_whole = all(length == int(length) for length in lengths)
+            are_possible = are_whole and all(0 <= length <= width for length in lengths)
+            if len(lengths) != rows or not are_possible:
                 return f"must give lengths from 0 to {width}, one per row, not {lengths}"
         probabilities = proposal.probabilities
         if probabilities is None:

@@ -134,6 +134,7 @@ class Method(Method):
         ),
         ("return Proposal(tokens + 10**6)", "tokens outside the vocabulary of"),
         ("return Proposal(tokens, None, [7])", r"lengths from 0 to 1, one per row, not \[7\]"),
+        ("return Proposal(tokens, None, [0.5])", r"lengths from 0 to 1, one per row, not \[0.5\]"),
         ("return Proposal(tokens, even[..., :7])", r"must give probabilities \[1, 1, \d+\]"),
         ("raise KeyError('lost')", r"propose\(\) raised KeyError: 'lost'"),
     ],
