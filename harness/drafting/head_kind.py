@@ -63,11 +63,11 @@ class HeadKind(Record):
         """The module of a configuration that `config` made."""
         return self.head_class(config)
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """A head to be trained from nothing: its configuration as it is stored, and the tensors it will hold.
 
         Args:
-            text: the target's text configuration.
+            text_config: the target's text configuration.
             verifier: the target's name or repository.
         """
         raise NotImplementedError

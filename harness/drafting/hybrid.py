@@ -49,12 +49,12 @@ class _RowRecord:
     def learn(self, num_accepted: int, *, is_of_text: bool) -> None:
         """Learn how many tokens of a proposal were accepted."""
         if is_of_text:
-            self._of_text = _moved(self._of_text, num_accepted, _WEIGHT_OF_TEXT)
+            self._of_text = _moving_mean(self._of_text, num_accepted, _WEIGHT_OF_TEXT)
         else:
-            self._of_other = _moved(self._of_other, num_accepted, _WEIGHT_OF_OTHER)
+            self._of_other = _moving_mean(self._of_other, num_accepted, _WEIGHT_OF_OTHER)
 
 
-def _moved(mean: float, latest: int, weight: float) -> float:
+def _moving_mean(mean: float, latest: int, weight: float) -> float:
     return latest if math.isinf(mean) else mean + weight * (latest - mean)
 
 

@@ -27,19 +27,23 @@ ANCHORS = 8
 
 @torch.no_grad()
 def training_batch(
-    target: PreTrainedModel, tokens: Tensor, is_learned: Tensor, layers: tuple[int, ...], size: int
+    target: PreTrainedModel,
+    tokens: Tensor,
+    is_learned: Tensor,
+    layers: tuple[int, ...],
+    vocabulary_size: int,
 ) -> TrainingBatch:
     """Run the target on texts.
 
     Args:
         tokens: [B, n], padded on the right.
         is_learned: [B, n], whether the target's distribution after a token is to be learned.
-        layers: the target's layers whose hidden states a head reads.
-        size: its distributions are cut to this number of tokens, which both models share.
+        layers: the target's layers whose hidden states a head reads; () for a draft model.
+        vocabulary_size: of both models; outputs beyond it only pad their matrices.
     """
     outputs = run_model(target, {"hidden_layers": layers}, tokens, DynamicCache())
     logits = outputs[0]
-    probabilities = logits[..., :size].float().softmax(-1)
+    probabilities = logits[..., :vocabulary_size].float().softmax(-1)
     hidden = outputs[1] if layers else None
     return TrainingBatch(tokens, is_learned, probabilities, hidden)
 

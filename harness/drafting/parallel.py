@@ -82,8 +82,8 @@ class ParallelDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        home = self._runner.start(prompts).logits.device
-        self._unseen = to_device(first_tokens, home).unsqueeze(1)
+        device = self._runner.start(prompts).logits.device
+        self._unseen = to_device(first_tokens, device).unsqueeze(1)
         self._num_unseen = [1] * len(prompts)
         self._proposed = self._unseen[:, :0]
 

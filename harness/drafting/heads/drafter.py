@@ -182,8 +182,8 @@ class HeadDrafter(TreeDrafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
-        # Where the target's tokens are, and proposals are wanted.
-        self._home = step.hidden.device
+        # Where proposals are wanted.
+        self._target_device = step.hidden.device
         self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
         self._scores.add(len(prompts))
         self.cache.ensure_rows(len(self._unread.counts))
@@ -207,7 +207,9 @@ class HeadDrafter(TreeDrafter):
         if drafted.lengths is not None:
             lengths = drafted.lengths.clamp(max=num_draft_tokens).tolist()
         self._proposed = tokens
-        return Proposal(tokens.to(self._home), probabilities.to(self._home), lengths)
+        return Proposal(
+            tokens.to(self._target_device), probabilities.to(self._target_device), lengths
+        )
 
     @torch.inference_mode()
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
@@ -220,7 +222,7 @@ class HeadDrafter(TreeDrafter):
         self._scores.remember(grown)
         proposal = growth.trees(grown)
         self._proposed = proposal.tokens
-        return proposal.to(self._home)
+        return proposal.to(self._target_device)
 
     def growth(self, depth: int) -> Growth:
         """Return how trees of so many levels grow, with the batch's warp as it is now."""

@@ -91,16 +91,18 @@ class StoredHead:
         Args:
             usual_layers: the hidden states that the head reads unless the user says otherwise.
         """
-        text = self.target.config.get_text_config(decoder=True)
+        text_config = self.target.config.get_text_config(decoder=True)
         layers = tuple(usual_layers if self.layers is None else self.layers)
         for layer in layers:
-            if not 0 <= layer <= text.num_hidden_layers:
-                rule = f"reads layer {layer}; {self.target_name} has {text.num_hidden_layers}"
+            if not 0 <= layer <= text_config.num_hidden_layers:
+                rule = (
+                    f"reads layer {layer}; {self.target_name} has {text_config.num_hidden_layers}"
+                )
                 raise self.refused(rule)
-        vocabulary = vocabulary_size(text)
+        vocabulary = vocabulary_size(text_config)
         return {
             "layers": layers,
-            "target_size": text.hidden_size,
+            "target_size": text_config.hidden_size,
             "vocabulary_size": vocabulary,
             "draft_vocabulary_size": vocabulary,
         }
@@ -113,14 +115,14 @@ class StoredHead:
             usually_stored: which of `embed_tokens` and `lm_head` the head's writer stores, for a
                 head without `shapes`.
         """
-        text = self.target.config.get_text_config(decoder=True)
-        sizes = self.sizes(self.layer_ids(text.num_hidden_layers))
+        text_config = self.target.config.get_text_config(decoder=True)
+        sizes = self.sizes(self.layer_ids(text_config.num_hidden_layers))
         transformer = self.transformer()
         made_for = self.raw.get("target_hidden_size") or transformer.hidden_size
         for size_name, of_head, of_target in (
-            ("hidden size", made_for, text.hidden_size),
-            ("vocabulary size", transformer.vocab_size, vocabulary_size(text)),
-            ("number of layers", self.raw.get("num_target_layers"), text.num_hidden_layers),
+            ("hidden size", made_for, text_config.hidden_size),
+            ("vocabulary size", transformer.vocab_size, vocabulary_size(text_config)),
+            ("number of layers", self.raw.get("num_target_layers"), text_config.num_hidden_layers),
         ):
             if of_head is not None and of_head != of_target:
                 rule = f"is a head for a model of {size_name} {of_head}"
@@ -133,7 +135,7 @@ class StoredHead:
         else:
             has_embedding = "embed_tokens.weight" in shapes
             has_output = "lm_head.weight" in shapes
-        other_width = transformer.hidden_size != text.hidden_size
+        other_width = transformer.hidden_size != text_config.hidden_size
         if not has_embedding and other_width:
             raise self.refused("holds no embed_tokens.weight, and the target's does not fit")
         if not has_output and (is_reduced or other_width):

@@ -149,12 +149,12 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
         SettingError: a target without such layers, or with layers that transformers does not read.
         RunError: weights that cannot be fetched.
     """
-    text = target.config.get_text_config(decoder=True)
-    size = vocabulary_size(text)
+    text_config = target.config.get_text_config(decoder=True)
+    size = vocabulary_size(text_config)
     # They draft as an EAGLE head does that reads the states after the target's last layer alone.
     config = EagleConfig(
-        layers=(text.num_hidden_layers,),
-        target_size=text.hidden_size,
+        layers=(text_config.num_hidden_layers,),
+        target_size=text_config.hidden_size,
         vocabulary_size=size,
         draft_vocabulary_size=size,
         transformer=_layers_config(draft, target),
@@ -174,17 +174,17 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
     """The configuration of a target's MTP layers. Raises SettingError where they cannot be used."""
-    text = target.config.get_text_config(decoder=True)
+    text_config = target.config.get_text_config(decoder=True)
     model = f"model={target.settings.name}"
 
     def refused(rule: str) -> SettingError:
         return SettingError("draft", rule, draft)
 
-    if not getattr(text, "num_mtp_layers", None):
+    if not getattr(text_config, "num_mtp_layers", None):
         lacks = "has none"
-        if not hasattr(text, "num_mtp_layers"):
+        if not hasattr(text_config, "num_mtp_layers"):
             lacks += f" that transformers {transformers.__version__} knows"
-        kind = text.model_type
+        kind = text_config.model_type
         raise refused(f"needs multi-token-prediction layers, and {model} ({kind}) {lacks}")
     is_gguf = target.settings.gguf_file is not None
     quantized = "GGUF" if is_gguf else stored_quantization(target.config)
@@ -194,7 +194,7 @@ def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
     try:
         config = target.config.get_mtp_config()
     except ValueError as error:
-        kind = text.model_type
+        kind = text_config.model_type
         rule = f"cannot be used: transformers does not read such layers of {kind}"
         raise refused(rule) from error
     layer_types = set(getattr(config, "layer_types", None) or ())

@@ -341,11 +341,11 @@ class DFlash(HeadKind):
         fields = block_fields(stored, shapes, from_anchor=False, causal_windows=True)
         return BlockConfig(**fields)
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """Two layers as wide as the target's."""
-        raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text, verifier)
+        raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text_config, verifier)
         # The token that ends a text serves as the mask: it is never followed by another.
-        end = text.eos_token_id
+        end = text_config.eos_token_id
         mask = end[0] if isinstance(end, list) else end
         raw |= {
             "architectures": ["DFlashSpeculator"],

@@ -211,13 +211,13 @@ class DFlash2(DFlash):
         _check(stored, config)
         return config
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        raw, shapes = super().new(text, verifier)
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+        raw, shapes = super().new(text_config, verifier)
         return raw | {
             "architectures": ["DFlash2DraftModel"],
             "conv_kernel_size": _NUM_TAPS,
-            "conv_group_size": math.gcd(_GROUP_SIZE, text.hidden_size),
-            "selector_rank": min(_RANK, text.hidden_size),
+            "conv_group_size": math.gcd(_GROUP_SIZE, text_config.hidden_size),
+            "selector_rank": min(_RANK, text_config.hidden_size),
             "selector_top_k": _NUM_CANDIDATES,
         }, shapes
 

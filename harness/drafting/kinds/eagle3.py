@@ -308,12 +308,12 @@ class Eagle3(HeadKind):
             fields[flag] = bool(raw.get(flag))
         return fields
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """One layer as wide as the target's."""
-        raw, layers_read = speculators_configuration("eagle3", "llama", 1, text, verifier)
+        raw, layers_read = speculators_configuration("eagle3", "llama", 1, text_config, verifier)
         raw |= {"architectures": ["Eagle3Speculator"], "norm_before_residual": True}
         raw["eagle_aux_hidden_state_layer_ids"] = layers_read
-        return raw, {"lm_head.weight": (text.vocab_size, text.hidden_size)}
+        return raw, {"lm_head.weight": (text_config.vocab_size, text_config.hidden_size)}
 
 
 RECORD = Eagle3()

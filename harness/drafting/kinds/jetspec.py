@@ -24,9 +24,9 @@ class JetSpec(DFlash):
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return not is_speculators(raw) and super().recognises(raw)
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """A DFlash head in z-lab's format."""
-        raw, shapes = super().new(text, verifier)
+        raw, shapes = super().new(text_config, verifier)
         nested = {
             # This format counts from the output of the first layer.
             "target_layer_ids": [layer - 1 for layer in raw["aux_hidden_state_layer_ids"]],
@@ -36,7 +36,7 @@ class JetSpec(DFlash):
         stored = raw["transformer_layer_config"] | {
             "architectures": ["DFlashDraftModel"],
             "block_size": raw["block_size"],
-            "num_target_layers": text.num_hidden_layers,
+            "num_target_layers": text_config.num_hidden_layers,
             "dflash_config": nested,
         }
         return stored, shapes

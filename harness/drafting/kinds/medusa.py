@@ -148,8 +148,8 @@ class Medusa(HeadKind):
         """Heads are counted in the weights, because stored configurations often state another
         number.
         """
-        text = stored.target.config.get_text_config(decoder=True)
-        sizes = stored.sizes([text.num_hidden_layers])
+        text_config = stored.target.config.get_text_config(decoder=True)
+        sizes = stored.sizes([text_config.num_hidden_layers])
         num_heads = stored.value("medusa_num_heads", 0)
         num_blocks = stored.value("medusa_num_layers", 1)
         # Heads of random weights have output matrices, as the authors' have.
@@ -168,10 +168,10 @@ class Medusa(HeadKind):
             **sizes, num_heads=num_heads, num_blocks=num_blocks, own_outputs=own_outputs
         )
 
-    def new(self, text: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
+    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
         """One block per head, with output matrices."""
-        width = text.hidden_size
-        size = text.vocab_size
+        width = text_config.hidden_size
+        size = text_config.vocab_size
         shapes: dict[str, tuple[int, ...]] = {}
         for number in range(NUM_TOKENS):
             shapes[f"{number}.0.linear.weight"] = (width, width)

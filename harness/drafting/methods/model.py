@@ -301,6 +301,7 @@ def check_tree_models(
     require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
 
 
+# vLLM's words for `draft.quantization`, where it has one.
 VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
 
 
