@@ -29,17 +29,19 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     Raises:
         SettingError: if the model has no more layers than that, or cannot be shortened.
     """
-    total = getattr(config, "num_hidden_layers", 0)
+    text_config = config.get_text_config(decoder=True)
+    total = text_config.num_hidden_layers
     if not 1 <= num_layers < total:
         rule = f"must be at least 1 and below the target's number of layers, {total}"
         raise SettingError("draft.layers", rule, num_layers)
+    kinds = getattr(text_config, "layer_types", None)
     shorter = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None)
+    shorter_text: Any = shorter.get_text_config(decoder=True)  # `shorter`, or a part of it
     try:
-        shorter.num_hidden_layers = num_layers
+        shorter_text.num_hidden_layers = num_layers
         # Some configurations compute this list from other fields: it may be right already.
-        if kinds is not None and list(shorter.layer_types) != list(kinds[:num_layers]):
-            shorter.layer_types = kinds[:num_layers]
+        if kinds is not None and list(shorter_text.layer_types) != list(kinds[:num_layers]):
+            shorter_text.layer_types = kinds[:num_layers]
     except AttributeError as error:
         rule = f"early_exit cannot shorten the configuration of {config.model_type}"
         raise SettingError("draft", rule) from error
@@ -55,7 +57,7 @@ def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> 
     Raises:
         SettingError: as of `truncated_config`.
     """
-    total = getattr(config, "num_hidden_layers", 0)
+    total = config.get_text_config(decoder=True).num_hidden_layers
     number = asked[0] if asked else max(1, total // 4)
     truncated_config(config, number)  # for its errors
     return number
@@ -109,14 +111,11 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
 
     It is the only list as long as there are layers, lists within such a list aside.
     """
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
-        if (
-            isinstance(module, nn.ModuleList)
-            and len(module) == model.config.num_hidden_layers
-            and not inside
-        ):
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and not inside:
             found.append(name)
     if len(found) != 1:
         name = type(model).__name__
@@ -126,10 +125,16 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
 
 
 def _copied(module: Any, config: PreTrainedConfig) -> Any:
-    """Copy a module so that replacing a child or the configuration leaves the original as it is."""
+    """Copy a module so that replacing a child or the configuration leaves the original as it is.
+
+    Args:
+        config: of the whole model. A part that reads the text alone gets the part for texts.
+    """
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
-    twin.config = config
+    text_config = config.get_text_config(decoder=True)
+    is_of_text = type(getattr(module, "config", None)) is type(text_config)
+    twin.config = text_config if is_of_text else config
     hook = twin.__dict__.pop("_hf_hook", None)
     if hook is not None:
         # accelerate has put a method of the original in the place of `forward`.

@@ -53,6 +53,29 @@ def test_it_computes_what_the_first_layers_compute(name: str) -> None:
     assert len(shorter(TOKENS, use_cache=True).past_key_values.layers) == 2
 
 
+def test_the_text_part_of_a_model_that_also_reads_images() -> None:
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = AutoConfig.for_model("gemma3", text_config=text | heads, vision_config=vision)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    before = logits(model)
+    assert chosen_num_layers(None, config) == 1
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    assert torch.equal(logits(model), before)
+    expected = [generated(model, prompt, 24) for prompt in RAGGED]
+    drafter = ModelDrafter(EagerRunner(shorter), GREEDY)
+    iterations = speculative(EagerRunner(model), drafter, request(RAGGED, length=24), 3)
+    assert texts(iterations, len(RAGGED)) == expected
+
+
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_first_layers_of_recurrent_models_take_tokens_back(name: str) -> None:
     model = random_model(name)
