@@ -14,7 +14,7 @@ from architectures import generated, random_model
 from block_reference import block_expected
 from chains import GREEDY, chain, request, texts
 from eagle_reference import eagle_expected
-from fakes import TablePredictor
+from fakes import TablePredictor, planned_trees
 from harness.decoding.loops import speculative
 from harness.decoding.protocols import Step, TreeDrafter
 from harness.decoding.randomness import uniforms
@@ -67,7 +67,7 @@ def planned(
     """Trees of a plan, for rows without a past."""
     scores = ScoreTemperatures(plan.score_temperature)
     scores.add(rows)
-    return plan.propose(predictor, depth, warp, torch.rand(rows, plan.budget), scores)
+    return planned_trees(plan, predictor, depth, warp, torch.rand(rows, plan.budget), scores)
 
 
 def random_chain(size: int) -> Tensor:

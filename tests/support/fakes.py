@@ -139,6 +139,21 @@ class Scripted(DraftLength):
         self.seen.append((limits, num_accepted))
 
 
+def planned_trees(
+    plan: TreePlan,
+    predictor: Predictor,
+    depth: int,
+    warp: Warp,
+    uniforms: Tensor,
+    scores: ScoreTemperatures,
+) -> TreeProposal:
+    """The trees of a plan, which the rows' temperatures then remember."""
+    growth = plan.growth(depth, warp, uniforms.device)
+    grown = growth.grow(predictor, uniforms, scores.of_rows(warp, uniforms.device))
+    scores.remember(grown)
+    return growth.trees(grown)
+
+
 class ChainTreeDrafter(TreeDrafter):
     """Proposes trees of one shape: drawn from transition probabilities [V, V], or the likeliest tokens.
 
@@ -237,7 +252,7 @@ class PlanDrafter(ChainTreeDrafter):
 
     def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
         predictor = TablePredictor(self._transitions, [row[-1] for row in self.rows])
-        proposal = self._plan.propose(predictor, depth, self._warp, uniforms, self.scores)
+        proposal = planned_trees(self._plan, predictor, depth, self._warp, uniforms, self.scores)
         self._proposed = proposal.tokens
         return proposal
 

@@ -63,8 +63,12 @@ class ModelTreeDrafter(ModelDrafter, TreeDrafter):
         num_rows, num_unseen = self._unseen.shape
         self._trees = [_ReadTree(num_unseen) for _ in range(num_rows)]
         predictor = _ModelPredictor(self._runner, self._unseen, self._trees, limits)
-        uniforms = uniforms.to(self._unseen.device)
-        proposal = self._plan.propose(predictor, depth, self._warp, uniforms, self._scores)
+        device = self._unseen.device
+        growth = self._plan.growth(depth, self._warp, device)
+        temperatures = self._scores.of_rows(self._warp, device)
+        grown = growth.grow(predictor, uniforms.to(device), temperatures)
+        self._scores.remember(grown)
+        proposal = growth.trees(grown)
         self._proposed = proposal.tokens
         return proposal.to(self._device)
 

@@ -17,21 +17,13 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from harness.decoding.trees import Parents, TreeProposal, TreeShape
+from harness.decoding.trees import Parents, TreeShape
 from harness.decoding.warp import AnyWarp, current_warp
-from harness.drafting.trees.growth import (
-    WIDTH,
-    DynamicGrowth,
-    Growth,
-    Predictor,
-    StaticGrowth,
-)
+from harness.drafting.trees.growth import WIDTH, DynamicGrowth, Growth, StaticGrowth
 from harness.drafting.trees.score_temperatures import (
     CANDIDATES,
     ScoreTemperature,
-    ScoreTemperatures,
     temperatures_of,
 )
 
@@ -74,27 +66,6 @@ class TreePlan:
         """
         # A running batch's warp changes with its rows; a growth that is kept has the one of now.
         return _growth(self, depth, current_warp(warp), device)
-
-    def propose(
-        self,
-        predictor: Predictor,
-        depth: int,
-        warp: AnyWarp,
-        uniforms: Tensor,
-        scores: ScoreTemperatures,
-    ) -> TreeProposal:
-        """Grow a tree for each row eagerly, with uniforms [B, budget].
-
-        Args:
-            depth, warp: as of `growth`.
-            scores: the rows' temperatures, which then remember these trees.
-        """
-        device = uniforms.device
-        growth = self.growth(depth, warp, device)
-        temperatures = scores.of_rows(warp, device)
-        grown = growth.grow(predictor, uniforms, temperatures)
-        scores.remember(grown)
-        return growth.trees(grown)
 
 
 # Cached, because a `StaticGrowth` copies numbers to the device.
