@@ -237,6 +237,7 @@ MISTAKES = {
     "plan engine=vllm placement=sequential": "placement=sequential: must be auto with engine=vllm",
     "plan engine=huggingface draft=lookup+tiny_draft": "draft=lookup+tiny_draft: must be a model, a DFlash head, mtp",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
+    "plan engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "latency engine=vllm model.quantization=8bit": "model.quantization=8bit: must be none or 4bit with engine=vllm",
     "latency engine=vllm placement=cpu": "placement=cpu: must be auto with engine=vllm",
     "latency engine=vllm decoding.rule=block": "decoding.rule=block: needs engine=local",

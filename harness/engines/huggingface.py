@@ -26,7 +26,7 @@ from harness.config.settings import DecodingSettings, require
 from harness.decoding.protocols import Iteration, Origin
 from harness.drafting.registry import method_of
 from harness.engines.checks.reference import ModelReference, not_finite, open_reference
-from harness.engines.pair import Pair, PlannedPair
+from harness.engines.pair import Pair, SketchedPair
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
@@ -42,7 +42,7 @@ _WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
 def check_pair(
-    planned: PlannedPair, decoding: DecodingSettings, schedule: str = "constant"
+    planned: SketchedPair, decoding: DecodingSettings, schedule: str = "constant"
 ) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
     if planned.draft_settings is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
     from harness.drafting.method import Method
-    from harness.engines.pair import Pair, PlannedPair
+    from harness.engines.pair import Pair, PlannedPair, SketchedPair
     from harness.engines.protocol import Engine
 
 
@@ -137,6 +137,11 @@ class EngineRecord(RecordWithSettings, Abilities):
 
         Args:
             settings: the engine's, of the class `settings`.
+        """
+
+    def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
+        """Raise a SettingError for models that this engine cannot run, as far as their configurations
+        show; `plan` calls it.
         """
 
     def check_installed(self) -> None:

@@ -93,7 +93,8 @@ class Session:
 
             explained = as_run_error(exception)
             self.status = "failed"
-            self.error = " ".join(str(explained or exception or type(exception).__name__).split())
+            message = " ".join(str(explained or exception).split())
+            self.error = message or type(exception).__name__
             if explained is None:
                 raise
             raise explained from exception

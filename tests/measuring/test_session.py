@@ -38,3 +38,9 @@ def test_so_is_a_figure_without_one(session: Session) -> None:
 def test_all_others_are_in_the_row(session: Session) -> None:
     row = session.row(PlanRow, read_bytes=3)
     assert (row.run, row.status, row.read_bytes) == (session.run, "ok", 3)
+
+
+def test_an_error_without_a_message_has_its_name(session: Session) -> None:
+    with pytest.raises(ZeroDivisionError), session.watch():
+        raise ZeroDivisionError
+    assert (session.status, session.error) == ("failed", "ZeroDivisionError")

@@ -25,6 +25,7 @@ from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
 from harness.drafting.translation import check_if_local
 from harness.engines.pair import sketch_pair
+from harness.engines.registry import engine_of
 from harness.engines.roofline import known_gpu, known_gpus
 from harness.measuring.session import Session
 from harness.menu.command import Experiment
@@ -117,6 +118,7 @@ class Plan(Experiment):
         pair = sketch_pair(
             settings.model, settings.draft, settings.placement, settings.dtype, machine.device_of
         )
+        engine_of(settings).check_pair(pair, settings)
         length = settings.prompt_length
         new_tokens = settings.decoding.max_new_tokens
         excess = pair.excess([[0] * length], new_tokens)

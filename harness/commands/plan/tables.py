@@ -373,14 +373,20 @@ def _verdict(row: PlanRow) -> Line:
 
 
 def _spare(row: PlanRow) -> tuple[str, str]:
-    """`66.0 GB of weights and KV cache`, and `0.90 GB stay free on GPU 0`."""
+    """`66.0 GB of weights and KV cache`, and `0.90 GB stay free on GPU 0`.
+
+    Weights alone, where the size of the cache is not known.
+    """
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
     where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
     if len(spare) > 1:
         where = "on the fullest GPU"
-    needed = f"{amount(row.needed_bytes or 0)} of weights and KV cache"
+    if row.needed_bytes is None:
+        needed = f"{amount((row.model_bytes or 0) + (row.draft_bytes or 0))} of weights"
+    else:
+        needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     return needed, f"{amount(spare[tightest])} stay free {where}"
 
 

@@ -81,6 +81,8 @@ def main(arguments: Sequence[str]) -> None:
     if not 0 <= margin < 1:
         rule = "must be a share from 0 to 1, such as 0.02"
         raise SettingError("margin", rule, settings["margin"])
+    if settings["details"] not in ("true", "false"):
+        raise SettingError("details", "must be true or false", settings["details"])
     before = _runs("before", settings["before"])
     after = _runs("after", settings["after"])
     noise = _runs("noise", settings["noise"]) if settings["noise"] else []

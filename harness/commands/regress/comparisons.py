@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -400,8 +399,10 @@ def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:
     """
     correct: dict[Hashable, bool] = {}
     for run in runs:
+        if run.directory is None:
+            continue
         is_greedy = run.last.temperature == 0
-        for answer in read_answers((run.directory or Path()) / "eval_prompts.csv"):
+        for answer in read_answers(run.directory / "eval_prompts.csv"):
             if answer.arm == run.last.arm:
                 drawn = (answer.seed, answer.prompt_index)
                 question = (answer.a, answer.b, answer.source_row)

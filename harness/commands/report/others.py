@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,11 +317,11 @@ def _figure(value: Any, name: str) -> float | None:
     """A figure in a tool's file; None where it has none.
 
     Raises:
-        _Damaged: it is not a number, or negative or infinite.
+        _Damaged: it is not a number, or negative, or too large for a float.
     """
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise _Damaged(f"{name} is no number: {str(value)[:40]}")
     return float(value)

@@ -84,7 +84,10 @@ class Guard:
         if "transfer-encoding" in headers:
             return error_response(411, "a body must come with its length")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 18 or int(length) > self._max_bytes:
+        if not length.isdecimal():
+            return error_response(400, "the Content-Length header is no number")
+        # Python refuses to convert a text of thousands of digits.
+        if len(length) > 18 or int(length) > self._max_bytes:
             return error_response(413, f"the body is larger than {self._max_bytes} bytes")
         return None
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
     from harness.drafting.method import Method
+    from harness.engines.pair import SketchedPair
     from harness.engines.protocol import Engine
 
 Schedule = Literal["constant", "adaptive"]
@@ -51,6 +52,12 @@ class HuggingFace(EngineRecord):
         self, method: Method, draft: DraftSettings, settings: HuggingFaceSettings
     ) -> None:
         method.check_huggingface(draft, settings.schedule)
+
+    def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
+        from harness.engines.huggingface import check_pair
+
+        assert isinstance(run.engine, HuggingFaceSettings)
+        check_pair(pair, run.decoding, run.engine.schedule)
 
     def open(self, opening: Opening) -> Engine:
         from harness.engines.huggingface import HuggingFaceEngine, check_pair

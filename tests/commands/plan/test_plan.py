@@ -294,6 +294,8 @@ def test_a_cache_of_unknown_size_is_not_said_to_fit(
     assert "is not known: its KV cache is not." in " ".join(planned.stdout.split())
     for figure in ("cache_bytes", "needed_bytes", "read_bytes", "lowest_ms_per_token"):
         assert planned.row[figure] == ""
+    too_large = plan(f"model={model.name}", "draft=none", "gpus=1", "gpu_memory=1MB", code=1)
+    assert " of weights, and 1 × 0.0 GB are free" in too_large.stdout
 
 
 def test_a_run_says_that_its_cache_is_an_estimate(

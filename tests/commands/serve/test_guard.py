@@ -26,3 +26,16 @@ def test_an_endpoint_that_fails_counts_as_500() -> None:
     assert client.get("/broken").status_code == 500
     labels = {"path": "/broken", "status": "500"}
     assert registry.get_sample_value("harness_requests_total", labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "status", "reason"),
+    [("12a", 400, "is no number"), ("-1", 400, "is no number"), ("101", 413, "is larger than 100")],
+)
+def test_a_wrong_length_is_told_from_a_large_one(length: str, status: int, reason: str) -> None:
+    app = FastAPI()
+    app.add_middleware(Guard, local=True, key=None, max_bytes=100, registry=CollectorRegistry())
+    client = TestClient(app, base_url="http://localhost")
+    response = client.post("/", headers={"Content-Length": length})
+    assert response.status_code == status
+    assert reason in response.json()["error"]["message"]
