@@ -16,13 +16,13 @@ from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.text import TextDrafter
 from harness.runners.sizes import filled_up
 
-# How much the latest proposal counts in the mean of a drafter's accepted tokens. It counts more for
-# a text, which proposes less often.
+# The weight of the latest proposal in the moving mean of the tokens that a row accepts of a drafter.
+# It is larger for a text, which proposes less often.
 _WEIGHT_OF_TEXT = 1 / 2
 _WEIGHT_OF_OTHER = 1 / 4
 
-# A text that was worse is tried again after it has been skipped this many times.
-_MOST_PASSED_OVER = 8
+# A text that did worse is tried again after it has been skipped this many times.
+_MOST_SKIPPED = 8
 
 
 class _RowRecord:
@@ -34,16 +34,14 @@ class _RowRecord:
     def __init__(self) -> None:
         self._of_text = math.inf
         self._of_other = math.inf
-        self._num_passed_over = 0
+        self._num_skipped = 0
 
     def prefers_text(self) -> bool:
-        """Return whether the text is to propose, now that it can, and count how often it was
-        not.
-        """
-        if self._of_text >= self._of_other or self._num_passed_over == _MOST_PASSED_OVER:
-            self._num_passed_over = 0
+        """Return whether the text is to propose, in a turn in which it can; skip it otherwise."""
+        if self._of_text >= self._of_other or self._num_skipped == _MOST_SKIPPED:
+            self._num_skipped = 0
             return True
-        self._num_passed_over += 1
+        self._num_skipped += 1
         return False
 
     def learn(self, num_accepted: int, *, is_of_text: bool) -> None:

@@ -11,7 +11,9 @@ from harness.drafting.head_kind import HeadKind
 from harness.drafting.hybrid_method import Hybrid, HybridSettings
 from harness.drafting.method import Method, TextMethod
 
-HEADS: Registry[HeadKind] = Registry("draft", HeadKind, "harness.drafting.kinds", "harness.heads")
+HEADS: Registry[HeadKind] = Registry(
+    "draft", HeadKind, built_in="harness.drafting.kinds", group="harness.heads"
+)
 
 
 class Methods(SettingsRegistry[Method]):
@@ -65,8 +67,8 @@ class Methods(SettingsRegistry[Method]):
 METHODS = Methods(
     "draft",
     Method,
-    "harness.drafting.methods",
-    "harness.methods",
+    built_in="harness.drafting.methods",
+    group="harness.methods",
     advice=" or TextMethod: docs/your-own-method.md",
 )
 

@@ -258,9 +258,11 @@ class HeadDrafter(TreeDrafter):
         """
         fitting = None if prepared is None else prepared.number_for(self, number)
         if prepared is not None and fitting is not None:
+            # A prepared call reads as many features as a verdict can leave; others before it.
             most_unread = self.most_unread(fitting)
             if most(self._unread.counts) > most_unread:
                 self._read_early()
+            # Rows or texts that outgrow the prepared cache go on eagerly, in a cache of their own.
             needed = most(self._unread.num_read) + most_unread + self.num_ahead(fitting)
             if needed > prepared.cache.num_slots or not self.cache.shares(prepared.cache):
                 fitting = None
@@ -281,7 +283,7 @@ class HeadDrafter(TreeDrafter):
             return call(unread, *inputs)
 
     def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """Note which tokens are proposed. Features do not depend on who proposed them."""
+        # The target's features do not depend on who proposed a token.
         self._proposed = tokens.to(self.device)
 
     @torch.inference_mode()
@@ -291,7 +293,7 @@ class HeadDrafter(TreeDrafter):
         assert step.hidden is not None
         self._scores.observe(self._proposed, num_accepted, next_tokens)
         self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
-        # A view: an iteration that drafts nothing must launch nothing here.
+        # A view, which launches nothing on a GPU: iterations that draft nothing should cost nothing.
         self._proposed = self._proposed[:, :0]
 
     @torch.inference_mode()

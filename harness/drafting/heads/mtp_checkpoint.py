@@ -120,9 +120,9 @@ class MtpCheckpoint(HeadCheckpoint):
             with torch.device("meta"):
                 model = MtpModel(stand_in, len(self.numbers))
             head = MtpHead(self.config, model)
-            place = "cpu" if device.index is None else device.index
-            # The same random weights every time.
+            # The same random weights in every run and process.
             state = {}
+            place = "cpu" if device.index is None else device.index  # as `RandomTensor` takes it
             for name, tensor in head.state_dict().items():
                 seeded = f"{self.target.settings.repository} mtp {name}"
                 state[name] = RandomTensor(seeded, tensor.shape, dtype, place)[...]
