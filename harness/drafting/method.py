@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.registry import RecordWithSettings
 from harness.config.settings import DraftSettings, require
@@ -59,7 +59,8 @@ class LoadedPair:
     translation: Translation | None = None
 
 
-class Passes(NamedTuple):
+@dataclass(frozen=True)
+class Passes:
     """The shapes that the runner of a model that drafts is prepared for.
 
     Attributes:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -83,7 +83,8 @@ class BlockConfig(HeadConfig):
         return self.block_size if self.from_anchor else self.block_size - 1
 
 
-class Blocks(NamedTuple):
+@dataclass(frozen=True)
+class Blocks:
     """N blocks of a training batch, each of K predicted tokens.
 
     Attributes:

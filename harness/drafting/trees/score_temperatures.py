@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ _LEAST_CHANCE = 0.01
 Floats = NDArray[np.float64]
 
 
-class _RememberedTree(NamedTuple):
+@dataclass(frozen=True)
+class _RememberedTree:
     """A row's tree of N nodes, until its verdict.
 
     Attributes:
