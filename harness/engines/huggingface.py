@@ -192,7 +192,8 @@ class HuggingFaceArm(Arm):
             of_text: list[Likeliest] = []
             for token, [logits] in zip(text, recorder.logits, strict=True):
                 logprobs = logits.log_softmax(-1)
-                likeliest = logprobs.topk(len(logprobs) if num_top < 0 else num_top)
+                most = len(logprobs)
+                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
                 by_token = dict(
                     zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
                 )

@@ -230,7 +230,12 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
     """
     waiting = set(range(num_rows))
     new: dict[int, list[int]] = {}
-    for arrived in arrivals:
+
+    def until_all_have_ended() -> Iterator[Mapping[int, list[int]]]:
+        yield from arrivals
+        yield {row: [] for row in waiting}
+
+    for arrived in until_all_have_ended():
         waiting.difference_update(arrived)
         for row, tokens in arrived.items():
             new[row] = new.get(row, []) + tokens

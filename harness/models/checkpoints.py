@@ -128,9 +128,13 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
         return
     else:
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        if "past_key_values" in inspect.signature(model_class.forward).parameters:
+        inputs = inspect.signature(model_class.forward).parameters
+        if "past_key_values" in inputs:
             return
-        rule = f"cannot be used: {config.model_type} keeps no KV cache; choose a newer transformer"
+        reason = "keeps no KV cache; choose a newer transformer"
+        if "shared_kv_states" in inputs:
+            reason = "reads its target's KV cache, which only servers give it (engine=server)"
+        rule = f"cannot be used: {config.model_type} {reason}"
     raise SettingError(role, rule, settings.name)
 
 

@@ -29,6 +29,11 @@ _FLOODS = {
 }
 
 
+# The head of the table in which transformers lists tensors that do not fit a model. One with none of these faults lists
+# those alone that the model has no place for, such as multi-token-prediction layers.
+_REPORT = " LOAD REPORT"
+_FAULTS = ("MISSING", "MISMATCH", "CONVERSION")
+
 # The start of Python warnings.
 _WARNINGS = (
     # vLLM reads every attribute of torch.distributed.
@@ -41,7 +46,10 @@ _WARNINGS = (
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_FLOODS.get(record.name, "\0"))
+    message = record.getMessage()
+    if _REPORT in message:
+        return any(fault in message for fault in _FAULTS)
+    return not message.startswith(_FLOODS.get(record.name, "\0"))
 
 
 def quiet_libraries(*, loads_weights: bool = True) -> None:
@@ -50,7 +58,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     Bars of weights that load would stay beside the one line that lives. Those of downloads, which may take an hour,
     stay where stderr is a terminal.
     """
-    for name in _FLOODS:
+    for name in (*_FLOODS, "transformers.modeling_utils"):
         logging.getLogger(name).addFilter(_matters)
     # The same message was a Python warning before bitsandbytes 0.50.
     for message in (_FLOODS["bitsandbytes.autograd._functions"], *_WARNINGS):

@@ -17,6 +17,7 @@ from harness.decoding.loops import autoregressive
 from harness.decoding.protocols import Iteration, Origin, Step
 from harness.engines import timing
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.requests import as_records
 from harness.engines.timing import Generation, generate, without_garbage_collection
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
@@ -154,3 +155,13 @@ def test_the_clock_stops_at_the_last_turn_and_not_behind_one_that_is_dropped(
         # What was dropped is over before another clock starts.
         assert device.now - began == 5 + ahead
     assert device.num_calls == 2 * (4 + ahead)
+
+
+def test_a_row_that_ends_without_a_token_holds_no_other_back() -> None:
+    """vLLM has no entry for it: the tokens of the other rows were lost."""
+    [record] = as_records(iter([{0: [5]}, {0: [6]}]), num_rows=2)
+    assert (record.rows, record.tokens) == ([0, 1], [[5, 6], []])
+    assert [one.tokens for one in as_records(iter([{0: [5], 1: [7]}, {1: [8]}]), 2)] == [
+        [[5], [7]],
+        [[8]],
+    ]

@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -355,3 +355,11 @@ def test_trust_is_never_asked_on_the_terminal(
 
 def test_saved_half_precision_is_read(save_model: SaveModel) -> None:
     assert read_checkpoint("model", save_model(dtype=torch.bfloat16)).config.dtype == torch.bfloat16
+
+
+@pytest.mark.skipif("gemma4_assistant" not in CONFIG_MAPPING, reason="an older transformers")
+def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
+    sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    config = AutoConfig.for_model("gemma4_assistant", text_config=sizes)
+    with pytest.raises(SettingError, match="reads its target's KV cache, which only servers give"):
+        check_decoder("draft", settings_of("x"), config)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch._inductor import compile_fx
+from transformers import AutoModelForCausalLM
 
 from harness.config.settings import ModelSettings
 from harness.models.quiet import quiet_libraries
@@ -118,3 +120,24 @@ def test_refusing_waits_before_a_capture_says_nothing() -> None:
         quiet_libraries()
         warnings.warn(text, stacklevel=1)
     assert not said
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("lm_head.extra", False), ("lm_head.weight", True)])
+def test_tensors_that_a_model_has_no_place_for_are_no_report(
+    save_model: Callable[..., ModelSettings],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    is_said: bool,
+) -> None:
+    """Such as layers for multi-token prediction; tensors that are missing are reported."""
+    quiet_libraries()
+    directory = Path(save_model().repository)
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop(name, None)
+    if not is_said:
+        tensors[name] = torch.zeros(1)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    AutoModelForCausalLM.from_pretrained(directory)
+    assert ("LOAD REPORT" in caplog.text) == is_said

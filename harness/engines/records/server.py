@@ -156,7 +156,7 @@ class ServerSettings(ServersSettings):
         regular_url: of a server with the same model that does not; None to measure `url` alone.
         idle_url: of a server with the same model that could speculate and drafts nothing (K of 0),
             to divide the speed-up into its price and its gain.
-        regular_model: as `model`, of `regular_url`; None for the same name.
+        regular_model: as `model`, of the server that does not speculate; None for the same name.
         metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
             /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
             pages, such as those of several workers, the counters are added up.
@@ -180,11 +180,10 @@ class ServerSettings(ServersSettings):
         for arm, command in (self.start or {}).items():
             setting = f"start.{arm}"
             require(arm in SERVERS, "start", f"must have commands for {', '.join(SERVERS)}", arm)
-            is_list = isinstance(command, Sequence) and all(
-                isinstance(part, str) for part in command
-            )
-            require(is_list and bool(command), setting, "must be a command", command)
-            has_port = any("{port}" in part for part in command) or "{port}" in command
+            words = _words(setting, command) if isinstance(command, str) else command
+            is_list = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
+            require(is_list and bool(words), setting, "must be a command", command)
+            has_port = any("{port}" in word for word in words)
             require(has_port, setting, "must say where {port} goes", command)
         rule = "is for servers that the harness starts: engine.start, or engine=vllm_server"
         if self.url is not None:
@@ -192,6 +191,11 @@ class ServerSettings(ServersSettings):
             require(not self.environment, "environment", rule, self.environment)
             require(self.blocks == "auto", "blocks", rule, self.blocks)
             require(not self.places, "places", rule, self.places)
+        else:
+            rule = "is for a server that runs already, and not beside engine.start"
+            addresses = {name: getattr(self, name) for name in ("regular_url", "idle_url")}
+            for name, value in (addresses | {"metrics_url": self.metrics_url}).items():
+                require(not value, name, rule, value)
         rule = "needs a server of each arm beside it"
         require(self.has_two or not self.has_idle, "idle_url", rule, self.idle_url or "started")
         _check_url("url", self.url)
@@ -224,6 +228,13 @@ class PresetSettings(ServersSettings):
 
     program: str | None = None
     tax: bool = False
+
+    def __post_init__(self) -> None:
+        if self.program is not None:
+            require(
+                bool(_words("program", self.program)), "program", "must be a command", self.program
+            )
+        super().__post_init__()
 
     @property
     def has_idle(self) -> bool:
@@ -264,12 +275,15 @@ class Servers(EngineRecord):
             if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
                 num_blocks = 0
         environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})
+        # Servers of a preset load the same model by the same name.
+        models = {"regular": getattr(settings, "regular_model", None)}
         served = []
         for name, command in self.commands(opening, num_blocks).items():
             log = opening.directory.resolve() / f"{name}_server.log"
             command = [*command, *settings.flags]
             launch = Launch(command, environment, log, settings.start_timeout_s)
-            served.append(Served(name, f"engine.start.{name}", settings.model, launch=launch))
+            model = models.get(name) or settings.model
+            served.append(Served(name, f"engine.start.{name}", model, launch=launch))
         places = [_texts(place) for place in settings.places] if num_blocks else []
         return ServerEngine(opening, served, num_blocks, places)
 
@@ -389,7 +403,14 @@ class Server(Servers):
             served.insert(0, Served("idle", "engine.idle_url", settings.model, settings.idle_url))
         if settings.regular_url is not None:
             name = settings.regular_model or settings.model
-            served.insert(0, Served("regular", "engine.regular_url", name, settings.regular_url))
+            regular = Served(
+                "regular",
+                "engine.regular_url",
+                name,
+                settings.regular_url,
+                model_setting="engine.regular_model",
+            )
+            served.insert(0, regular)
         return ServerEngine(opening, served)
 
 
@@ -465,6 +486,14 @@ def path_of(model: ModelSettings) -> str:
     if model.gguf_file is not None:
         return str(Path(model.repository) / model.gguf_file)
     return model.repository
+
+
+def _words(setting: str, command: str) -> list[str]:
+    """The words of a command, as a shell splits it. Raises a SettingError where a quotation mark has no other half."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise SettingError(setting, f"must be a command: {error}", command) from error
 
 
 def _texts(variables: Mapping[str, Any]) -> dict[str, str]:

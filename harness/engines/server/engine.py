@@ -41,6 +41,7 @@ from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 
 if TYPE_CHECKING:
+    import httpx2
     from transformers import PreTrainedTokenizerBase
 
 # (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
@@ -140,17 +141,17 @@ class ServerEngine(Engine):
             return
         assert isinstance(arm, ServerArm)
         if self._places:
-            if arm.num_asked:
+            if arm.was_asked:
                 self._stop()
                 self._places = [*self._places[1:], *self._places[:1]]
             return
         for other in self._servers:
-            if other is not arm or other.num_asked:
+            if other is not arm or other.was_asked:
                 other.stop()
 
     def is_loaded(self, arm: Arm) -> bool:
         # A server that was just started has answered nothing yet.
-        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.num_asked > 0)
+        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.was_asked)
 
     def make_ready(self, arm: ServerArm) -> None:
         """Start the server of an arm if it does not run; where only one may, the others end."""
@@ -197,13 +198,13 @@ class ServerArm(Arm):
         served: where it is, or how it is started.
 
     Attributes:
-        num_asked: questions since it was connected.
+        was_asked: whether it got a question since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
+        client: of its API; None while there is no connection.
 
     `identify` (model, dialect, server) and `connect` set the others, which stay when the server has ended:
         model: that it is asked for; None before the first time.
         dialect: how it is asked.
-        client: of its API, until it has ended.
         form: of its requests.
         reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
             the server read as the ids that are known here, or as a chat.
@@ -219,7 +220,8 @@ class ServerArm(Arm):
         self.served = served
         self.model: ServedModel | None = None
         self.is_connected = False
-        self.num_asked = 0
+        self.was_asked = False
+        self.client: httpx2.AsyncClient | None = None
         self._engine = engine
         self._settings = engine.settings
         self._url = served.url or ""
@@ -247,11 +249,14 @@ class ServerArm(Arm):
         if self._started is not None:
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
-        setting = self.served.setting
-        model = choose_model(report, opening.settings.model, self.served.model, setting, url)
+        served = self.served
+        place = f"{served.setting}={url}"
+        model = choose_model(
+            report, opening.settings.model, served.model, served.model_setting, place
+        )
         max_new_tokens = opening.decoding.max_new_tokens
         if opening.longest_prompt + max_new_tokens > (model.context or math.inf):
-            context = f"{setting}={url} has a context of {model.context} tokens"
+            context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self.dialect = dialect_of(model.owner, self._settings.dialect)
@@ -269,22 +274,23 @@ class ServerArm(Arm):
         self._counted_before: Counts | None = None
         self._num_restarts = 0.0
         self._may_be_busy = False
-        self.is_connected = True
         form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
-            engine.say(f"{self.name}: waiting for an answer from {self.client.base_url}")
+            engine.say(f"{self.name}: waiting for an answer from {url}")
         try:
             form_found.result()
         except RunError as error:
             ended = self._started.ended if self._started else None
             raise RunError(ended or str(error)) from error
+        self.is_connected = True
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
-        self.num_asked = 0
-        if self.is_connected:
-            self.is_connected = False
+        self.is_connected = False
+        self.was_asked = False
+        if self.client is not None:
             asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()
+            self.client = None
         if self._started is not None:
             self._started.stop()
             self._started = None
@@ -331,7 +337,7 @@ class ServerArm(Arm):
         cut.
         """
         self._engine.make_ready(self)
-        self.num_asked += 1
+        self.was_asked = True
         self._counted_before = self._idle_counters()
         loop = self._engine.loop
         num_rows = len(question.prompts)
@@ -390,6 +396,7 @@ class ServerArm(Arm):
         self, requests: Sequence[LoadRequest], num_in_flight: int
     ) -> Iterator[RequestRecord]:
         self._engine.make_ready(self)
+        self.was_asked = True
         records = [request.record(place) for place, request in enumerate(requests)]
         self.last_requests = records
         outgoing = []
@@ -412,15 +419,17 @@ class ServerArm(Arm):
         import httpx2
 
         self._engine.make_ready(self)
+        client = self.client
         model = self.model
         scoring = self.dialect.scoring
+        assert client is not None
         assert model is not None
         assert scoring is not None
         room = asyncio.Semaphore(num_in_flight)
 
         async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
             async with room:
-                return await text_logprobs(self.client, model.name, scoring, prompt, text, num_top)
+                return await text_logprobs(client, model.name, scoring, prompt, text, num_top)
 
         async def ask_all() -> list[list[Likeliest]]:
             requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
@@ -434,8 +443,8 @@ class ServerArm(Arm):
         asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
         try:
             return asking.result()
-        except (RequestFailed, httpx2.TransportError) as error:
-            about = f"log-probabilities of a text from {self.client.base_url}"
+        except (RequestFailed, httpx2.RequestError) as error:
+            about = f"log-probabilities of a text from {self._url}"
             raise RunError(f"{about}: {from_outside(str(error))}") from error
         finally:
             asking.cancel()
@@ -471,7 +480,7 @@ class ServerArm(Arm):
             return
         num_ended = sum(request.seconds > 0 for request in self.last_requests)
         self._engine.say(
-            f"{self.name}: nothing from {self.client.base_url} for {silent_s:.0f} s;"
+            f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
             f" {num_ended} of {len(self.last_requests)} requests have ended, and"
             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
         )
@@ -521,8 +530,8 @@ class ServerArm(Arm):
                 break
         assert error is not None
         place = self.served.setting
-        if str(self.client.base_url) not in error.message:
-            place += f"={self.client.base_url}"
+        if self._url not in error.message:
+            place += f"={self._url}"
         advice = ""
         if chat and self._engine.tokenizer.chat_template is None and error.code in (400, 500):
             advice = (

@@ -38,6 +38,7 @@ class ServedModel(NamedTuple):
     """A model in a server's list.
 
     Attributes:
+        name: under which it is asked for, `id` in the list.
         root: where its weights are; None where the server does not report it.
         owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
         context: the most tokens of a prompt with its answer; None where the server does not report it.
@@ -204,15 +205,16 @@ def choose_model(
     report: ServerReport | None,
     model: ModelSettings,
     name: str | None,
-    address_setting: str,
-    address: str,
+    model_setting: str,
+    place: str,
 ) -> ServedModel:
     """The model that a server is asked for.
 
     Args:
         report: None for a server that does not describe itself.
         name: under which it is served; None to look for the run's model.
-        address_setting: that has its address, `engine.url` or `engine.regular_url`.
+        model_setting: that sets this name, `engine.model` or `engine.regular_model`.
+        place: the setting with the server's address, `engine.url=http://host:8000/v1`.
 
     Raises:
         SettingError: the server lists models, and this one is not among them.
@@ -226,13 +228,11 @@ def choose_model(
         chosen += [each for each in models if _is_model(each, model)]
     if chosen:
         return chosen[0]
-    setting = address_setting.replace("url", "model")
-    place = f"{address_setting}={address}"
     names = ", ".join(str(each) for each in models[:_MOST_NAMED])
     if name is not None:
-        raise SettingError(setting, f"must be one that {place} serves: {names}", name)
+        raise SettingError(model_setting, f"must be one that {place} serves: {names}", name)
     rule = f"must name a model of {place}, which serves {names} and not {model.name}"
-    raise SettingError(setting, f"{rule}: {setting}={from_outside(models[0].name)}")
+    raise SettingError(model_setting, f"{rule}: {model_setting}={from_outside(models[0].name)}")
 
 
 def check_same_weights(models: Sequence[ServedModel]) -> None:

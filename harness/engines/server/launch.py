@@ -66,8 +66,9 @@ class Served:
 
     Attributes:
         name: of the arm.
-        setting: that says so.
+        setting: that has its address or command, `engine.url` or `engine.start.regular`.
         model: the name under which it serves the model; None to look for that.
+        model_setting: that sets this name.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -79,6 +80,7 @@ class Served:
     url: str | None = None
     pages: Sequence[str] = ()
     launch: Launch | None = None
+    model_setting: str = "engine.model"
 
 
 class StartedServer:
@@ -86,6 +88,9 @@ class StartedServer:
 
     Args:
         name: of its arm, for messages.
+
+    Attributes:
+        url: of its API.
 
     Raises:
         SettingError: its program does not exist.
@@ -176,8 +181,8 @@ class StartedServer:
 
 
 def _free_port() -> int:
-    """A port that nothing listens on, below those that the kernel gives to outgoing connections: one of
-    these would soon be taken.
+    """A port that nothing listens on, below those that Linux gives to outgoing connections: one of these would soon be
+    taken.
     """
     for port in random.sample(_PORTS, 1000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

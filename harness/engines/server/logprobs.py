@@ -32,7 +32,7 @@ async def text_logprobs(
 
     Raises:
         AnswerError: the answer has no such log-probabilities.
-        RequestFailed, httpx2.TransportError: the request failed.
+        RequestFailed, httpx2.RequestError: the request failed.
     """
 
     async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
@@ -60,7 +60,7 @@ async def text_logprobs(
                 choice = await ask(whole[:length], logprobs=num_top)
                 [entry] = choice["logprobs"]["content"]
                 found.append({top["id"]: top["logprob"] for top in entry["top_logprobs"]})
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         name = type(error).__name__
         raise AnswerError(
             f"no log-probabilities of a text can be read ({name}: {error})"

@@ -110,6 +110,35 @@ def test_a_program_that_does_not_exist_is_refused(harness: Harness) -> None:
     assert mentions(refused, "no-such-server", "no such program")
 
 
+def test_commands_that_cannot_be_split_are_refused(harness: Harness) -> None:
+    refused = harness.refused("latency", *started(f'"{ECHO}'), *QUICK)
+    assert mentions(refused, "engine.start.regular")
+    assert mentions(refused, "must be a command", "No closing quotation")
+    refused = harness.refused("latency", "engine=harness_server", "engine.program='\"x'", *QUICK)
+    assert mentions(refused, "engine.program", "must be a command", "No closing quotation")
+
+
+@pytest.mark.parametrize("setting", ["regular_url", "idle_url", "metrics_url"])
+def test_addresses_beside_commands_are_refused(harness: Harness, setting: str) -> None:
+    """They were ignored: the server that speculates was measured alone."""
+    address = "http://127.0.0.1:9/v1"
+    value = f"[{address}]" if setting == "metrics_url" else address
+    refused = harness.refused("latency", *started(), f"engine.{setting}={value}", *QUICK)
+    assert mentions(refused, f"engine.{setting}", "not beside engine.start")
+
+
+def test_started_servers_are_asked_for_the_models_that_are_named(
+    harness: Harness, tmp_path: Path
+) -> None:
+    names = ["engine.model=tiny_draft", "engine.regular_model=tiny"]
+    harness("latency", *started(), *QUICK, "K=3", *names, code=None)
+    assert set(results()["served_model"]) == {"tiny; tiny_draft"}
+    copy = shutil.copytree(SHIPPED / "tiny", tmp_path / "other")
+    refused = harness.refused("latency", *started(), *QUICK, f"model={copy}")
+    assert mentions(refused, "engine.model: must name a model", "engine.start.regular=")
+    assert refused.rstrip().endswith("other: engine.model=tiny")
+
+
 def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:
     """An interval takes two blocks, and is over them."""
     outcome = harness("latency", *started(), *QUICK, "engine.blocks=3")

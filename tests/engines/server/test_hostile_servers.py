@@ -6,9 +6,10 @@ import asyncio
 import itertools
 from typing import Any
 
+import httpx2
 import pytest
 
-from echo_questions import Open, ask, engine_of, texts, time_is_up_when
+from echo_questions import Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
 from harness.engines.server import engine as server_module
@@ -210,3 +211,35 @@ def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> 
     assert request.error.code == 408
     assert "regular: nothing from http://127.0.0.1" in said[0]
     assert mentions(said[0], "0 of 1 requests", "engine.timeout_s=300")
+
+
+def test_a_server_that_answers_in_no_form_is_asked_for_its_form_again(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    arm = arm_of(engine)
+    arm.stop()
+    server.fail_every = 1
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"engine\.url=.*told to fail"):
+            engine.make_ready(arm)
+    server.fail_every = 0
+    assert generate(engine, arm, ask()).tokens == texts(ask())
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"), [(b"[" * 200_000, "identity"), (b"no gzip", "gzip")]
+)
+def test_log_probabilities_that_cannot_be_read_are_one_line(
+    open_engine: Open, content: bytes, encoding: str
+) -> None:
+    arm = arm_of(open_engine(EchoServer(version="1")))
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        stream = httpx2.ByteStream(content)
+        return httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=stream)
+
+    arm.client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(answer), base_url="http://localhost"
+    )
+    with pytest.raises(RunError, match="log-probabilities of a text"):
+        arm.text_logprobs([([5], [6])], num_top=5, num_in_flight=1)

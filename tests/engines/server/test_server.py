@@ -378,6 +378,16 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     assert by_length[60]["temperature"] == 1.0
 
 
+def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None:
+    """An engine with blocks starts it afresh for the next turn."""
+    engine = open_engine(EchoServer())
+    engine.num_blocks = 2
+    arm = arm_of(engine)
+    assert not engine.is_loaded(arm)
+    assert len(list(arm.under_load([LoadRequest(ask())], 1))) == 1
+    assert engine.is_loaded(arm)
+
+
 def test_a_server_that_answers_others_is_waited_for(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
