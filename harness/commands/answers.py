@@ -5,7 +5,8 @@ and what to type next. Everything else is in its `summary.txt`, which `details=t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from harness.commands.words import (
     common_settings,
@@ -24,7 +25,8 @@ _MOST_STEPS = 2
 _WIDTH = 76
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """What to do next: why, and the command to type (`words.typed_again`)."""
 
     text: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
-from harness.commands.read_runs import Run
+from harness.commands.read_runs import AnyRunRow, Run
 from harness.commands.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.schema import RunRow
 
@@ -70,12 +70,12 @@ class Name:
         return separator.join([self.pair, *k, *self.details])
 
 
-class Named(NamedTuple):
+class Named(NamedTuple, Generic[AnyRunRow]):
     """A run with what distinguishes it from others, and the row that a table shows of it: `run.last`, or another."""
 
     name: Name
-    run: Run
-    row: Any
+    run: Run[AnyRunRow]
+    row: AnyRunRow
 
 
 def name_of(row: RunRow) -> Name:
@@ -130,7 +130,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     return names
 
 
-def named_runs(runs: Sequence[Run]) -> list[Named]:
+def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
     """Runs with their names, sorted by pair and K."""
     rows = [run.last for run in runs]
     named = map(Named, distinct_names(rows), runs, rows)

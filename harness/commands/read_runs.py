@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
@@ -47,19 +47,22 @@ def measuring(commands: Iterable[Command]) -> list[Command]:
     return sorted(known, key=lambda command: not command.sweeps)
 
 
+AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
+
+
 @dataclass(eq=False)
-class Run:
-    """One run of a command: the rows that it wrote.
+class Run(Generic[AnyRunRow]):
+    """One run of a command: the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
 
     Attributes:
-        rows: in the order written; of `latency` and `eval` the regular arm first.
+        rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
         times: how many runs with the same `measurement` and outcome were read; this is the newest.
         prompt_rows: of its `latency_prompts.csv`, both arms; [] where that is not found.
     """
 
-    rows: list[Any]
+    rows: list[AnyRunRow]
     file: Path | None = None
     directory: Path | None = None
     times: int = 1
@@ -74,7 +77,7 @@ class Run:
         return str(self.last.run)
 
     @property
-    def last(self) -> Any:
+    def last(self) -> AnyRunRow:
         """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
         return self.rows[-1]
 
@@ -103,7 +106,7 @@ class Run:
             reason += f" (the figures cover {num_prompts} prompts)"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
-    def row(self, arm: str) -> Any:
+    def row(self, arm: str) -> AnyRunRow | None:
         """The row of an arm, the last of several; None without any."""
         return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
@@ -126,8 +129,8 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def runs_of(self, row: type[RunRow] | None) -> list[Run]:
-        """The runs whose rows are of one kind."""
+    def runs_of(self, row: type[AnyRunRow] | None) -> list[Run[AnyRunRow]]:
+        """The runs whose rows are of one kind; [] for None, the kind of a command without rows."""
         return [run for run in self.runs if type(run.last) is row]
 
 
@@ -150,16 +153,18 @@ def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Fi
 
 def newest_of_pair(
     setting: str,
-    command: type[RunRow],
+    row: type[AnyRunRow],
     settings: RunSettings,
-    is_enough: Callable[[Run], bool] = lambda run: True,
+    is_enough: Callable[[Run[AnyRunRow]], bool] = lambda run: True,
     needed: str = "",
-) -> Run:
+) -> Run[AnyRunRow]:
     """The newest run of a command with this model and draft, in the file or directory that a setting names.
 
     Args:
-        command: its kind of row.
-        is_enough, needed: whether a run has what it is read for, and that in words.
+        setting: its name, `acceptance`; its value in `settings` is the path.
+        row: the command's kind of row.
+        is_enough: whether a run has what it is read for.
+        needed: the end of the error where none has that: ` whose costs are known`.
 
     Raises:
         SettingError: there is none.
@@ -168,7 +173,7 @@ def newest_of_pair(
     asked = (settings.model.name, settings.draft and settings.draft.name)
     others = set()
     try:
-        runs = read([Path(path)]).runs_of(command)
+        runs = read([Path(path)]).runs_of(row)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
     for run in reversed(runs):
@@ -176,7 +181,7 @@ def newest_of_pair(
         if pair == asked and is_enough(run):
             return run
         others.add(f"model={pair[0]} draft={pair[1]}")
-    rule = f"has no run of {command.kind} with model={asked[0]} draft={asked[1]}{needed}"
+    rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"
     raise SettingError(setting, rule, path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
@@ -27,7 +28,8 @@ AnySettings = TypeVar("AnySettings", bound=RunSettings)
 Chat = list[dict[str, str]]
 
 
-class Encoded(NamedTuple):
+@dataclass(frozen=True)
+class Encoded:
     """Prompts as they are asked.
 
     Attributes:
@@ -191,7 +193,7 @@ def _fitted(
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{problem} and are left out")
         kept = [place for place in range(len(prompts)) if place not in long]
-        encoded = encoded.part(kept)._replace(num_skipped=len(long))
+        encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
         whole = [whole[place] for place in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:
         cut = [place for place in long if len(token_ids[place]) > room]
@@ -202,7 +204,7 @@ def _fitted(
         for place in cut:
             token_ids[place] = last(token_ids[place], room, planned.tokenizer.bos_token_id)
         chats = [] if cut else encoded.chats
-        encoded = encoded._replace(chats=chats, num_truncated=len(long))
+        encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
         whole = token_ids
     excess = planned.excess(whole, new_tokens)
     if excess is None:

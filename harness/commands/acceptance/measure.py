@@ -78,7 +78,7 @@ class AcceptanceOfTexts(Experiment):
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or WRITTEN
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.measured: Run | None = None
+        self.measured: Run[LatencyRow] | None = None
         if settings.costs != "bytes":
             self.measured = newest_of_pair(
                 "costs",

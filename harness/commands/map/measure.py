@@ -295,8 +295,8 @@ class Map(Experiment):
     def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
         """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
         files: dict[str, str] = {}
-        schedule = schedule_of(rows)
-        if self.settings.results.export and not isinstance(schedule, str):
+        schedule, _ = schedule_of(rows)
+        if schedule and self.settings.results.export:
             files |= schedule_files(schedule, _draft_for_vllm(session))
         files |= drawn_files(RECORD, rows)
         for name, content in files.items():

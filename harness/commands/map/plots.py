@@ -80,7 +80,7 @@ class Grid:
         return values
 
 
-def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
+def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
     """A plot for each context of each map."""
     plots = []
     for named in named_runs(runs):

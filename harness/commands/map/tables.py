@@ -49,9 +49,9 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
     cells = cells_of(rows)
     if not cells:
         return []
-    schedule = schedule_of(cells)
+    schedule, _ = schedule_of(cells)
     why = []
-    if _is_whole(cells) and not isinstance(schedule, str):
+    if schedule and _is_whole(cells):
         why.append(("Use", f"by {load_of(cells)}: {_ranges(schedule)}"))
     return answer(
         heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
@@ -163,7 +163,7 @@ def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
         yield Step(f"beyond {pays[-1]}", typed_again(f"'batch_sizes=[{sizes}]'"))
 
 
-def map_documents(runs: Sequence[Run]) -> Document:
+def map_documents(runs: Sequence[Run[MapRow]]) -> Document:
     """The maps of several runs. Plots are with the first, `map`; others have numbered keys."""
     document = [part for run in runs for part in map_document(run.rows)]
     num_tables = 0
@@ -175,9 +175,9 @@ def map_documents(runs: Sequence[Run]) -> Document:
     return document
 
 
-def map_sweep(runs: Sequence[Run]) -> Answer:
+def map_sweep(runs: Sequence[Run[MapRow]]) -> Answer:
     """The best cell of each map, and where it pays; empty where nothing was measured."""
-    highest: Named | None = None
+    highest: Named[MapRow] | None = None
     best_of_all: MapRow | None = None
     rows = []
     maps = [named for named in named_runs(runs) if cells_of(named.run.rows)]
@@ -222,7 +222,7 @@ def map_sweep(runs: Sequence[Run]) -> Answer:
     return answer_of_sweep(alike, findings, [table], steps=steps)
 
 
-def map_headlines(runs: Sequence[Run]) -> list[Line]:
+def map_headlines(runs: Sequence[Run[MapRow]]) -> list[Line]:
     """The answer of each map, what it covers, and what would change it."""
     lines = []
     for named in named_runs(runs):
@@ -363,8 +363,9 @@ def cell_in_words(row: MapRow) -> str:
     return f"{speedup.estimate:.2f}×{certainty} with {place} and a context of {row.context} tokens"
 
 
-def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
-    """The best K of each batch size over all contexts, 0 where none pays; or why there is none.
+def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
+    """The best K of each batch size over all contexts, 0 where none pays. If there is no schedule
+    it is empty, and the text is the reason.
 
     Cells that cannot tell decide nothing: a batch size that has no others gets the K of the next
     smaller one. A server whose drafting is switched off keeps its draft: what counts is the gain over
@@ -373,7 +374,7 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
     Of K=5 at batch size 1, K=2 at 16 and none at 64, [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
     if not any(map(k_of, rows)):
-        return "the server does not report its K"
+        return [], "the server does not report its K"
     best: dict[int, int] = {}
     for size, cells in grouped(rows, _size_of).items():
         telling = [row for row in cells if _over_undrafted(row).conclusion in ("faster", "slower")]
@@ -387,16 +388,17 @@ def schedule_of(rows: Sequence[MapRow]) -> Schedule | str:
             most = max(worth, key=lambda k: worth[k])
             best[size] = most if worth[most] > 0 else 0
         elif not best:
-            return f"no cell can tell whether it pays {_at(rows, [size])}"
+            return [], f"no cell can tell whether it pays {_at(rows, [size])}"
     if not any(best.values()):
-        return "it surely pays nowhere"
+        return [], "it surely pays nowhere"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
     lasts = [first - 1 for first in firsts[1:]] + [max(best)]
     # The engines want a K from 1 on, although the smallest measured batch size may be larger.
-    return [
+    schedule = [
         (first if place else 1, last, best[first])
         for place, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
+    return schedule, ""
 
 
 def _over_undrafted(row: MapRow) -> Verdict:
@@ -407,9 +409,9 @@ def _over_undrafted(row: MapRow) -> Verdict:
 
 def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     """The schedule, the files that have it, and what no measurement decided."""
-    schedule = schedule_of(cells)
-    if isinstance(schedule, str):
-        return f"No schedule of K for servers: {schedule}."
+    schedule, why_none = schedule_of(cells)
+    if not schedule:
+        return f"No schedule of K for servers: {why_none}."
     load = load_of(cells)
     texts = [f"Next, by {load}: {_ranges(schedule)} (export=true writes it for vLLM and others)."]
     if any(k == 0 for _, _, k in schedule):

@@ -13,16 +13,16 @@ from harness.commands.words import device_of, pair_name, settings_line
 from harness.results.verdict import judge
 
 
-def pull_request(runs: Sequence[Run]) -> Iterator[str]:
+def pull_request(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
     """The lines of each run, the newest first."""
     for run in reversed(runs):
         yield from (f"- {line}" for line in _lines(run) if line)
         yield ""
 
 
-def _lines(run: Run) -> Iterator[str | None]:
-    rows: list[LatencyRow] = run.rows
-    last = rows[-1]
+def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
+    rows = run.rows
+    last = run.last
     regular = rows[0] if len(rows) > 1 else None
     yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
     method = last.draft_method or "none"
@@ -86,7 +86,7 @@ def _command(run: Run) -> str | None:
     return " ".join(command) if isinstance(command, list) else command
 
 
-def last_runs(runs: Sequence[Run], paths: Sequence[Path]) -> Sequence[Run]:
+def last_runs(runs: Sequence[Run[LatencyRow]], paths: Sequence[Path]) -> Sequence[Run[LatencyRow]]:
     """The runs to show: all of CSV files and of directories of runs, else the newest one."""
     is_whole = all(path.is_file() or (path / "environment.json").exists() for path in paths)
     return runs if is_whole else runs[-1:]
