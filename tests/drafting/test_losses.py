@@ -137,7 +137,8 @@ def test_dflash2_also_learns_to_choose_among_its_likeliest_tokens(target: PreTra
     torch.manual_seed(4)
     blocks = head.pass_blocks(batch, embedding)
     total, count = 0.0, 0.0
-    for states, tokens, wanted, counts in zip(*blocks, strict=True):
+    parts = (blocks.states, blocks.tokens, blocks.target_probabilities, blocks.weights)
+    for states, tokens, wanted, counts in zip(*parts, strict=True):
         for state, before, likely, weight in zip(states, tokens, wanted, counts, strict=True):
             logits = output(state)
             candidates = logits.argsort(descending=True)[:num_candidates]
