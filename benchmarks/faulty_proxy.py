@@ -23,9 +23,9 @@ from fastapi.responses import StreamingResponse
 Body = dict[str, Any]
 
 
-def hotter(body: Body) -> Body:
-    """Drawn at another temperature, as by a residual that is warped by another one."""
-    return body | {"temperature": 1.5 * body["temperature"]}
+def colder(body: Body) -> Body:
+    """Drawn at another temperature, as by a residual that is warped twice."""
+    return body | {"temperature": body["temperature"] / 2}
 
 
 def drawn_greedily(body: Body) -> Body:
@@ -50,7 +50,7 @@ def stale_prefix(body: Body) -> Body:
 
 FAULTS: dict[str, Callable[[Body], Body]] = {
     fault.__name__: fault
-    for fault in (hotter, drawn_greedily, penalty_left_on, truncation_left_on, stale_prefix)
+    for fault in (colder, drawn_greedily, penalty_left_on, truncation_left_on, stale_prefix)
 }
 
 app = FastAPI()
