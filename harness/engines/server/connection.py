@@ -61,8 +61,8 @@ async def answer_to(
 ) -> AsyncIterator[httpx2.Response]:
     """The answer to a request, whose body has not been read.
 
-    A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, on
-    a new one. A server that died of a request on a new connection does not get it twice.
+    A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, at
+    last on a new one. A server that died of a request on a new connection does not get it twice.
 
     Args:
         path: of the API, `completions`.
@@ -83,22 +83,21 @@ async def answer_to(
     watched = {"trace": note_connection}
     message = client.build_request("POST", path, json=body, extensions=watched)
     closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
-    try:
+    response: httpx2.Response | None = None
+    while response is None:
         try:
             response = await client.send(message, stream=True)
-        except closed:
+        except closed as error:
+            # Each attempt uses up a connection that was kept alive, and all of them may be closed by now.
             if is_new_connection:
-                raise
+                reason = f"{client.base_url} closed the connection without an answer"
+                raise RequestFailed(reason) from error
             if request is not None:
                 request.sent_again = True
-            response = await client.send(message, stream=True)
-    except closed as error:
-        reason = f"{client.base_url} closed the connection without an answer"
-        raise RequestFailed(reason) from error
-    except httpx2.TransportError as error:
-        cause = str(error) or type(error).__name__
-        reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"
-        raise RequestFailed(reason) from error
+        except httpx2.TransportError as error:
+            cause = str(error) or type(error).__name__
+            reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"
+            raise RequestFailed(reason) from error
     try:
         if response.is_error:
             await response.aread()

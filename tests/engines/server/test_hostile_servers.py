@@ -122,6 +122,18 @@ def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine
     assert len(server.bodies) <= 3
 
 
+def test_a_request_is_sent_until_it_has_a_connection_of_its_own(open_engine: Open) -> None:
+    """Several that were kept alive may have been closed."""
+    # Slow, so that both are in flight together, on two connections.
+    server = EchoServer(drop_reused=True, delay_s=0.02)
+    engine = open_engine(server, batch_size=2)
+    generate(engine, engine.arms[0], ask(2))
+    num_dropped = server.num_dropped
+    question = ask(1)
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert server.num_dropped == num_dropped + 2
+
+
 def test_every_kind_of_request_is_sent_again_where_its_connection_was_closed(
     open_engine: Open,
 ) -> None:
