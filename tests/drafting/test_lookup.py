@@ -33,6 +33,11 @@ def test_what_followed_is_proposed(tokens: list[int], expected: list[int]) -> No
     assert text(tokens).continuation(2) == expected
 
 
+def test_an_ngram_may_be_as_long_as_the_text() -> None:
+    """A search through all sizes up to this one would never end."""
+    assert text([1, 2, 9, 1, 2], max_ngram=10**15).continuation(2) == [9, 1]
+
+
 def test_a_loop_goes_on() -> None:
     assert text([5, 1, 2, 3, 1, 2]).continuation(7) == [3, 1, 2, 3, 1, 2, 3]
 

@@ -52,7 +52,8 @@ class LookupText:
     """
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._max_ngram = max_ngram
+        self._min_ngram = min_ngram
         self._tokens: list[int] = []
         # Where the latest continuation of each n-gram begins.
         self._following: dict[tuple[int, ...], int] = {}
@@ -78,9 +79,8 @@ class LookupText:
 
     def _last_ngrams(self) -> Iterable[tuple[int, ...]]:
         """Yield the n-grams at the end of the text, longest first."""
-        for size in self._sizes:
-            if size <= len(self._tokens):
-                yield tuple(self._tokens[-size:])
+        for size in range(min(self._max_ngram, len(self._tokens)), self._min_ngram - 1, -1):
+            yield tuple(self._tokens[-size:])
 
 
 class Lookup(TextMethod):
