@@ -19,7 +19,7 @@ from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 from harness.tables.table import Answer, Bars, Line, Table
 
-# Lines of steps that an answer has room for; one less below a doubt.
+# Steps that an answer has room for; one less below a doubt.
 _MOST_STEPS = 2
 # Characters of a line of 80 beside the indents around a name.
 _WIDTH = 76
@@ -34,7 +34,11 @@ class Step:
 
 
 def lossless_again(row: Any) -> Step | None:
-    """The same with a lossless rule; None where the rule is no reason for a loss."""
+    """The step of measuring again with a lossless rule; None where the rule is lossless already.
+
+    Args:
+        row: of any kind with the columns `rule` and `lenience`.
+    """
     if lossy_rule(row) is None:
         return None
     changes = ["rule=deepmind"] if row.rule not in (None, "deepmind") else []
@@ -56,14 +60,14 @@ def answer(
     why: Iterable[tuple[str, str]] = (),
     steps: Iterable[Step] = (),
 ) -> Answer:
-    """At most twelve lines of 80 characters, as long as the figures have four.
+    """An answer of at most twelve lines of 80 characters, if the figures have at most four.
 
     Args:
         title: see `heading`.
-        finding: the largest thing; None where there are only figures.
-        doubts: that change what to believe of it, the most serious first. The first one is shown.
+        finding: the most important result; None where there are only figures.
+        doubts: sentences that weaken it, the most serious first. Only the first one is shown.
         why: names and sentences: `("Why", "83 % accepted")`.
-        steps: the most useful first.
+        steps: the most useful first; two are shown, or one below a doubt.
     """
     lines: list[Table | Line | Bars] = [Line(title, "dim"), Line("")]
     if doubts:
@@ -103,8 +107,8 @@ def answer_of_sweep(
     """The answers of `report`, above short tables.
 
     Args:
-        rows: one of each run.
-        findings: sentences, the most important first.
+        rows: one row of each run, for the title.
+        findings: sentences, the most important first; none where nothing could be compared.
     """
     pairs = {pair_name(row) for row in rows}
     what = pairs.pop() if len(pairs) == 1 else counted(len(rows), "run")

@@ -97,7 +97,7 @@ def _figure(cells: Mapping[str, str]) -> Published:
         accuracy={
             name.removeprefix("accuracy_"): value
             for name, value in numbers.items()
-            if name.startswith("acc")
+            if name.startswith("accuracy_")
         },
         prompts=cells["prompts"],
         temperature=numbers.get("temperature"),

@@ -18,7 +18,7 @@ from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 from harness.tables.table import UNKNOWN
 
-# Of a command to type, so that it stays on a line.
+# Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
 
 
@@ -39,7 +39,7 @@ def settings_line(rows: Sequence[RunRow]) -> str:
 def typed_again(changes: str, *, of_sweep: bool = False) -> str:
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
-    Of a long command, and of a job of a sweep, only what changes.
+    For a long command, and for a job of a sweep, only the changes: `the same with K=8`.
 
     Args:
         changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.

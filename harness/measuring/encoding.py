@@ -20,7 +20,7 @@ from harness.prompts.sets import Prompt, PromptSet, listed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Tokens by which an answer may grow when it is read again as text.
+# Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
@@ -33,9 +33,10 @@ class Encoded:
     """Prompts as they are asked.
 
     Attributes:
+        prompts: of the set, in its order.
         token_ids: of each prompt.
-        chats: the messages of each prompt, for servers that apply the template themselves; none
-            where any prompt was cut, of which the messages would say more than the token ids.
+        chats: the messages of each prompt, for servers that apply the template themselves; [] where
+            any prompt was cut, because the messages would be longer than the token ids.
         num_skipped, num_truncated: prompts of the set that were too long.
     """
 
@@ -70,7 +71,7 @@ class Encoded:
 
 
 def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
-    """The messages of prompts; none where a prompt is only the beginning of its text."""
+    """The messages of prompts; [] where a prompt has a given length, and so is cut."""
     if any(prompt.num_tokens is not None for prompt in prompts):
         return []
     return [prompt.chat() for prompt in prompts]

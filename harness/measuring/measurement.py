@@ -223,7 +223,7 @@ def measured_rows(
 
 
 def _weights(model: ModelSettings) -> object:
-    """Tell these weights from others of the same name."""
+    """A value that differs for other weights of the same name; it is part of the digest."""
     directory = Path(model.repository)
     if not directory.is_dir():
         return model.repository, model.revision, hub_commit(model.repository, model.revision)
@@ -245,7 +245,7 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contents(file: Path) -> str | None:
-    """A digest of a file; None where it cannot be read, which the run will say."""
+    """A digest of a file; None where it cannot be read, for which the run itself fails."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -253,7 +253,7 @@ def _contents(file: Path) -> str | None:
 
 
 def _program(name: str) -> object:
-    """Tell a program from others of the same name: an upgrade writes its file again."""
+    """A value that differs for another version of the program: an upgrade writes its file again."""
     file = shutil.which(name)
     if file is None:
         return name

@@ -20,20 +20,20 @@ from harness.tables.terminal import LastingConsole
 # Without a terminal only what takes longer is announced.
 _LONG_S = 60.0
 _BAR = 20
-# Into the run's log.txt.
+# Goes to the run's log.txt.
 _log = logging.getLogger("harness")
 # To the beginning of the line, and clear it.
 _CLEAR = "\r\x1b[2K"
 
-# Of a job: the terminal of its sweep, and what its lines begin with.
-_elsewhere: IO[str] | None = None
+# For a job of a sweep: the terminal of the sweep, and the text before each line there. None and empty otherwise.
+_sweep_terminal: IO[str] | None = None
 _prefix = ""
 
 
 def live_on(terminal: IO[str] | None, prefix: str = "") -> None:
     """From now on draw the line that lives on this terminal; None: on stderr, if that is one."""
-    global _elsewhere, _prefix
-    _elsewhere = terminal
+    global _sweep_terminal, _prefix
+    _sweep_terminal = terminal
     _prefix = prefix
 
 
@@ -47,7 +47,7 @@ def say(message: str) -> None:
 def note(message: str) -> None:
     """What is happening: on a terminal in place of what was shown before, elsewhere a line."""
     _log.info(message)
-    if sys.stderr.isatty() or _elsewhere is not None:
+    if sys.stderr.isatty() or _sweep_terminal is not None:
         show(message)
     if not sys.stderr.isatty():
         _print(message)
@@ -60,7 +60,7 @@ def _print(message: str) -> None:
 
 def show(text: str) -> None:
     """Show this as the line that lives, or nothing; without a terminal there is none."""
-    terminal = _elsewhere or sys.stderr
+    terminal = _sweep_terminal or sys.stderr
     if not terminal.isatty():
         return
     if text:
@@ -92,7 +92,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
         seconds = (time.monotonic() - began) / max(1, num_done - 1)
         left = seconds * (total - num_done)
         _draw(description, num_done, total, left if num_done > 1 else None)
-        is_terminal = sys.stderr.isatty() or _elsewhere is not None
+        is_terminal = sys.stderr.isatty() or _sweep_terminal is not None
         if not is_terminal and num_done == 2 and left > _LONG_S:
             say(f"{description}: about {in_words(left)} more")
 
@@ -104,6 +104,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
 
 
 def _draw(description: str, num_done: int, total: int, left: float | None) -> None:
+    """Show the bar, with the seconds left if they are known."""
     length = round(_BAR * num_done / max(1, total))
     time_left = "" if left is None else f" · about {in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)

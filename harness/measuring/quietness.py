@@ -15,11 +15,12 @@ import pynvml
 from harness.config.machine import num_usable_cores, threads_are_set, world
 from harness.engines.energy import throttle_reasons
 
-# After this many seconds a run says so if it has less than this share of the processor time that it
-# asks for.
+# A run that has lasted this many seconds warns if it gets less than this share of the processor time
+# that it asks for.
 _LONG_S = 60.0
 _LITTLE = 0.5
-# With a load of more than this many times the cores others use them too. A run that has just ended leaves one of all.
+# A load above this many times the number of cores means that other programs compute: a run on all
+# cores that has just ended leaves a load of 1 for each core.
 _CROWDED = 1.25
 
 

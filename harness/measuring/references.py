@@ -60,7 +60,7 @@ class References:
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
-        """The target, loaded here; None, which a line says, where that of a server cannot be."""
+        """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
         # A run that only asks servers imports no torch.
         from harness.engines.checks.reference import (
             REFERENCE_BATCH,

@@ -39,7 +39,8 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 class Session:
     """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
-    `open`, `ask`, and `interleaving.ask_all`; `row` and `write_rows` however it ends.
+    `open`, `ask`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
+    not None between `open` and `close`.
 
     Args:
         keeper: holds the pair where several runs follow each other.
@@ -126,7 +127,7 @@ class Session:
 
     @functools.cached_property
     def _identity_columns(self) -> dict[str, str | None]:
-        """The identities of the weights that the settings name; none for random ones."""
+        """The columns that identify the target's and the draft's weights; {} for random ones."""
         if self.settings.weights == "random":
             return {}
         columns = {"model": "weights_identity", "draft": "draft_weights_identity"}

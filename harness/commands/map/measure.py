@@ -46,7 +46,7 @@ _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
     " decoding.num_draft_tokens=1,3,5 measures one after the other (engine.blocks=0 starts servers all the same)"
 )
-# Figures of the speculative arm that the rows of both commands have.
+# Figures of the speculative arm that `LatencyRow` and `MapRow` both have.
 _SHARED_FIGURES = (
     "speedup",
     "acceptance_rate",
@@ -93,7 +93,8 @@ class Map(Experiment):
         draft_tokens: the K of the grid; (None,) for a server, whose K cannot be changed.
         prompt_sets, encoded: one for each context.
         measured: the figures of the cells that were measured.
-        started_for: the K that the open engine was started for, where starting takes long.
+        started_for: the K that the open engine was started for, where starting takes long; None
+            before the first start, and for a server, whose K is not ours to choose.
     """
 
     def __init__(self, settings: MapSettings) -> None:
@@ -180,7 +181,10 @@ class Map(Experiment):
             raise SettingError("contexts", error.rule, length) from None
 
     def _num_asked(self, batch_size: int) -> int:
-        """Prompts of a cell: whole batches, and enough of them for an interval."""
+        """How many prompts a cell asks: whole batches, and enough of them for an interval.
+
+        A smaller set is asked again, so that this may be more than the set has.
+        """
         num_batches = max(FEWEST_FOR_INTERVAL, self.settings.num_prompts // batch_size)
         return num_batches * batch_size
 
@@ -228,18 +232,17 @@ class Map(Experiment):
             arms,
             num_resamples=settings.num_resamples,
             idle=idle,
-            # The grid measures them.
+            # Other K are cells of the grid: none is predicted from this one.
             smaller_k_follow=False,
         )
         figures: dict[str, dict[str, Any]] = {}
-        evidence = []
-        for arm in run.arms.values():
-            figures[arm.name] = figures_of(LatencyRow, run, arm)
-            drawn = decoding.ignore_eos is False and decoding.temperature > 0
-            of_arm = arm.evidence(figures[arm.name], lengths=arm.lengths, drawn=drawn)
-            evidence.append(of_arm)
+        evidence = {}
+        drawn = decoding.ignore_eos is False and decoding.temperature > 0
+        for name, arm in arms.items():
+            figures[name] = figures_of(LatencyRow, run, arm)
+            evidence[name] = arm.evidence(figures[name], lengths=arm.lengths, drawn=drawn)
         measured = MeasuredCell(figures["regular"], figures["speculative"])
-        measured.refusal = refusal(evidence[0], evidence[1], measured.speedup)
+        measured.refusal = refusal(evidence["regular"], evidence["speculative"], measured.speedup)
         self.measured[cell] = measured
         return None if measured.refusal else measured.speedup.estimate
 
@@ -319,9 +322,10 @@ def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:
 
 def common_k(cells: Sequence[MeasuredCell]) -> int | None:
     """The K that a server reported in its cells; None where it reported none, or different ones."""
-    # The most draft tokens of an iteration; 0 where the engine does not report each iteration.
-    exact = {len(cell.speculative.get("acceptance_by_position", ())) for cell in cells}
-    if 0 not in exact and len(exact) > 1:
+    # Rates of acceptance have one entry per draft token, so that their number is K; 0 where the
+    # engine does not report each iteration.
+    exact_k = {len(cell.speculative.get("acceptance_by_position", ())) for cell in cells}
+    if 0 not in exact_k and len(exact_k) > 1:
         return None
     return max(cell.reported_k for cell in cells) or None
 

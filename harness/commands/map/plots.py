@@ -33,14 +33,18 @@ from harness.results.verdict import verdict_of
 from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 from harness.tables.table import grouped
 
+# Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42
+_OTHER_HEIGHT = 1.35
 # A speed-up by this factor, up or down, has the full colour.
 _FULL_COLOUR = 3.0
+# Opacity of a cell with a speed-up of 1, and of one with the full colour.
 _FAINTEST = 0.12
 _STRONGEST = 0.65
-# Points of text in a cell; with more columns it gets smaller, and below the least there is none.
+# Size of the text in a cell, in points: this over the number of columns, at most the largest. Cells
+# whose text would be smaller than the least have none.
+_TEXT_OF_ALL_COLUMNS = 66.0
 _LARGEST_TEXT = 9.0
-_TEXT_BY_COLUMN = 66.0
 _LEAST_TEXT = 5.5
 _COLOURS = {PAYS: "C0", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 _LINE = {"color": "C3", "linewidth": 2.4}
@@ -49,7 +53,12 @@ _END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of one context, by place: K from below, batch sizes from the left."""
+    """The cells of one context.
+
+    Attributes:
+        batch_sizes, draft_tokens: the values along the sides, rising.
+        cells: rows by their place, (index of K, index of batch size).
+    """
 
     batch_sizes: list[int]
     draft_tokens: list[int]
@@ -93,7 +102,7 @@ def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
 
 
 def _figure(grid: Grid, load: str) -> Figure:
-    height = _ROW_HEIGHT * len(grid.draft_tokens) + 1.35
+    height = _ROW_HEIGHT * len(grid.draft_tokens) + _OTHER_HEIGHT
     axes = new_axes(height, xlabel=load, ylabel="K, draft tokens")
     axes.set(
         xlim=(-0.5, len(grid.batch_sizes) - 0.5),
@@ -133,7 +142,7 @@ def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int)
                 label=None if word in known else word,
             )
         )
-    size = min(_LARGEST_TEXT, _TEXT_BY_COLUMN / num_columns)
+    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / num_columns)
     if size >= _LEAST_TEXT:
         axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
 

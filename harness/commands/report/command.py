@@ -7,15 +7,14 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.commands.overview import environment_table, failures_table, files_table
-from harness.commands.read_runs import Run, measuring, read
+from harness.commands.read_runs import measuring, read
 from harness.commands.report.others import others_table
-from harness.commands.report.pages import html_page, markdown
+from harness.commands.report.pages import Report, html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.words import common_settings
 from harness.config.errors import RunError, SettingError
@@ -23,7 +22,7 @@ from harness.config.settings import rule_of_paths
 from harness.menu.command import Command
 from harness.menu.commands import COMMANDS, commands
 from harness.results.statistics.interval import counted
-from harness.tables.table import Document, Line, Table, sentences, without_empty
+from harness.tables.table import Line, Table, sentences, without_empty
 from harness.tables.terminal import WIDE, plain_console, print_document
 
 _DEFAULT = Path("results")
@@ -58,32 +57,6 @@ _ROWS_OF_A_PAGE = 1_000
 _MOST_NOTES = 20
 # More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000
-
-
-@dataclass(frozen=True)
-class Report:
-    """The contents of a report.
-
-    Attributes:
-        title: what was measured.
-        about: the number of runs, their dates, and the settings that all of them share.
-        answers: questions with their answers, the most important first.
-        parts: tables and sentences, in reading order.
-        first: the parts that a terminal shows.
-        shown: commands with their runs, from which the plots are drawn.
-    """
-
-    title: str
-    about: Sequence[str]
-    answers: Sequence[tuple[str, Sequence[Line]]]
-    parts: Document
-    first: Document
-    shown: Sequence[tuple[Command, Sequence[Run]]]
-
-    @property
-    def headlines(self) -> list[Line]:
-        """All answers."""
-        return [line for _, lines in self.answers for line in lines]
 
 
 def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:

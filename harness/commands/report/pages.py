@@ -5,13 +5,17 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from harness.commands.read_runs import Run
+from harness.menu.command import Command
 from harness.results.statistics.interval import Interval
+from harness.tables.table import Document, Line
 
 # Control characters but for tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -22,11 +26,36 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0
 _WIDTH = 130
 
 
-def html_page(report: Any, plots: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+@dataclass(frozen=True)
+class Report:
+    """The contents of a report.
+
+    Attributes:
+        title: what was measured.
+        about: the number of runs, their dates, and the settings that all of them share.
+        answers: questions with their answers, the most important first.
+        parts: tables and sentences, in reading order.
+        first: the parts that a terminal shows.
+        shown: commands with their runs, from which the plots are drawn; a command without runs too.
+    """
+
+    title: str
+    about: Sequence[str]
+    answers: Sequence[tuple[str, Sequence[Line]]]
+    parts: Document
+    first: Document
+    shown: Sequence[tuple[Command, Sequence[Run]]]
+
+    @property
+    def headlines(self) -> list[Line]:
+        """The lines of all answers."""
+        return [line for _, lines in self.answers for line in lines]
+
+
+def html_page(report: Report, plots: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     """The page: no font, no picture, no script from anywhere. Tables in full open on a click.
 
     Args:
-        report: see `Report` in `command.py`.
         plots: titles and SVGs by the name of their plot; `page.html.j2` says above which table each is, and a
             name that is missing leaves no gap.
     """
@@ -37,8 +66,12 @@ def html_page(report: Any, plots: Mapping[str, Sequence[tuple[str, str]]]) -> st
     return _render("page.html.j2", report=report, plots=plots, css=css, script=script)
 
 
-def markdown(report: Any, note: str) -> str:
-    """A page without plots: answers as a list, then tables and sentences."""
+def markdown(report: Report, note: str) -> str:
+    """A page without plots: answers as a list, then tables and sentences.
+
+    Args:
+        note: the last line, which says where the plots are.
+    """
     text = _render("page.md.j2", report=report, note=note)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -77,15 +110,20 @@ def _number(value: object) -> float | None:
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
-def _scale(figures: Sequence[Interval | None], reference: float) -> Any:
-    """The function that places the figures of a column: a value -> pixels from the left."""
+def _scale(figures: Sequence[Interval | None], reference: float) -> Callable[[float], float]:
+    """The function that places the figures of a column: a value -> pixels from the left.
+
+    Args:
+        reference: the value at which a line is drawn, 1 for speed-ups.
+    """
     known = [figure for figure in figures if figure is not None]
     ends = [end for figure in known for end in (figure.estimate, figure.low, figure.high)]
+    known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # One wide interval must not squeeze all others.
     estimates = [reference, *(figure.estimate for figure in known)]
     room = 2 * (max(estimates) - min(estimates)) or 1.0
-    low = max(min(estimates) - room / 2, min([reference, *(end for end in ends if end == end)]))
-    high = min(max(estimates) + room / 2, max([reference, *(end for end in ends if end == end)]))
+    low = max(min(estimates) - room / 2, min(known_ends))
+    high = min(max(estimates) + room / 2, max(known_ends))
 
     def place(value: float) -> float:
         share = (value - low) / ((high - low) or 1.0)

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from harness import __version__
 from harness.commands.serve.answers import Answer, Piece, metrics
 from harness.commands.serve.bodies import Chat, Completion, GenerationBody, Prediction, Race
-from harness.commands.serve.guard import Guard, error_body, error_response
+from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_response
 from harness.commands.serve.service import Service
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
@@ -89,7 +89,7 @@ def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> N
 
         def show(frame: dict[str, Any]) -> None:  # in the scheduler's thread
             if has_left.is_set():
-                raise HTTPException(499, _GONE)
+                raise HTTPException(CLIENT_LEFT, _GONE)
             loop.call_soon_threadsafe(frames.put_nowait, frame)
 
         racing = asyncio.wrap_future(await run_in_threadpool(service.race, body, show))
@@ -137,7 +137,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> APIRouter:
-    """The endpoints that generate with one arm; `note` counts each answer that has ended."""
+    """The endpoints that generate with one arm, `regular` or `speculative`.
+
+    Args:
+        note: counts an answer that has ended (`_noting`).
+    """
     router = APIRouter(responses=_ERRORS)
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
@@ -364,7 +368,7 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
     try:
         while not (await asyncio.wait([result], timeout=1.0))[0]:
             if await request.is_disconnected():
-                raise HTTPException(499, _GONE)
+                raise HTTPException(CLIENT_LEFT, _GONE)
         return result.result()
     finally:
         result.cancel()

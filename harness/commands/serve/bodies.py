@@ -70,6 +70,7 @@ def _encodable(text: str) -> str:
 
 
 def _listed(value: Any) -> Any:
+    """One stop text as a list of one, which OpenAI's API takes too."""
     return [value] if isinstance(value, str) else value
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from harness.config.machine import is_loopback
 
 _OPEN = ("/", "/health")  # they reveal nothing, so they need no key
-_CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
+CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 
 class Guard:
@@ -47,7 +47,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = _CLIENT_LEFT
+        status = CLIENT_LEFT
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -62,7 +62,7 @@ class Guard:
             await (refusal or self._app)(scope, receive, counted)
         except Exception:
             # Starlette's outermost middleware answers with 500, behind `counted`.
-            status = 500 if status == _CLIENT_LEFT else status
+            status = 500 if status == CLIENT_LEFT else status
             raise
         finally:
             # FastAPI's router adds the route; a refused request and an unknown path have none.

@@ -35,7 +35,7 @@ class _Batch:
 
     Attributes:
         arm: None while there are no answers.
-        rows: the answers by their numbers in the arm's loop.
+        rows: the answers by their numbers in the arm's loop, which counts rows from 0 as they join.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,11 @@ class _Batch:
         self._num_joined += len(joining)
 
     def step(self, joining: list[Answer]) -> None:
-        """Go on by one iteration of all rows; where answers join, read their prompts instead."""
+        """Go on by one iteration of all rows; where answers join, read their prompts instead.
+
+        Args:
+            joining: those that `join` has just got; `arm` is known since the first of them.
+        """
         arm = self.arm
         assert arm is not None
         try:
@@ -120,7 +124,7 @@ class Scheduler:
         max_waiting: the most answers beyond these that may wait.
 
     Attributes:
-        before_turn: called in the thread before every iteration.
+        before_turn: called in the thread before every iteration; `Service` sets it.
         stopped: set once answers that still run have been failed; long work should then end.
     """
 

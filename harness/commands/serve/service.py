@@ -68,6 +68,7 @@ class Service:
             max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
         )
         self._context = min(filter(None, contexts), default=None)
+        # By `arm_names`; `_open` fills it.
         self._arms: dict[str, LocalArm] = {}
         self.scheduler = Scheduler(settings.batch_size, settings.max_waiting)
         # In the scheduler's thread, which will use the models. This one waits, so that the first
@@ -139,8 +140,9 @@ class Service:
         num_logprobs = self._num_top("logprobs", body.num_logprobs)
         # Those of an echoed prompt are among the answer's own.
         num_echoed = num_logprobs if body.echo else None
-        asked = [num_echoed, self._num_top("prompt_logprobs", body.prompt_logprobs)]
-        num_prompt_logprobs = max((one for one in asked if one is not None), default=None)
+        num_scored = self._num_top("prompt_logprobs", body.prompt_logprobs)
+        known = [number for number in (num_echoed, num_scored) if number is not None]
+        num_prompt_logprobs = max(known, default=None)
         generates = body.max_tokens != 0
         if not (generates or body.echo or body.prompt_logprobs is not None):
             raise HTTPException(400, "max_tokens: 0 is only for requests with echo")

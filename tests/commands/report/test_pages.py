@@ -15,8 +15,8 @@ import pytest
 from browser import CHROMIUM, browser
 from harness.commands.map.rows import MapRow
 from harness.commands.read_runs import group
-from harness.commands.report.command import Report, build
-from harness.commands.report.pages import escape, html_page, markdown
+from harness.commands.report.command import build
+from harness.commands.report.pages import Report, escape, html_page, markdown
 from harness.menu.commands import COMMANDS
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Table

@@ -14,8 +14,8 @@ from harness.commands.distill.rows import DistillRow
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
-from harness.commands.report.command import Report, build
-from harness.commands.report.pages import markdown
+from harness.commands.report.command import build
+from harness.commands.report.pages import Report, markdown
 from harness.tables.table import Line, Table
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions
