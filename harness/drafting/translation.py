@@ -95,7 +95,7 @@ def translation(
                 continue
             translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
-        if _text(target, unknown).endswith(BROKEN):
+        if unknown and _text(target, unknown).endswith(BROKEN):
             # A character has at most four bytes, and each may be a token of its own. So it can
             # still be completed if it began with one of the last three tokens.
             for number in (1, 2, 3):
