@@ -95,7 +95,7 @@ def translation(
                 continue
             translated += [*_reread(draft, target, unknown), common[token]]
             unknown = []
-        if unknown and _text(target, unknown).endswith(BROKEN):
+        if _text(target, unknown).endswith(BROKEN):
             # A character has at most four bytes, and each may be a token of its own. So it can
             # still be completed if it began with one of the last three tokens.
             for number in (1, 2, 3):
@@ -141,6 +141,8 @@ def _reread(
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """Return the text of tokens from the middle of a text."""
+    if not tokens:
+        return ""
     # Some tokenizers drop the space before the first token of a text. So the first token is put in
     # front once more, and its own text is cut off again.
     first = list(tokens[:1])
