@@ -141,7 +141,7 @@ class HuggingFaceArm(Arm):
     assistant: Any = None
     schedule: str = "constant"
     scores_texts: bool = False
-    tells_drafts = True
+    reports_drafts = True
     dialect = IN_PROCESS
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -214,18 +214,24 @@ class HuggingFaceArm(Arm):
         decoding = question.decoding
         prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, question.stop_tokens, **further)
+        is_constant = self.schedule == "constant"
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
-            configs[self.assistant] = _assistant_config(decoding, self.schedule)
+            # A new one for each question, because an adaptive schedule writes its number into it.
+            configs[self.assistant] = GenerationConfig(
+                num_assistant_tokens=decoding.num_draft_tokens,
+                num_assistant_tokens_schedule="constant" if is_constant else "heuristic",
+                # transformers' own default; 0 never stops early.
+                assistant_confidence_threshold=0.0 if is_constant else 0.4,
+            )
         arguments = self.arguments | {
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
             "logits_processor": list(processors),
         }
         # A head always drafts as many tokens as it can.
-        is_constant = self.schedule == "constant"
         most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
 
         def generate() -> None:
@@ -407,17 +413,3 @@ def _generation_config(
         "eos_token_id": sorted(stop_tokens) or None,
     }
     return GenerationConfig(**limits, **warp, **further, pad_token_id=0)
-
-
-def _assistant_config(decoding: DecodingSettings, schedule: str) -> GenerationConfig:
-    """How many tokens the assistant drafts.
-
-    Each question gets a new one, because an adaptive schedule writes its number into it.
-    """
-    adaptive = schedule == "adaptive"
-    return GenerationConfig(
-        num_assistant_tokens=decoding.num_draft_tokens,
-        num_assistant_tokens_schedule="heuristic" if adaptive else "constant",
-        # transformers' own default; 0 never stops early.
-        assistant_confidence_threshold=0.4 if adaptive else 0.0,
-    )

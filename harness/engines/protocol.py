@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # The name of `Engine.idle`.
 IDLE = "idle"
-# The likeliest tokens before a token of a text, and that token if the arm adds it: their log-probabilities by id.
+# Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
+# arm adds it.
 Likeliest = Mapping[int, float]
 
 
@@ -44,8 +45,8 @@ class Question:
         stop_tokens: the first of them ends an answer; without any, each has `max_new_tokens`.
         chats: the messages behind each prompt, for servers that apply the template themselves;
             empty where they are not known.
-        salts: of each prompt: one that was asked before, with another salt or by another run, is
-            unknown to a prefix cache; empty where caches may answer.
+        salts: a text for each prompt. A server's prefix cache takes the same prompt under another salt
+            for a new one; empty where caches may answer.
         ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
         num_logprobs: how many of the likeliest tokens are asked for at each position, with their
@@ -54,7 +55,8 @@ class Question:
             until the last answer has ended; None lets it drain. They have salts.
         unit: a number, the same for questions whose answers are not independent, such as turns of a
             conversation; intervals are over units.
-        moment: the number of its batch or lap in time; later turns have that of the first one.
+        moment: the number of its batch or lap, in the order in which they are asked; all turns of a
+            conversation have that of the first.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -109,7 +111,7 @@ class Arm:
     """One way of generating, `regular` or `speculative`.
 
     Attributes:
-        tells_drafts: whether its records hold what was proposed, and the origin of each token. A
+        reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
         drafts: whether it is known to speculate before it is asked.
@@ -121,7 +123,7 @@ class Arm:
     """
 
     name: str
-    tells_drafts: bool = False
+    reports_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
     drafts: bool = False
     dialect: Dialect = UNKNOWN
@@ -269,10 +271,10 @@ class Engine:
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         served_model: the model that it was asked for, by its name there.
-        server_command: that started it here; of both, where the arms' differ.
+        server_command: that started it here; with several servers all of them, between semicolons.
         num_blocks: how often each arm is started afresh, for a question or several; 0 where they
             are not.
-        questions_per_block: in each of them the arms are in other places.
+        questions_per_block: to each arm; for each of them the arms' servers change their devices.
         setup_seconds: what preparing took.
     """
 

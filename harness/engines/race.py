@@ -45,7 +45,7 @@ def outcome(
     return {
         **_speedup(regular, speculative),
         "acceptance": speculative.acceptance,
-        # Some servers tell it without iterations.
+        # Some servers report it without the outcome of each iteration.
         "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
@@ -69,7 +69,7 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
 
 
 def _seconds_until(lap: Generation, number: int) -> float | None:
-    """The seconds until `number` tokens were there; those of one record count as evenly spread.
+    """The seconds until the lap's only text had `number` tokens; those of one record count as evenly spread.
 
     None if the records have fewer tokens.
     """

@@ -127,7 +127,7 @@ class RequestRecord:
 
     @property
     def bursts(self) -> list[float]:
-        """The times of arrivals, of those that follow each other at once the first alone."""
+        """The times of arrivals; of several that follow each other at once, the first one's."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
         for earlier, later in itertools.pairwise(self.arrivals):

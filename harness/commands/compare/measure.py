@@ -172,7 +172,7 @@ class Compare(Experiment):
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
                     columns |= outcome(engine, question, *laps.values())
-                    if engine.arms[-1].tells_drafts:
+                    if engine.arms[-1].reports_drafts:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
@@ -181,14 +181,14 @@ class Compare(Experiment):
             if row.why_no_verdict is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
-        tells_drafts = engine.arms[-1].tells_drafts
+        reports_drafts = engine.arms[-1].reports_drafts
         if settings.json:
             speculative = laps.get("speculative")
-            _print_json(_record(row, speculative, tells_drafts, rejected, session.tokenizer))
+            _print_json(_record(row, speculative, reports_drafts, rejected, session.tokenizer))
             return
         if settings.view == "race":
             both = list(laps.values())
-            show_race(self._console, both, session.tokenizer, token_ids, tells_drafts)
+            show_race(self._console, both, session.tokenizer, token_ids, reports_drafts)
         log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
         print_document([*log, *verdict(row)], self._console)
 
@@ -201,7 +201,7 @@ class Compare(Experiment):
             arm=arm.name,
             tokenizer=session.tokenizer,
             prompt=question.prompts[0],
-            legend=arm.tells_drafts,
+            legend=arm.reports_drafts,
         )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)

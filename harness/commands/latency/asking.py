@@ -287,7 +287,7 @@ class Twin(Arm):
     def __init__(self, name: str, arm: Arm) -> None:
         self.name = name
         self.arm = arm
-        self.tells_drafts = arm.tells_drafts
+        self.reports_drafts = arm.reports_drafts
 
     @property
     def given_up(self) -> str | None:

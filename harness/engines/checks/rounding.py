@@ -47,7 +47,14 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     alone = torch.cat([logits([text]) for text in texts])
     routes = [alone, _batched(logits, texts)]
     if has_cached_routes:
-        routes += [_behind_cache(logits, texts, number) for number in _CACHED]
+        for number in _CACHED:
+            # The last tokens of each text are read behind the cached others.
+            outputs = []
+            for batch in in_batches(texts, _NUM_ROWS):
+                beginnings = [text[:-number] for text in batch]
+                ends = [text[-number:] for text in batch]
+                outputs.append(logits(beginnings, ends))
+            routes.append(torch.cat(outputs))
     with _changed_embeddings(model):
         routes.append(_batched(logits, texts))
     return torch.stack(routes)
@@ -75,16 +82,6 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
 
 def _batched(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat([logits(batch) for batch in in_batches(texts, _NUM_ROWS)])
-
-
-def _behind_cache(logits: Logits, texts: Sequence[Sequence[int]], number: int) -> Tensor:
-    """Logits [P, V] after texts whose last `number` tokens are read behind the cached others."""
-    outputs = []
-    for batch in in_batches(texts, _NUM_ROWS):
-        beginnings = [text[:-number] for text in batch]
-        ends = [text[-number:] for text in batch]
-        outputs.append(logits(beginnings, ends))
-    return torch.cat(outputs)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class LocalArm(Arm):
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
     phases: Phases | None = None
-    tells_drafts = True
+    reports_drafts = True
 
     def stream(self, question: Question) -> Records:
         """Records as they are decided; the iterator takes a `batch.Change` after each."""

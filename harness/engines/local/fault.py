@@ -86,6 +86,7 @@ class FaultyRule:
     Attributes:
         verdict: `Fault.verdict`, or `Fault.tree_verdict`.
         rule: without the mistake.
+        warp: that target and drafter share, for mistakes that warp again.
     """
 
     verdict: Callable[..., Any]

@@ -90,10 +90,11 @@ class TextReader:
         # Shorter texts go on with any token, which is not looked at.
         rows = [[*text[:-1], *[0] * (longest - len(text))] for text in texts]
         hidden: list[list[Tensor]] = [[] for _ in texts]
-        # Of each token of a text: its probability, and the mean and the variance of the log-probability, if a token
-        # were drawn in its place.
+        # For each text [3, n] in parts: the probability of each token, and the mean and the variance of the
+        # log-probability, if a token were drawn in its place.
         figures: list[list[Tensor]] = [[] for _ in texts]
         device = self._pair.target.input_device
+        # A step has logits after the tokens `begin`, `begin` + 1, ... of each text; the first after the prompt (-1).
         for begin, step in read_along(self._runners.target, prompt, rows, device):
             for row, text in enumerate(texts):
                 logits = step.logits[row : row + 1] if begin < 0 else step.logits[row]

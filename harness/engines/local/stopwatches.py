@@ -42,6 +42,10 @@ class Phases:
     The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
     decision that follows it, because a runner may have prepared both as one. `drafting` is the
     proposals.
+
+    Attributes:
+        seconds: of each phase; `seconds_in_layers` those within its watched layers.
+        calls: of each phase.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:

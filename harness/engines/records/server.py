@@ -198,9 +198,8 @@ class ServerSettings(ServersSettings):
                 require(not value, name, rule, value)
         rule = "needs a server of each arm beside it"
         require(self.has_two or not self.has_idle, "idle_url", rule, self.idle_url or "started")
-        _check_url("url", self.url)
-        _check_url("regular_url", self.regular_url)
-        _check_url("idle_url", self.idle_url)
+        for name in ("url", "regular_url", "idle_url"):
+            _check_url(name, getattr(self, name))
         for page in self.metrics_url:
             _check_url("metrics_url", page)
         super().__post_init__()
@@ -395,22 +394,22 @@ class Server(Servers):
         settings: Any = opening.settings.engine
         if settings.start:
             return super().open(opening)
-        speculates = "regular" if settings.regular_url is None else "speculative"
-        # The regular server's counters are below its own address.
-        pages = settings.metrics_url
-        served = [Served(speculates, "engine.url", settings.model, settings.url, pages)]
-        if settings.idle_url is not None:
-            served.insert(0, Served("idle", "engine.idle_url", settings.model, settings.idle_url))
+        model = settings.model
+        served = []
         if settings.regular_url is not None:
-            name = settings.regular_model or settings.model
             regular = Served(
                 "regular",
                 "engine.regular_url",
-                name,
+                settings.regular_model or model,
                 settings.regular_url,
                 model_setting="engine.regular_model",
             )
-            served.insert(0, regular)
+            served.append(regular)
+        if settings.idle_url is not None:
+            served.append(Served("idle", "engine.idle_url", model, settings.idle_url))
+        arm = "speculative" if served else "regular"
+        # Its counters alone may be elsewhere; those of the others are below their addresses.
+        served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
 
 

@@ -80,14 +80,15 @@ class Vllm(EngineRecord):
 def check_form(run: RunSettings) -> None:
     """Raise a SettingError for models in a place or a form in which vLLM does not load them."""
     plain = PlacementSettings(reserve_gb=run.placement.reserve_gb)
+    with_engine = f"with engine={run.engine.name}"
     rule = (
-        f"must be auto with engine={run.engine.name}: engine.tensor_parallel_size and"
+        f"must be auto {with_engine}: engine.tensor_parallel_size and"
         " engine.pipeline_parallel_size split a model"
     )
     require(run.placement == plain, "placement", rule, run.placement.strategy)
     for role, model in run.models.items():
         require(model.gguf_file is None, f"{role}.gguf_file", "needs engine=local", model.gguf_file)
-        rule = "must be none or 4bit with engine=vllm, which cannot quantize to 8 bits as it loads"
+        rule = f"must be none or 4bit {with_engine}: vLLM cannot quantize to 8 bits as it loads"
         require(model.quantization != "8bit", f"{role}.quantization", rule, model.quantization)
 
 

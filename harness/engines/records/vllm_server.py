@@ -23,7 +23,7 @@ _ONLY_IN_PROCESS = (
     "disable_log_stats",
     "use_tqdm_on_load",
 )
-# By default vLLM takes nearly all memory of a GPU.
+# Arguments that bound vLLM's memory; without them it takes nearly all of a GPU's.
 _SIZES = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 

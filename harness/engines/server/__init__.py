@@ -1,1 +1,1 @@
-"""The engine `server`: any server with an OpenAI API, none of which is believed."""
+"""The engine `server`: any server with an OpenAI API, whose answers are checked."""

@@ -27,7 +27,7 @@ _RETRY_S = 0.1
 _SIZES = re.compile(r'\b(?:block_size|num_gpu_blocks)="(\d+)"')
 _POSITION = re.compile(r'position="(\d+)"')
 
-# Tokens of a request that a server may have counted when it is cancelled, and that did not arrive.
+# Of a cancelled request, the tokens that a server may have counted and that did not arrive.
 _UNREAD = 16
 # Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
 # before others are suspected: some count the token that ends a text.
@@ -139,9 +139,10 @@ class CounterPage:
         counts["restarts"] = 0.0
         if self._last is not None:
             counts["restarts"] = self._last["restarts"]
-            fell = not is_known(growth(counts, self._last))
-            if fell if started is None else started > self._newest_start:
-                counts["restarts"] += 1
+            was_restarted = not is_known(growth(counts, self._last))
+            if started is not None:
+                was_restarted = started > self._newest_start
+            counts["restarts"] += was_restarted
         self._newest_start = max(self._newest_start, started or 0.0)
 
 

@@ -29,8 +29,8 @@ class Dialect(Record):
         salt: parameters that keep a prefix cache from answering a request that was sent under
             another salt; `{salt}` stands for it. None where no parameter is known.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
-        words: its names of parameters, by vLLM's.
-        parameters: further ones of every request.
+        words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
+        parameters: further entries of every request's body.
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
             count those of the prompt, too. None where they count all new tokens.
         seeded: whether requests have the random numbers of `engine=local`.

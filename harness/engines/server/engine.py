@@ -226,7 +226,8 @@ class ServerArm(Arm):
         self._settings = engine.settings
         self._url = served.url or ""
         self._started: StartedServer | None = None
-        self._num_extra = itertools.count()
+        # Of the requests that only keep up the load, in all questions.
+        self._extra_numbers = itertools.count()
 
     def launch(self, place: Mapping[str, str]) -> None:
         """Start the server, if it is one that is started here, with variables of its environment."""
@@ -387,7 +388,7 @@ class ServerArm(Arm):
     def _extra(self, question: Question) -> Iterator[Outgoing]:
         """Requests for the prompts of a question, again and again, each with another salt."""
         for row in itertools.cycle(range(len(question.prompts))):
-            number = next(self._num_extra)
+            number = next(self._extra_numbers)
             salts = [f"{salt} {number}" for salt in question.salts]
             body = self.form.body(dataclasses.replace(question, salts=salts), row)
             yield Outgoing(body, RequestRecord(question.indices[row], len(question.prompts[row])))
@@ -452,7 +453,7 @@ class ServerArm(Arm):
     def _received(
         self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]
     ) -> Iterator[Message]:
-        """Run `ask` and yield what it puts into the queue; it is cancelled if nobody reads on.
+        """Run `ask` and yield what it puts into the queue until it ends; it is cancelled if nobody reads on.
 
         A line is printed when nothing arrives for long.
         """

@@ -21,7 +21,7 @@ _MOST_ITERATIONS = 2**20
 
 # No vocabulary or answer has more.
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Counts = list[Count] | None
+ListOfCounts = list[Count] | None
 
 # Where vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
@@ -56,7 +56,7 @@ class Choice(Fields):
     # Thoughts have one of two names, and some servers send them under both.
     reasoning: str | None = _at("delta reasoning")
     reasoning_content: str | None = _at("delta reasoning_content")
-    token_ids: Counts = None
+    token_ids: ListOfCounts = None
     logprobs: list[float | None] | None = _at("logprobs token_logprobs")
     chat_logprobs: list[ScoredToken] | None = _at("logprobs content")
     finish_reason: Any = None
@@ -96,12 +96,12 @@ class Event(Fields):
         f"{_SGLANG} spec_num_correct_drafts",
         "timings draft_n_accepted",
     )
-    drafted_by_step: Counts = _at(f"{_VLLM} per_step_drafted")
-    accepted_by_step: Counts = _at(f"{_VLLM} per_step_accepted")
-    histogram: Counts = _at(
+    drafted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_drafted")
+    accepted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_accepted")
+    histogram: ListOfCounts = _at(
         f"{_VLLM} acceptance_histogram", f"{_SGLANG} spec_correct_drafts_histogram"
     )
-    shown_ids: Counts = _at("__verbose tokens")
+    shown_ids: ListOfCounts = _at("__verbose tokens")
     biases: list[LogitBias] | None = _at("__verbose generation_settings logit_bias")
 
     @property

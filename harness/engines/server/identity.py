@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from harness.config.errors import SettingError, from_outside
 from harness.config.settings import ModelSettings
@@ -29,8 +28,9 @@ _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULT
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
-# `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves files, whose names say more.
+# `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
 _GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
+# The most models of a server that an error lists.
 _MOST_NAMED = 8
 
 
@@ -61,7 +61,8 @@ class ServerReport:
     """A server as it describes itself.
 
     Attributes:
-        about: version, models and files, by path and key.
+        about: what does not change while it runs: `models`, a text for each, and the answers of its pages
+            by page and key, `/version version`.
         started: text that changes when the server is restarted; None where it reports none.
         models: that it lists; empty where it has no such list.
     """
@@ -103,20 +104,19 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     Args:
         key: of the API.
     """
-    address = urlsplit(url)
-    root = address._replace(path=address.path.rstrip("/").removesuffix("/v1"))
+    root = url.rstrip("/").removesuffix("/v1")
     about: dict[str, Any] = {}
     try:
         models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
         for path, names in known_pages().items():
-            answer = _as_mapping(_answer(root._replace(path=root.path + path).geturl(), key))
+            answer = _as_mapping(_answer(root + path, key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
             # llama.cpp's list has no max_model_len, but the context of the training; this page has that of a request.
             settings = answer.get("default_generation_settings") if path == "/props" else None
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if isinstance(context, int) and context > 0:
                 models = [model._replace(context=model.context or context) for model in models]
-        metrics = _answer(root._replace(path=root.path + "/metrics").geturl(), key) or ""
+        metrics = _answer(f"{root}/metrics", key) or ""
     except _NO_ANSWER:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)

@@ -23,7 +23,7 @@ from harness.models.devices import free_memory
 from harness.models.sketch import Sketch
 from harness.models.tokenizers import max_context
 
-# Tokens in a block of vLLM's caches, at most. One block is never used.
+# Tokens in a block of vLLM's caches, at most.
 _BLOCK = 128
 
 
@@ -42,10 +42,11 @@ class ArmArguments(NamedTuple):
 def check(opening: Opening) -> None:
     """Raise a SettingError for what vLLM has nothing for."""
     planned = opening.planned
+    with_engine = f"with engine={opening.settings.engine.name}"
     for sketch, checkpoint in zip(planned.sketches, planned.checkpoints, strict=False):
         # vLLM itself sizes what recurrent models keep.
         if not sketch.knows_cache and recurrent_kind(checkpoint.config) is None:
-            rule = "cannot be used with engine=vllm: nothing tells the size of its KV cache"
+            rule = f"cannot be used {with_engine}: the size of its KV cache is unknown"
             raise SettingError(sketch.role, rule, sketch.settings.name)
     draft = opening.settings.draft
     if draft is None:
@@ -53,10 +54,10 @@ def check(opening: Opening) -> None:
     # It refuses heads that vLLM does not draft with.
     assert planned.draft_plan is not None
     method_of(draft).vllm(planned.draft_plan, draft)
-    rule = "must have the model's tokenizer with engine=vllm"
+    rule = f"must have the model's tokenizer {with_engine}"
     require(planned.translation is None, "draft", rule, draft.name)
     # As of vLLM 0.32, which starts, and fails at the first draft.
-    rule = "needs a GPU with engine=vllm: its CPU build accepts no tokens at given rates"
+    rule = f"needs a GPU {with_engine}: vLLM's CPU build accepts no tokens at given rates"
     asked = opening.decoding.synthetic_acceptance
     possible = asked is None or bool(planned.gpus)
     require(possible, "decoding.synthetic_acceptance", rule, asked)
@@ -145,6 +146,7 @@ def speculative_config(planned: PlannedPair, decoding: DecodingSettings) -> dict
 def _with_cache(arguments: dict[str, Any], sketches: Sequence[Sketch]) -> ArmArguments:
     """The arguments with the size of a cache for these models, on each GPU."""
     blocks = math.ceil(arguments["max_model_len"] / _BLOCK)
+    # Room for one text more than are asked at once: vLLM never uses one of the blocks.
     num_slots = (arguments["max_num_seqs"] + 1) * blocks * _BLOCK
     cache_bytes = num_slots * sum(sketch.cache_bytes for sketch in sketches)
     weight_bytes = sum(sketch.weight_bytes for sketch in sketches)

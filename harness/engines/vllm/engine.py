@@ -1,6 +1,6 @@
 """vLLM as an engine: in this process, one of vLLM's own engines for each arm.
 
-`vllm_arguments` has what they start with. An arm adds requests to its engine and reads the tokens
+`arguments` has what they start with. An arm adds requests to its engine and reads the tokens
 of each of its steps.
 """
 
@@ -75,7 +75,7 @@ class VllmEngine(Engine):
             self.runner += ", one arm after the other"
         engine: Any = opening.settings.engine
         num_gpus: int = engine.tensor_parallel_size * engine.pipeline_parallel_size
-        self._on = [torch.device("cuda", gpu) for gpu in opening.planned.gpus[:num_gpus]]
+        self._used_gpus = [torch.device("cuda", gpu) for gpu in opening.planned.gpus[:num_gpus]]
         self.setup_seconds = 0.0
         if not self.queues:
             for arm in self.arms:
@@ -104,7 +104,7 @@ class VllmEngine(Engine):
     @property
     def gpus(self) -> list[str]:
         """The first GPUs that this process sees, which vLLM takes."""
-        return gpus_of(self._on)
+        return gpus_of(self._used_gpus)
 
     def is_loaded(self, arm: Arm) -> bool:
         return not isinstance(arm, VllmArm) or arm.llm is not None

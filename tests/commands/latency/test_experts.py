@@ -56,7 +56,7 @@ def test_the_hook_sees_what_the_routers_chose() -> None:
 class Told(Arm):
     """An engine with one record, whose tokens take the experts of their own number and of the next."""
 
-    tells_drafts = True
+    reports_drafts = True
     num_experts = 50
     name = "speculative"
     queues = False

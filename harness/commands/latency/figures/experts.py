@@ -50,7 +50,7 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
     """
     reference = engine.reference
     arm = engine.arms[-1]
-    if reference is None or reference.num_experts is None or not arm.tells_drafts:
+    if reference is None or reference.num_experts is None or not arm.reports_drafts:
         return None
     from harness.engines.timing import run_lap
 
