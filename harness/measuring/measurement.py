@@ -90,7 +90,7 @@ class Measurement:
     """The identity of a measurement, by which an earlier one is recognised.
 
     Attributes:
-        digest: of everything that determines the figures.
+        digest: 16 hex digits of settings, weights, prompts, machine, versions, servers and source.
         server_started: start times reported by the servers, verbatim; None without any, and where one
             reports none.
         reusable: whether earlier figures may be taken over at all.
@@ -129,11 +129,6 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     always = settings.resume == "always"
     reusable = always or not servers or started is not None
     return Measurement(digest, started, reusable, any_start=always)
-
-
-def measurement_digest(settings: RunSettings) -> str:
-    """16 hex digits of settings, weights, prompts, machine, versions, servers and source."""
-    return identify(settings).digest
 
 
 def _digest(

@@ -29,7 +29,6 @@ from harness.measuring.measurement import (
     Measurement,
     identify,
     measured_rows,
-    measurement_digest,
 )
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
@@ -49,10 +48,10 @@ def settings(tmp_path: Path) -> LatencySettings:
 def test_what_changes_a_number_changes_the_digest(
     settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests = [measurement_digest(settings)]
+    digests = [identify(settings).digest]
 
     def changed(**changes: object) -> None:
-        digests.append(measurement_digest(dataclasses.replace(settings, **changes)))
+        digests.append(identify(dataclasses.replace(settings, **changes)).digest)
 
     changed(seed=1)
     changed(num_prompts=3)
@@ -75,15 +74,15 @@ def test_prompts_in_the_home_directory_count_by_their_contents(
     monkeypatch.setenv("HOME", str(tmp_path))
     prompts = PromptSettings(name="prompts", file="~/prompts.txt")
     settings = dataclasses.replace(settings, prompts=prompts)
-    before = measurement_digest(settings)
+    before = identify(settings).digest
     (tmp_path / "prompts.txt").write_text("one\nthree\n")
-    assert measurement_digest(settings) != before
+    assert identify(settings).digest != before
 
 
 def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
     changes = {"resume": False, "job_timeout_s": 5.0, "gpus_per_job": 1, "force": True}
     other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
-    assert measurement_digest(other) == measurement_digest(settings)
+    assert identify(other).digest == identify(settings).digest
 
 
 def test_a_job_that_leased_a_gpu_is_the_measurement_that_its_sweep_asked_for(
@@ -92,15 +91,15 @@ def test_a_job_that_leased_a_gpu_is_the_measurement_that_its_sweep_asked_for(
     """The sweep sees all GPUs, the job's own process only those that it leased."""
     job = dataclasses.replace(settings, gpus_per_job=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one,GPU-two")
-    asked = measurement_digest(job)
+    asked = identify(job).digest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one")
-    assert measurement_digest(job) == asked
+    assert identify(job).digest == asked
 
 
 def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -> None:
     alone = dataclasses.replace(settings, draft=None)
     other = dataclasses.replace(alone, decoding=DecodingSettings(num_draft_tokens=8))
-    assert measurement_digest(alone) == measurement_digest(other) != measurement_digest(settings)
+    assert identify(alone).digest == identify(other).digest != identify(settings).digest
 
 
 def test_all_source_counts_but_what_only_shows(
@@ -113,7 +112,7 @@ def test_all_source_counts_but_what_only_shows(
         (package / file).parent.mkdir(parents=True, exist_ok=True)
         (package / file).write_text("changed = True\n")
         measurement._source.cache_clear()
-        return measurement_digest(settings)
+        return identify(settings).digest
 
     before = digest("report/nothing.py")
     shown = (
@@ -167,13 +166,13 @@ def test_the_version_of_the_engine_counts(
     settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vllm = dataclasses.replace(settings, engine=VllmSettings())
-    before = measurement_digest(settings), measurement_digest(vllm)
+    before = identify(settings).digest, identify(vllm).digest
     known = measurement.package_version
     monkeypatch.setattr(
         measurement, "package_version", lambda name: "0.99" if name == "vllm" else known(name)
     )
-    assert measurement_digest(settings) == before[0]
-    assert measurement_digest(vllm) != before[1]
+    assert identify(settings).digest == before[0]
+    assert identify(vllm).digest != before[1]
 
 
 def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:

@@ -26,7 +26,7 @@ from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.race import figures, find_rejections, outcome, token_text
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
-from harness.measuring.measurement import measurement_digest
+from harness.measuring.measurement import identify
 from harness.measuring.progress import say
 from harness.measuring.session import Session
 from harness.menu.command import Experiment
@@ -177,7 +177,7 @@ class Compare(Experiment):
                         columns["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
-            row = session.row(CompareRow, measurement=measurement_digest(settings), **columns)
+            row = session.row(CompareRow, measurement=identify(settings).digest, **columns)
             if row.why_no_verdict is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])

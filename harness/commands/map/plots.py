@@ -17,6 +17,7 @@ from harness.commands.map.tables import (
     CANNOT_TELL,
     DOES_NOT_PAY,
     PAYS,
+    by_context,
     cell_text,
     cells_of,
     has_break_even,
@@ -24,6 +25,7 @@ from harness.commands.map.tables import (
     is_ratio,
     k_of,
     load_of,
+    size_of,
     speedup_of,
     word_of,
 )
@@ -31,7 +33,6 @@ from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.results.verdict import verdict_of
 from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
-from harness.tables.table import grouped
 
 # Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42
@@ -67,15 +68,11 @@ class Grid:
     @classmethod
     def of(cls, rows: Sequence[MapRow]) -> Grid:
         """The grid of rows with a batch size and a K."""
-        batch_sizes = sorted({row.batch_size or 1 for row in rows})
-        draft_tokens = sorted({k_of(row) for row in rows})
-        cells = {
-            (
-                draft_tokens.index(k_of(row)),
-                batch_sizes.index(row.batch_size or 1),
-            ): row
-            for row in rows
-        }
+        batch_sizes = sorted(set(map(size_of, rows)))
+        draft_tokens = sorted(set(map(k_of, rows)))
+        cells = {}
+        for row in rows:
+            cells[draft_tokens.index(k_of(row)), batch_sizes.index(size_of(row))] = row
         return cls(batch_sizes, draft_tokens, cells)
 
     def logarithms(self, column: str) -> np.ndarray[Any, Any]:
@@ -93,7 +90,7 @@ def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
     """A plot for each context of each map."""
     plots = []
     for named in named_runs(runs):
-        for of_context in grouped(cells_of(named.run.rows), lambda row: row.context or 0).values():
+        for of_context in by_context(cells_of(named.run.rows)).values():
             title = heading_of(of_context)
             if len(runs) > 1:
                 title = f"{named.name.label()} · {title}"

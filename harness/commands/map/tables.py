@@ -66,9 +66,7 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
 def map_details(rows: Sequence[MapRow]) -> Document:
     """Each cell with its interval, and schedules of K for servers."""
     cells = cells_of(rows)
-    document: list[Table | Line] = [
-        _table(of_context) for of_context in _by_context(cells).values()
-    ]
+    document: list[Table | Line] = [_table(of_context) for of_context in by_context(cells).values()]
     document += sentences("warning", _undecided(cells))
     if _is_whole(cells):
         document.append(Line(_schedule_in_words(cells)))
@@ -101,7 +99,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
     more = (
         f"best {verdict.speedup.estimate:.2f}× ({interval(verdict.speedup)}): {place}{_place(best)}"
     )
-    if len(_by_context(cells)) > 1:
+    if len(by_context(cells)) > 1:
         words = [word_of(row) for row in cells if row.measured]
         text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
         return Line(text, "good" if PAYS in words else "bad", more)
@@ -124,11 +122,11 @@ def _speedups(cells: Sequence[MapRow]) -> Table:
     """A row for each batch size, a column for each K."""
     by_k = dict(sorted(grouped(cells, k_of).items()))
     rows = []
-    for context, of_context in _by_context(cells).items():
-        for size, of_size in sorted(grouped(of_context, _size_of).items()):
+    for context, of_context in by_context(cells).items():
+        for size, of_size in sorted(grouped(of_context, size_of).items()):
             texts = {k_of(row): _in_short(row) for row in of_size}
             rows.append(TableRow((context, str(size), *map(texts.get, by_k))))
-    several = len(_by_context(cells)) > 1
+    several = len(by_context(cells)) > 1
     columns = [
         Column("context", lambda length: str(length) if several else "", optional=True, once=True),
         Column(load_of(cells)),
@@ -147,7 +145,7 @@ def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
     if best_of(cells) is None or not _is_whole(cells):
         return
     num_interpolated = sum(not row.measured for row in cells)
-    measured = sorted({_size_of(row) for row in cells if row.measured})
+    measured = sorted({size_of(row) for row in cells if row.measured})
     pays = reach(cells)[PAYS]
     larger = [size for size in measured if pays and size > pays[-1]]
     if num_interpolated:
@@ -233,7 +231,7 @@ def map_headlines(runs: Sequence[Run[MapRow]]) -> list[Line]:
         prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
         settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
         changes = ["other prompts"]
-        if len(_by_context(cells)) == 1:
+        if len(by_context(cells)) == 1:
             changes.append("other contexts (contexts=[512,4096])")
         interpolated = sum(not row.measured for row in cells)
         if interpolated:
@@ -254,15 +252,15 @@ def _settings_of(cells: Sequence[MapRow]) -> str:
 
 def _answer(cells: Sequence[MapRow], subject: str) -> str:
     """`… pays at batch size 1 and 4 and does not pay at batch size 16, with the best K; …`."""
-    by_context = _by_context(cells)
+    contexts = by_context(cells)
     answers = []
-    for context, of_context in by_context.items():
+    for context, of_context in contexts.items():
         sizes = reach(of_context)
         parts = [
             f"{word} {_at(cells, sizes[word])}" for word in (PAYS, DOES_NOT_PAY) if sizes[word]
         ]
         text = " and ".join(parts) or "may or may not pay: no cell can tell"
-        place = f" at a context of {context} tokens" if len(by_context) > 1 else ""
+        place = f" at a context of {context} tokens" if len(contexts) > 1 else ""
         answers.append(f"{text}{place}")
     with_best = ", with the best K" if len(set(map(k_of, cells))) > 1 else ""
     highest = best_of(cells)
@@ -339,11 +337,11 @@ def _at(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
     return f"with {listed(sizes)} request{'' if sizes == [1] else 's'} in flight"
 
 
-def _by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
+def by_context(cells: Sequence[MapRow]) -> dict[int, list[MapRow]]:
     return grouped(cells, lambda row: row.context or 0)
 
 
-def _size_of(row: MapRow) -> int:
+def size_of(row: MapRow) -> int:
     return row.batch_size or 1
 
 
@@ -355,12 +353,10 @@ def best_of(rows: Sequence[MapRow]) -> MapRow | None:
 
 def cell_in_words(row: MapRow) -> str:
     """`2.31× (95 % interval 2.12 to 2.50) with K=3 at batch size 4 and a context of 128 tokens`."""
-    place = f"K={row.num_draft_tokens} at batch size {row.batch_size}"
-    if is_elsewhere(row.engine):
-        place = f"{counted(row.batch_size or 1, 'request')} in flight"
+    k = "" if is_elsewhere(row.engine) else f"K={row.num_draft_tokens} at "
     speedup = verdict_of(row).speedup
     certainty = in_brackets(speedup)
-    return f"{speedup.estimate:.2f}×{certainty} with {place} and a context of {row.context} tokens"
+    return f"{speedup.estimate:.2f}×{certainty} with {k}{_place(row)} and a context of {row.context} tokens"
 
 
 def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
@@ -376,7 +372,7 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
     if not any(map(k_of, rows)):
         return [], "the server does not report its K"
     best: dict[int, int] = {}
-    for size, cells in grouped(rows, _size_of).items():
+    for size, cells in grouped(rows, size_of).items():
         telling = [row for row in cells if _over_undrafted(row).conclusion in ("faster", "slower")]
         by_k = grouped(telling, k_of)
         # Logarithms, so that twice as fast and half as fast cancel out.
@@ -421,7 +417,7 @@ def _schedule_in_words(cells: Sequence[MapRow]) -> str:
             off = f"K=0 with the draft loaded, which is {min(taxes)} to {max(taxes)} of a server without."
         texts.append(off)
     texts += [f"Not for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
-    by_size = grouped([row for row in cells if row.measured], _size_of)
+    by_size = grouped([row for row in cells if row.measured], size_of)
     undecided = [
         size
         for size, of_size in by_size.items()
@@ -442,7 +438,7 @@ def reach(cells: Sequence[MapRow]) -> dict[str, list[int]]:
     """
     sizes: dict[str, list[int]] = {PAYS: [], DOES_NOT_PAY: [], CANNOT_TELL: []}
     measured = [row for row in cells if row.measured]
-    for size, of_size in sorted(grouped(measured, _size_of).items()):
+    for size, of_size in sorted(grouped(measured, size_of).items()):
         words = set(map(word_of, of_size))
         best = next(word for word in (PAYS, CANNOT_TELL, DOES_NOT_PAY) if word in words)
         sizes[best].append(size)
@@ -473,7 +469,7 @@ def _table(cells: Sequence[MapRow]) -> Table:
     """The cells of one context: a row for each batch size, a column for each K."""
     by_k = dict(sorted(grouped(cells, k_of).items()))
     rows = []
-    for size, of_size in sorted(grouped(cells, _size_of).items()):
+    for size, of_size in sorted(grouped(cells, size_of).items()):
         texts = {}
         for row in of_size:
             texts[k_of(row)] = cell_text(row)

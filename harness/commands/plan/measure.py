@@ -18,7 +18,7 @@ import torch
 from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import plan_answer, plan_details
+from harness.commands.plan.tables import least_ms, plan_answer, plan_details
 from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
@@ -47,7 +47,7 @@ from harness.models.tokenizers import PADDING, check_sizes
 from harness.results.acceptance import predicted_speedup
 from harness.tables.table import Answer, Document
 
-# The share of a good draft's tokens that is accepted, where a gain is estimated.
+# The chance that a token of a good draft is accepted, assumed where a gain is estimated.
 _ACCEPTANCE = 0.75
 
 
@@ -171,9 +171,12 @@ def find_machine(settings: PlanSettings) -> Machine:
     if settings.bandwidth is not None:
         bandwidths = {"the given bandwidth": settings.bandwidth}
         machine = dataclasses.replace(machine, bandwidths=bandwidths)
-    _check_gpus("placement", settings.placement.gpus, machine)
-    for role, model in settings.models.items():
-        _check_gpus(role, model.gpus, machine)
+    asked = {"placement": settings.placement.gpus}
+    asked |= {role: model.gpus for role, model in settings.models.items()}
+    for setting, number in asked.items():
+        if number is not None and 0 < machine.num_gpus < number:
+            rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
+            raise SettingError(f"{setting}.gpus", rule, number)
     return machine
 
 
@@ -189,7 +192,10 @@ def _this_machine(placement: PlacementSettings) -> Machine:
 
 
 def _slowest(names: Sequence[str]) -> dict[str, float]:
-    """The bandwidth of the slowest GPU that is known, by its name. A token waits for every GPU."""
+    """The bandwidth in GB/s of the slowest GPU that is known, by its name: {"NVIDIA A100-SXM4-40GB": 1555}.
+
+    A token waits for every GPU, so that the slowest one counts.
+    """
     bandwidths = {}
     for name in names:
         gpu = known_gpu(name)
@@ -214,14 +220,6 @@ def _pretended_machine(settings: PlanSettings) -> Machine:
     gpus = "GPU" if count == 1 else "GPUs"
     size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
     return Machine(free, f"{count} pretended {gpus} of {size}", bandwidths, pretended=True)
-
-
-def _check_gpus(setting: str, number: int | None, machine: Machine) -> None:
-    if number is None or machine.num_gpus == 0:
-        return
-    if number > machine.num_gpus:
-        rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
-        raise SettingError(f"{setting}.gpus", rule, number)
 
 
 def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dict[str, Any]:
@@ -311,7 +309,7 @@ def _limits(
     figures: dict[str, Any] = {
         "read_bytes": round(target_step),
         "bandwidths": bandwidths,
-        "lowest_ms_per_token": _milliseconds(target_step, bandwidth),
+        "lowest_ms_per_token": least_ms(target_step, bandwidth),
     }
     if num_draft_tokens == 0:
         return figures
@@ -324,7 +322,7 @@ def _limits(
         "speculative_read_bytes": round(bytes_per_token),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
-        "lowest_speculative_ms_per_token": _milliseconds(bytes_per_token, bandwidth),
+        "lowest_speculative_ms_per_token": least_ms(bytes_per_token, bandwidth),
     }
 
 
@@ -374,10 +372,6 @@ def _step_bytes(
     num_parts = len(placement.bytes_per_device) if placement.split else 1
     num_cache_parts = num_parts if sketch.splits_cache else 1
     return weights / num_parts + cache / num_cache_parts
-
-
-def _milliseconds(num_bytes: float, bandwidth_gb_s: float | None) -> float | None:
-    return None if bandwidth_gb_s is None else num_bytes / bandwidth_gb_s / 1e6
 
 
 def _gain_of_8bit_draft(

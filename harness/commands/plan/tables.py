@@ -132,6 +132,7 @@ def _next_step(row: PlanRow) -> Iterator[Step]:
         draft = f" draft={row.draft}" if row.draft else ""
         yield Step("measure it", f"harness latency model={row.model}{draft}")
     for remedy in (row.instead or "").splitlines()[:1]:
+        # `model=65B_4bit (33.2 GB)`, or what `remedies` says of more GPUs: `... (4 GPUs with ...)`.
         change = remedy.partition(" (")[0]
         if more_gpus := re.search(r"\((\d+) GPUs with", remedy):
             change = f"gpus={more_gpus[1]}"
@@ -364,7 +365,7 @@ def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
 
 def _verdict(row: PlanRow) -> Line:
     if row.status != "ok":
-        # Without the name of the setting that errors begin with: `model: 30B does not fit: ...`.
+        # Errors begin with the name of a setting, which a sentence has no place for: `model: 30B does not fit`.
         return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
     needed, stays = _spare(row)
     if row.needed_bytes is None:
@@ -373,9 +374,8 @@ def _verdict(row: PlanRow) -> Line:
 
 
 def _spare(row: PlanRow) -> tuple[str, str]:
-    """`66.0 GB of weights and KV cache`, and `0.90 GB stay free on GPU 0`.
-
-    Weights alone, where the size of the cache is not known.
+    """`66.0 GB of weights and KV cache` (weights alone where the size of the cache is not known), and
+    `0.90 GB stay free on GPU 0`.
     """
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
@@ -420,14 +420,14 @@ def _limits(row: PlanRow) -> list[Line | Table]:
 def _times_by_bandwidth(row: PlanRow) -> Line | Table:
     """The least times at each known bandwidth, or that at a made-up one."""
     if not row.bandwidths:
-        example = f"that {_ms(_least_ms(row.read_bytes, 100) or 0)} ms per token at least"
+        example = f"that {_ms(least_ms(row.read_bytes, 100) or 0)} ms per token at least"
         return Line(
             f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}.", "dim"
         )
     rows = []
     for name, rate in row.bandwidths.items():
-        alone = _least_ms(row.read_bytes, rate)
-        with_draft = _least_ms(row.speculative_read_bytes, rate)
+        alone = least_ms(row.read_bytes, rate)
+        with_draft = least_ms(row.speculative_read_bytes, rate)
         rows.append(TableRow((name, rate, alone, with_draft)))
     columns = (
         Column("ms/token, at least", text=True),
@@ -446,19 +446,19 @@ def _slowest(row: PlanRow) -> str:
 
 def _least_ms_alone(row: PlanRow) -> float | None:
     """Milliseconds per token of the target alone at the lowest bandwidth that the plan knows."""
-    return _least_ms(row.read_bytes, _lowest_rate(row))
+    return least_ms(row.read_bytes, _lowest_rate(row))
 
 
 def _least_ms_with_draft(row: PlanRow) -> float | None:
     """The same with the draft, if all that it proposes is accepted."""
-    return _least_ms(row.speculative_read_bytes, _lowest_rate(row))
+    return least_ms(row.speculative_read_bytes, _lowest_rate(row))
 
 
 def _lowest_rate(row: PlanRow) -> float | None:
     return min((row.bandwidths or {}).values(), default=None)
 
 
-def _least_ms(num_bytes: float | None, rate: float | None) -> float | None:
+def least_ms(num_bytes: float | None, rate: float | None) -> float | None:
     """Milliseconds to read this many bytes at a rate in GB/s; None where one is unknown."""
     return num_bytes / rate / 1e6 if rate and num_bytes else None
 

@@ -301,15 +301,10 @@ def _differences(compared: Sequence[Compared]) -> list[str]:
         values = {(getattr(one.before, name), getattr(one.after, name)) for one in compared}
         for old, new in sorted(values, key=str):
             if old != new:
-                words = f"{_short(name, old)} before, {_short(name, new)} after"
-                lines.append(f"{name} differs: {words}.")
+                shown = short_commit if name == "commit" else str
+                words = [shown(value) if value else "unknown" for value in (old, new)]
+                lines.append(f"{name} differs: {words[0]} before, {words[1]} after.")
     return lines
-
-
-def _short(name: str, value: str | None) -> str:
-    if value is None:
-        return "unknown"
-    return short_commit(value) if name == "commit" else value
 
 
 def _judge(compared: Sequence[Compared]) -> None:
