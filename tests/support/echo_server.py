@@ -51,6 +51,7 @@ class EchoServer:
         num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
+        slow_every: so does each chunk of this request and every so many after it.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
@@ -86,6 +87,7 @@ class EchoServer:
     num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
+    slow_every: int = 0
     slow_s: float = 0.0
     stall: bool = False
     key: str | None = None
@@ -249,7 +251,9 @@ class EchoServer:
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
         count = len(tokens)
-        delay_s = self.slow_s if len(self.bodies) >= self.slow_after else self.delay_s
+        number = len(self.bodies)
+        is_slow = number >= self.slow_after or (self.slow_every and number % self.slow_every == 0)
+        delay_s = self.slow_s if is_slow else self.delay_s
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
         for step in steps:
             await asyncio.sleep(delay_s)

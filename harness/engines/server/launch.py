@@ -184,7 +184,8 @@ def _free_port() -> int:
     """A port that nothing listens on, below those that Linux gives to outgoing connections: one of these would soon be
     taken.
     """
-    for port in random.sample(_PORTS, 1000):
+    # Programs that seed `random` alike, and run side by side, would try the same ports.
+    for port in random.SystemRandom().sample(_PORTS, 1000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")

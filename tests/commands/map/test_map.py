@@ -132,6 +132,9 @@ def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
 
 def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     servers = [EchoServer(version="1", num_draft_tokens=k) for k in (None, 4)]
+    for server in servers:
+        # Of two requests that are in flight together one ends long before the other.
+        server.slow_every, server.slow_s = 2, 0.01
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers]
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
