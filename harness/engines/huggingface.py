@@ -59,10 +59,10 @@ def check_pair(
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
         require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
-    strategies = {}
-    for checkpoint in planned.checkpoints:
-        strategy = planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
-        strategies[checkpoint.role] = strategy
+    strategies = {
+        checkpoint.role: planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
+        for checkpoint in planned.checkpoints
+    }
     if "tensor_parallel" in strategies.values():
         rule = (
             "must be tensor_parallel like the other model: copies may round differently, and ranks "
@@ -231,7 +231,7 @@ class HuggingFaceArm(Arm):
             "generation_config": config,
             "logits_processor": list(processors),
         }
-        # A head always drafts as many tokens as it can.
+        # A head drafts as many tokens as it can: those beyond are left out.
         most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
 
         def generate() -> None:

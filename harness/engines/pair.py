@@ -110,7 +110,7 @@ class SketchedPair:
 
     @property
     def shared(self) -> bool:
-        """Whether the draft has the target's weights."""
+        """Whether the draft is the target itself, whose weights load once."""
         return self.draft_plan is not None and self.draft_plan.shares_target
 
     @property

@@ -79,13 +79,7 @@ def _with_margin(
 ) -> Divergence:
     """The divergence, with the difference of the two tokens' logits after those `before` them."""
     margin = reference.margin(before, expected, actual)
-    return Divergence(
-        position,
-        expected=expected,
-        actual=actual,
-        logit_margin=margin.value,
-        logit_tolerance=margin.tolerance,
-    )
+    return Divergence(position, expected, actual, margin.value, margin.tolerance)
 
 
 class _Written:

@@ -193,8 +193,8 @@ class ServerSettings(ServersSettings):
             require(not self.places, "places", rule, self.places)
         else:
             rule = "is for a server that runs already, and not beside engine.start"
-            addresses = {name: getattr(self, name) for name in ("regular_url", "idle_url")}
-            for name, value in (addresses | {"metrics_url": self.metrics_url}).items():
+            for name in ("regular_url", "idle_url", "metrics_url"):
+                value = getattr(self, name)
                 require(not value, name, rule, value)
         rule = "needs a server of each arm beside it"
         require(self.has_two or not self.has_idle, "idle_url", rule, self.idle_url or "started")
@@ -271,7 +271,7 @@ class Servers(EngineRecord):
             num_blocks = _MOST_BLOCKS if is_precise else _BLOCKS
             if settings.blocks != "auto":
                 num_blocks = settings.blocks
-            if settings.blocks == "auto" and not settings.places and self.fit_together(opening):
+            elif not settings.places and self.fit_together(opening):
                 num_blocks = 0
         environment = self.variables(opening, num_blocks) | _texts(settings.environment or {})
         # Servers of a preset load the same model by the same name.

@@ -255,3 +255,14 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
     )
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.text_logprobs([([5], [6])], num_top=5, num_in_flight=1)
+
+
+class MalformedServer(EchoServer):
+    async def _complete(self, body: Any, reader: Any, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n")
+        return True
+
+
+def test_an_answer_that_is_no_http_is_no_closed_connection(open_engine: Open) -> None:
+    with pytest.raises(RunError, match=r"no answer of HTTP: .*Content-Length"):
+        open_engine(MalformedServer())
