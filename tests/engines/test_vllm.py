@@ -96,8 +96,13 @@ def test_synthetic_acceptance_is_told_in_rates_of_prefixes() -> None:
 
 
 def test_a_head_that_vllm_does_not_draft_with_is_refused() -> None:
+    chosen = {"name": "somewhere", "repository": "somewhere"}
+    draft = METHODS.settings_class(chosen)(**chosen)
+    head: Any = SimpleNamespace(kind=HEADS["jetspec"])
+    pair: Any = SimpleNamespace(draft_plan=DraftPlan(draft, head=head))
+    run: Any = SimpleNamespace(draft=draft)
     with pytest.raises(SettingError, match="a JetSpec head, which engine=vllm does not draft with"):
-        HEADS["jetspec"].vllm()
+        Vllm().check_pair(pair, run)
 
 
 def pretend_installed(monkeypatch: pytest.MonkeyPatch) -> None:

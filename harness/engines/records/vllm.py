@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from harness.config.engines import EngineSettings
 from harness.config.settings import PlacementSettings, require, require_at_least
+from harness.drafting.registry import method_of
 from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
     from harness.drafting.method import Method
+    from harness.engines.pair import SketchedPair
     from harness.engines.protocol import Engine
 
 Backend = Literal["mp", "ray"]
@@ -65,6 +67,11 @@ class Vllm(EngineRecord):
 
     def check_draft(self, method: Method, draft: DraftSettings, settings: VllmSettings) -> None:
         method.check_vllm(draft)
+
+    def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
+        if pair.draft_plan is not None:
+            # It refuses heads that vLLM does not draft with.
+            method_of(pair.draft_plan.settings).vllm(pair.draft_plan, pair.draft_plan.settings)
 
     def check_installed(self) -> None:
         is_found = importlib.util.find_spec("vllm") is not None
