@@ -87,6 +87,7 @@ class Latency(Experiment):
             self.prompts = self.prompts[share_of(len(self.prompts), self.settings.share)]
             self.settings = dataclasses.replace(self.settings, num_prompts=len(self.prompts))
         self._check_batch()
+        # A run that fails before it measures has rows too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)
         self.prompt_rows: list[LatencyPromptRow] = []

@@ -84,6 +84,20 @@ def test_a_doubt_stands_above_the_verdict() -> None:
     assert "take turns" not in text
 
 
+def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
+    unsure: dict[str, Any] = {
+        "speedup": 1.02,
+        "speedup_low": 0.99,
+        "speedup_high": 1.05,
+        "visible_difference": 0.04,
+    }
+    prompts = answer(num_prompts=15, **unsure)
+    assert mentions(prompts, "enough prompts for a difference of 2%", "num_prompts=62")
+    # As many units, of 16 prompts each.
+    laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
+    assert "enough prompts" not in laps
+
+
 @pytest.mark.parametrize(
     ("lengths", "found", "setting"),
     [

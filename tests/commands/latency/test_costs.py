@@ -49,6 +49,8 @@ def test_smaller_k_are_predicted_with_the_passes_of_their_width() -> None:
     passes = [10.0, 10.0, 10.0, None, 20.0]
     timed = [1.9, 2.7, 3.3 / 1.5, 3.8 / 2]
     assert predicted(2.0, pass_ms_by_width=passes) == pytest.approx(timed)
+    # Wider passes than a verification change nothing.
+    assert predicted(2.0, pass_ms_by_width=[*passes, 60.0]) == pytest.approx(timed)
 
 
 @pytest.mark.parametrize("passes", [[10, 9.9, None, None, 10.01], [10, 14, None, None, 10.1]])

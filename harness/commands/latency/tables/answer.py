@@ -111,14 +111,17 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         return
     verdict = verdict_of(row)
     coverage = Coverage.of(row.speedup)
-    num_units = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
+    # An interval is over units: prompts, batches, or laps.
+    prompts_per_unit = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
     if coverage is not None and not verdict.speedup.has_bounds:
-        yield Step("an interval", typed_again(f"num_prompts={FEWEST_FOR_INTERVAL * num_units}"))
+        number = FEWEST_FOR_INTERVAL * prompts_per_unit
+        yield Step("an interval", typed_again(f"num_prompts={number}"))
     elif verdict.conclusion == "no difference" and row.visible_difference and coverage:
         distance = abs(math.log(verdict.speedup.estimate))
-        needed = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
-        if needed <= _MOST_PROMPTS:
-            number = math.ceil(max(needed, 2 * coverage.num_units)) * num_units
+        num_units = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
+        num_units = max(num_units, 2 * coverage.num_units)
+        number = math.ceil(num_units) * prompts_per_unit
+        if number <= _MOST_PROMPTS:
             yield Step(
                 f"enough prompts for a difference of {distance:.0%}",
                 typed_again(f"num_prompts={number}"),

@@ -199,7 +199,7 @@ def _timed_passes(row: LatencyRow) -> dict[int, float]:
 
 
 def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> float:
-    """The cost of verifying k draft tokens in target steps, between 1 and that of all (`verify`).
+    """The cost of verifying k draft tokens in target steps, between 1 and that of the `measured` ones (`verify`).
 
     It falls as the passes of fewer tokens are shorter, where these were timed, else in proportion to
     k. The rest, the verdict, costs the same for every k.
@@ -209,11 +209,11 @@ def _verification(row: LatencyRow, verify: float, k: int, measured: int) -> floa
         return 1 + (verify - 1) * k / measured
     # No pass takes less time than one over fewer tokens, except by noise.
     slowest_so_far = np.maximum.accumulate(list(timed.values())) / timed[0]
-    widest = float(slowest_so_far[-1])
-    shorter = widest - float(np.interp(k, list(timed), slowest_so_far))
-    if widest > max(verify, 1):
+    of_k, of_all = np.interp([k, measured], list(timed), slowest_so_far)
+    shorter = float(of_all - of_k)
+    if of_all > max(verify, 1):
         # Timed by themselves, passes seem to cost more than the whole verification.
-        shorter *= (verify - 1) / (widest - 1)
+        shorter *= (verify - 1) / float(of_all - 1)
     return verify - shorter
 
 
