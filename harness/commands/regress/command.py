@@ -41,8 +41,8 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
   details=true  also everything behind the answer
 
 Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
-differ between identical runs too: measure both sides with repeats=5, or give noise=. With one run on each side and
-neither, nothing is said about times. With several pairs, significance is adjusted for their number.
+differ between identical runs too: measure both sides with repeats=5, or give noise=. With a single run on each side
+and no noise=, times get no verdict. With several pairs, significance is adjusted for their number.
 
   harness latency repeats=5 results.file=results/before.csv      before the change, then
   harness latency repeats=5 results.file=results/after.csv       after it

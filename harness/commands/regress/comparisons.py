@@ -44,7 +44,8 @@ _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 
-# Draft tokens per iteration that differ by more, as a logarithm, are another K.
+# If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
+# server drafted with another K.
 _OTHER_K = 0.1
 
 Values = Mapping[Unit, float]
@@ -301,7 +302,7 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     before = _matrix(runs_before, units)
     after = _matrix(runs_after, units)
     if with_same_seeds is not None:
-        # Runs differ by their seeds, and those of the other side just so: that is no noise.
+        # Runs of one side differ because of their seeds, which the other side has too: that is no noise.
         before = _mean_over_runs(before)
         after = _mean_over_runs(after)
     noise = sides.noise.get(figure.name)
