@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError, from_outside
 from harness.config.settings import ModelSettings
-from harness.engines.server.dialects import dialect_of, known_pages
+from harness.engines.server.dialects import known_pages
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4_000_000
@@ -70,16 +70,6 @@ class ServerReport:
     about: dict[str, Any]
     started: str | None
     models: Sequence[ServedModel] = ()
-
-    @property
-    def owner(self) -> str | None:
-        """The kind of server, `owned_by` of its first model; None where it reports none."""
-        return self.models[0].owner if self.models else None
-
-    @property
-    def name(self) -> str | None:
-        """`vLLM 0.32.0`; None for a server of an unknown kind."""
-        return dialect_of(self.owner).named(self.about) or None
 
 
 def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] | None:
