@@ -338,7 +338,7 @@ class Latency(Experiment):
                 number = f"all {len(failed)} requests failed"
                 raise RunError(f"{name}: {number}, the first with {failed[0].error}")
             evidence.append(measured.evidence({"num_prompts": len(requests)}))
-            failures += [request for request in failed if request.error is not None]
+            failures += failed
         reason = too_many_failures(evidence)
         if reason is not None:
             restarted = [name for name, arm in self.run.arms.items() if arm.num_restarts]

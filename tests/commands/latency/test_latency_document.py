@@ -9,6 +9,7 @@ import pytest
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import StepCosts, held_back_in_words, main_limit
+from harness.commands.latency.tables.doubts import caveats
 from harness.commands.latency.tables.run import latency_document
 from harness.tables.terminal import print_document
 from report_files import latency_run, prompt_rows
@@ -317,3 +318,9 @@ def test_later_turns_of_a_conversation_that_parted_are_not_compared(
     turns[1] = dataclasses.replace(turns[1], divergence_position=5, logit_margin=0.1)
     text = printed(capsys, turns, identical_prompts=1)
     assert "identical on 1 of 2 prompts" in " ".join(text.split())
+
+
+def test_bursts_of_several_runs_are_ordered_as_numbers() -> None:
+    bursts = [rows(tokens_per_arrival=size)[-1] for size in (10.2, 9.5, 1.0)]
+    assert "in bursts, 9.5 to 10.2 at once" in " ".join(caveats(bursts))
+    assert "in bursts, 9.5 at once" in " ".join(caveats(bursts[1:]))

@@ -80,7 +80,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     if not best.quiet:
         sentence += "; the machine was not quiet"
     lines = [Line(f"{sentence}.", "strong" if verdict.can_tell else "plain")]
-    rivals = bests[bests.can_tell & (bests.index != best.name)]
+    rivals = bests[1:][bests[1:].can_tell]
     if verdict.pays and not rivals.empty:
         lines.append(_rivals(pd.concat([best.to_frame().T, rivals])))
     return lines

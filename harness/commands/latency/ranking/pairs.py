@@ -34,6 +34,12 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         run, regular, row: the run, the row of its regular arm, and that of its speculative one; in a
             run without a draft the regular one.
         name: among the pairs of the frame; `model`, `draft` and `method` are parts of it.
+        k, k_order: K as it was set (a number, `auto` or None), and a number to sort by: inf for `auto`, 0 for None.
+        load: requests per second where they are sent at a rate, else `batch_size`.
+        real: neither random weights nor synthetic acceptance.
+        partial: whether the run failed or was stopped, so that its figures cover a part of the prompts.
+        can_tell: whether the verdict has a conclusion, of a run that is whole.
+        regular_ms: `ms_per_token` of the regular arm; nan without one.
         target: a number, equal for pairs over the same regular decoding, which may be ranked.
         series: a number, equal for pairs that differ only in K or circumstances.
         curve: a number, equal for pairs that differ only in `load`, which counts `unit_of_load`.

@@ -102,13 +102,11 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     rows = list(rows)
     sentences = [sentence for row in rows for sentence in _about_settings(row)]
     speculative = [row for row in rows if row.arm != "regular"]
-    sizes = [
-        f"{row.tokens_per_arrival:.1f}"
-        for row in speculative
-        if (row.tokens_per_arrival or 0.0) >= _BURST
-    ]
-    if sizes:
-        sizes_in_words = " to ".join(dict.fromkeys([min(sizes), max(sizes)]))
+    bursts = [row.tokens_per_arrival for row in speculative if row.tokens_per_arrival]
+    bursts = [num_tokens for num_tokens in bursts if num_tokens >= _BURST]
+    if bursts:
+        ends = [f"{min(bursts):.1f}", f"{max(bursts):.1f}"]
+        sizes_in_words = " to ".join(dict.fromkeys(ends))
         sentences.append(
             f"Tokens arrive in bursts, {sizes_in_words} at once on average: ITL is the time between bursts,"
             " TPOT that of a token."
