@@ -12,10 +12,12 @@ from harness.commands.latency.asking import batches_to_ask
 from harness.commands.latency.pooling import pooled_rows
 from harness.commands.latency.prompt_times import ms_of_both_arms
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.doubts import doubts
 from harness.results.files import append_rows
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
 from report_files import latency_run
+from wording import mentions
 
 NUM_PROMPTS = 10
 
@@ -167,3 +169,16 @@ def test_every_figure_says_how_it_is_pooled() -> None:
             # The ends of an interval have no rule: means of ends are no interval.
             assert (column.pools is not None) == (column.part in ("", "estimate")), name
             assert name.endswith(("_low", "_high", "_covers")) == (column.pools is None), name
+
+
+def test_lowered_clocks_of_a_single_run_are_a_doubt_about_all() -> None:
+    runs = []
+    for reason, num_throttled in (("heat", 4), (None, 0), (None, 0)):
+        figures: dict[str, Any] = {
+            "gpu_throttled": reason,
+            "lowest_gpu_clock_mhz": 900,
+            "num_units": 10,
+        }
+        runs.append(latency_run(**figures, num_throttled_units=num_throttled))
+    sentence = "The GPUs were not quiet: clocks were lowered to 900 MHz, in 4 of 10 units of the regular arm"
+    assert mentions(" ".join(doubts(pooled_rows(runs))), sentence)

@@ -47,7 +47,9 @@ class Energy(Group):
     """Joules per token, and in how many units GPUs were throttled; none without GPUs that report it."""
 
     num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
-    num_throttled_units: MaybeInt = pooled("mean", "those of them at whose end clocks were lowered")
+    num_throttled_units: MaybeInt = pooled(
+        "largest", "those of them at whose end clocks were lowered"
+    )
     joules_per_token: MaybeFloat = pooled(
         "mean",
         "energy of the GPUs per token, by NVML, what they take when idle included; empty for instances"

@@ -344,14 +344,16 @@ def _busy_gpus(rows: Sequence[LatencyRow]) -> str | None:
     parts = []
     if row.other_gpu_processes:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
-    if row.gpu_throttled:
-        units = [
-            f"{each.num_throttled_units} of {each.num_units} units of the {each.arm} arm"
-            for each in rows
-            if each.num_throttled_units
-        ]
+    units = [
+        f"{each.num_throttled_units} of {each.num_units} units of the {each.arm} arm"
+        for each in rows
+        if each.num_throttled_units
+    ]
+    if row.gpu_throttled or units:
         how_often = f", in {' and '.join(units)}" if units else ""
-        clocks = f"clocks were lowered to {row.lowest_gpu_clock_mhz} MHz ({row.gpu_throttled})"
+        # A pooled row has no reason where its runs have different ones, or some have none.
+        reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
+        clocks = f"clocks were lowered to {row.lowest_gpu_clock_mhz} MHz{reason}"
         parts.append(f"{clocks}{how_often}")
     return f"The GPUs were not quiet: {' and '.join(parts)}." if parts else None
 
