@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.drafting.heads.find import DraftPlan
@@ -23,6 +24,7 @@ from harness.engines.vllm import arguments as vllm_arguments
 from harness.engines.vllm import engine as vllm_engine
 from harness.engines.vllm.arguments import speculative_config
 from in_process import Harness, results
+from some_settings import settings_of
 from tiny_checkpoints import spaced_tokenizer
 from wording import mentions
 
@@ -261,10 +263,7 @@ def test_arms_of_mixtures_start_one_after_the_other_on_gpus(
     def together(has_experts: bool) -> bool:
         sketch = SimpleNamespace(has_experts=has_experts)
         planned = SimpleNamespace(gpus=[0], sketches=[sketch])
-        placement = SimpleNamespace(reserve_gb=2)
-        opening: Any = SimpleNamespace(
-            planned=planned, settings=SimpleNamespace(placement=placement)
-        )
+        opening: Any = SimpleNamespace(planned=planned, settings=settings_of(LatencySettings))
         return vllm_arguments.run_together(arms, opening)
 
     assert together(has_experts=False)

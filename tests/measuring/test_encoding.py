@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
+from harness.config.settings import PromptSettings
 from harness.engines.pair import Excess
 from harness.measuring import encoding
 from harness.prompts.sets import Prompt, PromptSet
+from some_settings import settings_of
 
 ROOM = 10
 
@@ -30,11 +33,8 @@ def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
         excess=lambda prompts, new_tokens: Excess(30, "and draft=other takes 20"),
         tokenizer=SimpleNamespace(bos_token_id=0),
     )
-    settings: Any = SimpleNamespace(
-        prompts=SimpleNamespace(too_long=too_long, template_arguments=None),
-        chat_template="auto",
-        engine=None,
-    )
+    mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
+    settings = settings_of(LatencySettings, prompts=mine)
     prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
     prompt_set = PromptSet("mine", prompts, "digest")
     with pytest.raises(SettingError) as refused:

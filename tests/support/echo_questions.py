@@ -6,16 +6,17 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from echo_server import continuation
+from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
 from harness.engines.records import server
 from harness.engines.server.engine import ServerArm, ServerEngine
+from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
 
 DECODING = DecodingSettings(max_new_tokens=7, temperature=0.5, top_k=9)
@@ -39,7 +40,7 @@ def texts(question: Question) -> list[list[int]]:
 def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:
     """An engine for servers under these settings of `engine=server`."""
     engine = server.ServerSettings(name="server", **settings)
-    run: Any = SimpleNamespace(engine=engine, model=TINY, draft=None, JUDGES_DRAFT=False)
+    run = settings_of(LatencySettings, engine=engine, model=TINY, draft=None)
     opening = Opening(
         settings=run,
         decoding=DECODING,
