@@ -24,6 +24,7 @@ MISTAKES = {
     "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for models and heads, not for draft=lookup",
     "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
+    "latency draft=tiny_draft+suffix": "draft=tiny_draft+suffix: no such preset (did you mean suffix+tiny_draft?)",
     "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
     # acceptance
     "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
@@ -166,6 +167,8 @@ MISTAKES = {
     "latency model.gpus=0": "model.gpus=0: must be at least 1",
     "latency placement.reserve_gb=inf": "placement.reserve_gb=inf: must be a number",
     "latency num_resamples=10000000000": "num_resamples=10000000000: must be at most 10^6",
+    f"latency decoding.temperature={10**400}": f"decoding.temperature={10**400}: must be below 2^63",
+    f"eval seeds=[{10**400}]": f"seeds={10**400}: must be below 2^63",
     f"latency seed={10**30}": f"seed={10**30}: must be below 2^63",
     "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=": "results.file=: must name a file; null collects no rows",

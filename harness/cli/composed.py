@@ -11,7 +11,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import ranks, signals
 from harness.cli.manifest import Manifest, SweepFile, collects_in
@@ -38,6 +38,8 @@ def run(config: Any) -> Sequence[Any]:
     """
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     command = COMMANDS[plain.pop("command")]

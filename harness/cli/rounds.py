@@ -162,8 +162,12 @@ def finish_race(sweep: Path) -> tuple[list[LatencyRow], Document]:
     remaining = [racer for racer in racers if racer.left is None]
     if not remaining:
         return rows, [Line("Every job of the race failed.", "warning")]
-    ranked = ranking(*common_times([racer.times for racer in remaining]))
-    best, *ties = [remaining[one.index] for one in ranked if not one.worse]
+    best, *ties = remaining
+    # [jobs, units] each. Without common units, as of batches of different sizes, nothing can be compared.
+    regular, speculative = common_times([racer.times for racer in remaining])
+    if regular.size:
+        ranked = ranking(regular, speculative)
+        best, *ties = [remaining[one.index] for one in ranked if not one.worse]
     figures = f"{times(best.speedup.estimate)}{in_brackets(best.speedup)}"
     answer = f"{best.name} is the fastest: {figures} after {counted(best.num_prompts, 'prompt')}."
     if ties:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
@@ -238,4 +239,6 @@ def _rates_in(
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value of a JSON file is a number that a float can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not abs(value) > sys.float_info.max

@@ -35,7 +35,8 @@ class NameSource(ConfigSource):
         group = config_path.partition("/")[0]
         # Hydra is to take any key in a group, because a sweep sets what only some drafts or engines have:
         # `conversion` refuses what none has.
-        for name, part in [(group, config), *config.items()]:
+        # As written: a value that must be set, ???, cannot be read.
+        for name, part in [(group, config), *config.items_ex(resolve=False)]:
             if OmegaConf.is_dict(part) and name != "hydra":
                 OmegaConf.set_struct(part, False)
         # A pair sets `model` and `draft` of the run, all others only what is below their own key.

@@ -29,7 +29,7 @@ SettingsType = TypeVar("SettingsType")
 # its method is `lookup`.
 _CHOSEN: Mapping[object, SettingsRegistry[Any]] = {DraftSettings: METHODS, EngineSettings: ENGINES}
 
-# The largest integer of torch and numpy.
+# The largest integer of torch and numpy. A float could not hold one of 400 digits.
 _LARGEST_INTEGER = 2**63 - 1
 # Types of values in the words of error messages.
 _IN_WORDS: Mapping[object, Sequence[str]] = {
@@ -57,7 +57,8 @@ def from_config(
             raise _unknown(kind, config, prefix, key)
         values[key] = _convert(hints[key], value, prefix + key)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values and field.default is dataclasses.MISSING:
+        has_default = (field.default, field.default_factory) != 2 * (dataclasses.MISSING,)
+        if field.name not in values and not has_default:
             raise SettingError(prefix + field.name, "must be set")
     try:
         settings = kind(**values)
@@ -147,12 +148,12 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         return value
     if Mapping in origins and isinstance(value, Mapping):
         return dict(value)
+    if type(value) is int and abs(value) > _LARGEST_INTEGER and str not in kinds:
+        raise SettingError(setting, "must be below 2^63", value)
     for kind in kinds:
         is_number = kind in (float, str) and type(value) in (int, float)
         converted = kind(value) if is_number else value
         if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
-            if kind is int and abs(converted) > _LARGEST_INTEGER:
-                raise SettingError(setting, "must be below 2^63", value)
             return converted
     if tuple in origins and not isinstance(value, Mapping):
         items = value if isinstance(value, list | tuple) else [value]

@@ -25,6 +25,7 @@ There are configurations for
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import typing
 from pathlib import Path
@@ -228,15 +229,16 @@ def _command(name: str) -> dict[str, Any] | None:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a class's settings that are values, and no groups; a setting that must be set has none.
-
-    A class has them as attributes, and so no `default_factory`: a default list is a tuple.
-    """
-    defaults = {name: getattr(kind, name) for name in value_types(kind) if hasattr(kind, name)}
-    return {
-        name: list(default) if isinstance(default, tuple) else default
-        for name, default in defaults.items()
-    }
+    """The defaults of a class's settings that are values, and no groups; a setting that must be set has none."""
+    types = value_types(kind)
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.name in types and default is not dataclasses.MISSING:
+            defaults[field.name] = list(default) if isinstance(default, tuple) else default
+    return defaults
 
 
 def written(path: str) -> dict[str, Any]:

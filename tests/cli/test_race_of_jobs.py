@@ -57,6 +57,14 @@ def test_a_job_that_cannot_be_measured_is_named_and_the_others_race(harness: Har
     assert rows.loc[rows["status"] == "refused", "draft"].unique() == ["./missing"]
 
 
+@pytest.mark.slow
+def test_jobs_without_common_prompts_cannot_be_ranked(harness: Harness) -> None:
+    # A batch is timed as a whole, so that one of two prompts has no counterpart in the other job.
+    shown, rows = race_of(harness, "batch_size=1,2", "num_prompts=8")
+    assert mentions(shown, "Cannot tell which is the fastest: batch_size=1, batch_size=2")
+    assert set(rows.loc[rows["share"] == "all", "batch_size"]) == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("typed", "rule"),
     [

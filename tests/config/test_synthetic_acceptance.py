@@ -118,6 +118,7 @@ def test_marginal_rates_alone_are_enough(tmp_path: Path) -> None:
         ({"marginal_accept_rates": MARGINAL[:2]}, "marginal_accept_rates and conditional"),
         ({"mean_accept_length": 5}, "a mean_accept_length of 5, and 2.925 by its rates"),
         ({"mean_accept_length": True}, "a mean_accept_length of True"),
+        ({"mean_accept_length": 10**400}, "a mean_accept_length of 1000"),
         (
             {
                 "conditional_accept_rates": None,

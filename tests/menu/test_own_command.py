@@ -52,6 +52,24 @@ def test_its_settings_have_rules_and_help(harness: Harness) -> None:
     assert "num_prompts" in harness(COMMAND, "--help").stdout
 
 
+def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
+    file = Path("own_command.py")
+    file.write_text(file.read_text().replace('unit: str = "tokens"', "unit: str"))
+    assert harness.refused(COMMAND, *QUICK) == "unit: must be set"
+    assert "unit" in harness(COMMAND, "--help").stdout
+    harness(COMMAND, *QUICK, "num_prompts=1", "unit=letters")
+    assert list(results("lengths")["unit"]) == ["letters"]
+
+
+def test_a_default_that_a_factory_makes_need_not_be_typed(harness: Harness) -> None:
+    file = Path("own_command.py")
+    made = "field(default_factory=lambda: 'characters')"
+    source = file.read_text().replace('unit: str = "tokens"', f"unit: str = {made}")
+    file.write_text(source.replace("import dataclass\n", "import dataclass, field\n"))
+    harness(COMMAND, *QUICK, "num_prompts=1")
+    assert list(results("lengths")["unit"]) == ["characters"]
+
+
 def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
     complaint = harness.refused("./own_command.py:Nothing")
     assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")
