@@ -58,7 +58,7 @@ def run(config: Any) -> Sequence[Any]:
         from harness.measuring.quietness import crowding
 
         crowded = crowding()
-        # Of a sweep once.
+        # In a sweep only before its first job.
         if crowded is not None and (sweep is None or hydra.job.num == 0):
             say(crowded)
     if sweep is None and "torch" not in sys.modules:
@@ -84,9 +84,10 @@ def run(config: Any) -> Sequence[Any]:
         return jobs.run_on_ranks(job, num_ranks) if num_ranks > 1 or may_crash else job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{command.name} has no sweeps")
-    # joblib and Ray limit the threads of their jobs themselves.
-    has_limit = "LocalLauncher" not in hydra.launcher._target_
-    jobs_at_once = 1 if has_limit else hydra.sweeper.get("max_batch_size") or 1
+    # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. joblib and Ray limit the
+    # threads of their jobs themselves; Hydra's own launcher runs one after the other.
+    is_side_by_side = "LocalLauncher" in hydra.launcher._target_
+    jobs_at_once = hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1
     share_cores(num_ranks * jobs_at_once)
     overrides = tuple(hydra.overrides.task)
     settings = settings.of_job(manifest.differing(overrides))

@@ -30,6 +30,8 @@ from harness.tables.table import visible
 if TYPE_CHECKING:
     import pandas as pd
 
+    from harness.results.schema import RunRow
+
 
 _USAGE = """\
 Measure whether speculative decoding pays for a pair of language models.
@@ -43,8 +45,9 @@ download, half a minute. harness COMMAND --help shows a command's settings."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
-# The worst first: a failure or a loss, a wrong setting, doubt, success.
-_EXIT_CODES = [1, 2, 3, 0]
+# Of several exit codes the worst counts: success, doubt, a wrong setting; then 1, a failure or a bad answer, and any
+# that a user's own command has.
+_SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 # `_run_hydra` sets HYDRA_FULL_ERROR=1 for Hydra's own sake. So the processes of launchers, which inherit that, find in
 # this variable whether the user asked for tracebacks.
@@ -59,11 +62,11 @@ class _Outcome:
     Attributes:
         quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
         rows: of the run, or of the sweep's jobs.
-        exit_codes: of the errors, and of the sweep.
+        exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
     """
 
     quiet: bool = False
-    rows: Sequence[Any] = ()
+    rows: Sequence[RunRow] = ()
     errors: list[Exception] = field(default_factory=list)
     exit_codes: list[int] = field(default_factory=list)
 
@@ -104,7 +107,8 @@ def main() -> None:
         if not isinstance(error, BrokenPipeError):
             print(f"harness: stdout cannot be written: {error.strerror}", file=sys.stderr)
             _outcome.exit_codes.append(1)
-    sys.exit(min(_outcome.exit_codes, key=_EXIT_CODES.index, default=0))
+    codes = _outcome.exit_codes
+    sys.exit(max(codes, key=lambda code: _SEVERITIES.get(code, 3), default=0))
 
 
 def _end_process() -> NoReturn:

@@ -35,6 +35,7 @@ class Manifest:
     """Facts about all jobs of a sweep.
 
     Attributes:
+        num_jobs: in all rounds together; for an optimiser its number of trials.
         started: seconds since the epoch.
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
             `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`; [] where an optimiser has a range of numbers.
@@ -125,13 +126,12 @@ class SweepFile:
         if not self.path.exists():
             return
         with locked(self.path) as file:
-            rows = rows_in(file.path, self._kind)
-            kept = [
-                row
-                for row in rows
-                if row.job is None
-                and "all" not in (getattr(row, "repeat", None), getattr(row, "share", None))
-            ]
+            kept = []
+            for row in rows_in(file.path, self._kind):
+                # Rows over all rounds of a job have no number either.
+                rounds = (getattr(row, "repeat", None), getattr(row, "share", None))
+                if row.job is None and "all" not in rounds:
+                    kept.append(row)
             if kept:
                 file.replace(as_csv(kept))
             else:

@@ -26,11 +26,13 @@ SettingsType = TypeVar("SettingsType", bound=RunSettings)
 
 
 def take_over_from_torchrun() -> bool:
-    """Let the first of torchrun's processes start the ranks -> whether this process must end.
+    """Let the first of torchrun's processes start the ranks in place of torchrun.
 
-    The first one computes nothing itself: it starts as many ranks as torchrun was asked for, notices
-    when one dies, and records it. Here it notes their number, and removes torchrun's variables. The
-    others end at once.
+    It computes nothing itself: it starts as many ranks as torchrun was asked for, notices when one
+    dies, and records it. Here it notes their number, and removes torchrun's variables.
+
+    Returns:
+        Whether this process must end, because it is another of torchrun's processes.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
@@ -86,7 +88,7 @@ def num_ranks(settings: RunSettings, num_gpus: int = 0) -> int:
 
 
 def _asked_number(settings: RunSettings) -> tuple[str, int | None]:
-    """Return the setting that says over how many processes the split model goes, and its value."""
+    """The setting with the number of processes that the split model is for, as typed, and its value."""
     role = "model" if settings.strategy == "tensor_parallel" else "draft"
     own_number = settings.models[role].gpus
     if own_number is not None:

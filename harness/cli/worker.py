@@ -1,8 +1,8 @@
-"""Processes that run jobs and may die, and the class by which the sweep controls them.
+"""Processes that run jobs and may die, and the class by which the user's own process controls them.
 
 Loading weights and running them may exhaust memory, crash inside a library or hang. So that happens
-in a process that may die. It runs job after job with the pair that it has loaded, and the sweep
-reads the files that it writes.
+in a process that may die. It runs job after job with the pair that it has loaded, and the user's
+process, which runs the sweep, reads the files that it writes.
 
 If a model is split over ranks, each rank is such a process, and all run the same job. Rank 0 alone
 prints and writes. When a rank fails or dies the others would wait for it, so they are ended.
@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import psutil
 
@@ -50,6 +50,9 @@ from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.locked_files import write_nothing
 from harness.results.schema import RunRow
+
+if TYPE_CHECKING:
+    from harness.engines.keeper import PairKeeper
 
 # How long a rank may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
@@ -85,8 +88,14 @@ class Job:
         """The run's own file of rows."""
         return self.directory / f"{COMMANDS[self.command].stem}.csv"
 
-    def run(self, directory: Path | None = None, keeper: object = None) -> Sequence[RunRow]:
+    def run(
+        self, directory: Path | None = None, keeper: PairKeeper | None = None
+    ) -> Sequence[RunRow]:
         """Run it in this process, with the pair that the keeper holds.
+
+        Args:
+            directory: for the run's files; None for the job's own. Ranks other than 0 have another.
+            keeper: see `run_command`.
 
         Raises:
             HarnessError: the error that ended it; VerdictError for a run that succeeded with a bad answer.
@@ -141,7 +150,7 @@ class _JobEnded:
     Attributes:
         error: as `Worker.run` returns it.
         is_last: whether the rank's process ends after this message.
-        died: whether the sweep made this message itself, because the rank's process is gone.
+        died: whether the user's process made this message itself, because the rank's process is gone.
     """
 
     error: HarnessError | None
@@ -288,7 +297,7 @@ def start_process(
         locks: file descriptors that it inherits, and so keeps locked while it lives.
     """
     program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
-    # In its own session Ctrl-C reaches the sweep alone, which passes it on once.
+    # In its own session, because Ctrl-C is to reach the user's process alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment,
@@ -313,7 +322,7 @@ def serve(file_descriptor: int) -> None:
                 else:
                     errors.append(message)
                     os.kill(os.getpid(), signal.SIGTERM)
-        # When the sweep is gone nobody reads these measurements.
+        # The process that reads these measurements is gone.
         os._exit(1)
 
     faulthandler.enable()
@@ -345,14 +354,14 @@ def serve(file_descriptor: int) -> None:
     os._exit(0)
 
 
-def _run(job: Job, keeper: object, rank: int, terminal: IO[str] | None) -> HarnessError | None:
+def _run(job: Job, keeper: PairKeeper, rank: int, terminal: IO[str] | None) -> HarnessError | None:
     """Run the job, and return the error that ended it early.
 
     Each rank but the first has a directory of its own, which is kept only if the rank fails.
 
     Args:
-        keeper: the `PairKeeper` with the pair of the job before, if there was one.
-        terminal: of the sweep, for the line about progress.
+        keeper: holds the pair of the job before, if there was one.
+        terminal: of the user's process, for the line about progress; None where its stderr is none.
     """
     directory = job.directory / f"rank-{rank}" if rank else job.directory
     directory.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ class VerdictError(HarnessError):
 
     Args:
         message: the answer, in one line.
-        exit_code: tells the answers apart.
+        exit_code: 1 for a bad answer, 3 where the measurement allows none; a user's own command may have others.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

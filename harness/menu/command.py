@@ -37,7 +37,7 @@ class Command(Record):
         experiment: the class of its measurement (see `Experiment` below), or the module whose
             `EXPERIMENT` it is.
         row: the kind of row that a run writes; None for a command that measures nothing, whose module has
-            `run(settings, loading)`.
+            `run(settings, leaving)`: `leaving()` is a context in which a signal ends the process at once.
         further_rows: kinds of the other files that it writes.
         measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
             measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
@@ -144,7 +144,7 @@ class Experiment(Protocol):
         """
 
     def rows(self, session: Any) -> Sequence[RunRow]:
-        """The rows of all measurements so far; rows that say so where there are none."""
+        """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
 
     def document(self, rows: Sequence[Any]) -> Answer:
         """The answer to print; none by default, or where nothing was measured."""

@@ -75,6 +75,24 @@ def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
     assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")
 
 
+def test_its_answer_may_have_an_exit_code_that_ours_lack(harness: Harness) -> None:
+    with Path("own_command.py").open("a") as file:
+        file.write(
+            """
+from harness.config.errors import VerdictError
+
+
+class Judging(AnswerLengths):
+    def judge(self, rows: Sequence[Any]) -> None:
+        raise VerdictError("too long", 4)
+
+
+Lengths.experiment = Judging
+"""
+        )
+    assert harness(COMMAND, *QUICK, "num_prompts=1", code=4).complaint == "too long"
+
+
 def test_a_failure_is_not_hidden_by_rows_that_cannot_be_made_of_half_a_measurement(
     harness: Harness,
 ) -> None:
