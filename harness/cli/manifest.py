@@ -28,6 +28,8 @@ from harness.results.statistics.interval import counted
 from harness.results.statistics.stopping import SHARES
 
 _FILE = "sweep.json"
+# The rule that `race` breaks in a single run, and in a sweep with a single job.
+NEEDS_JOBS = "needs -m and several jobs: harness latency -m K=2,4,8 race=true"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +225,7 @@ def round_overrides(command: str, settings: Sequence[str], *, is_sweep: bool = F
     if is_race:
         rule = "cannot be combined with a search or with repeats"
         require(not is_search and not is_repeated, "race", rule, True)
-        require(is_sweep, "race", "needs -m and several jobs: harness latency -m K=2,4,8", True)
+        require(is_sweep, "race", NEEDS_JOBS, True)
     rule = "cannot be combined with a search, which chooses its own runs"
     require(not is_search, "repeats", rule, repeats)
     setting, number = ("share", SHARES) if is_race else ("repeat", repeats)

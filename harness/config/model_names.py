@@ -17,7 +17,7 @@ _OF_HEADS = {
     "draft_vocab_size",
 }
 
-_SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d+)GPUs?)$")
+_SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d{1,9})GPUs?)$")
 
 
 class NameParts(NamedTuple):
@@ -34,7 +34,8 @@ def split_suffixes(name: str) -> NameParts:
         return NameParts(name, quantization=None, num_gpus=None)
     bits: str | None = None
     gpus: str | None = None
-    while match := _SUFFIX.search(name):
+    # `_8bit` alone is no suffix of anything.
+    while (match := _SUFFIX.search(name)) and match.start():
         name = name[: match.start()]
         # The last of two counts.
         bits = bits or match["bits"]

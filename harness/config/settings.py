@@ -324,6 +324,9 @@ class PromptSettings:
     def __post_init__(self) -> None:
         rule = f"must be a preset, or a file that ends in {', '.join(PROMPT_FILES)}"
         require(self.file.endswith(PROMPT_FILES), "file", rule, self.file)
+        if os.path.isabs(self.file):
+            rule = "needs prompts.file=, a path in the repository"
+            require(self.repository is None, "repository", rule, self.repository)
         require_at_least(self, seed=0)
         known = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():

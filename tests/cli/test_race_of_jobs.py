@@ -74,6 +74,8 @@ def test_jobs_without_common_prompts_cannot_be_ranked(harness: Harness) -> None:
             ["-m", "K=2,4", "race=true", "precision=2%"],
             "precision=2%: cannot be combined with race",
         ),
+        (["-m", "race=true"], "race=true: needs -m and several jobs"),
+        (["-m", "K=2", "race=true"], "race=true: needs -m and several jobs"),
         (["share=2"], "share=2: is set by race=true"),
         (["draft=none", "-m", "model=tiny,tiny_draft", "race=true"], "race=true: is of speed-ups"),
     ],
