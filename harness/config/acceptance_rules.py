@@ -21,9 +21,8 @@ class AcceptanceRule(Record):
 
     Attributes:
         name: its name in `decoding.rule=`.
-        lossless: whether the output follows the target's distribution. Every rule must keep greedy texts unless it is
-            lossy greedily too.
-        lossless_greedily: whether it is called lossless at temperature 0.
+        lossless: whether the output follows the target's distribution at temperatures above 0.
+        lossless_greedily: whether a run at temperature 0 is reported as lossless; its texts must then be the target's.
         tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.

@@ -64,7 +64,7 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
-    """Whether a draft head is named, as far as a preset's architecture or a local directory tells."""
+    """Whether a draft head is named, as far as a preset's architecture or a local directory shows."""
     if architecture is not None:
         return not _OF_HEADS.isdisjoint(architecture)
     try:

@@ -60,8 +60,9 @@ class Registry(Generic[AnyRecord]):
     Args:
         setting: that names a record, for errors: `draft`.
         base: class of the records.
-        built_in: the package with a module for each built-in record, or these or their classes by name.
-        file: of a record that has a folder of its own, the module in it.
+        built_in: the package with a module, or a folder, for each built-in record; or the records, or their classes,
+            by name.
+        file: where each record has a folder, the module in it that has the record; empty where it has a module.
         group: of entry points.
         advice: on writing a record of one's own, for errors.
     """

@@ -300,8 +300,8 @@ class PromptSettings:
         turns: answers the first turn of a conversation alone, or `all`: each arm goes on from its own
             answers.
         seed: takes prompts of each category at random; None takes the first.
-        licence: of the texts; each run says it.
-        source: where a file comes from that the hub does not have; said where it is absent.
+        licence: of the texts; each run prints it.
+        source: where a file comes from that the hub does not have; printed where it is absent.
         too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
             or only their last tokens are read; of conversations, their last turns.
     """

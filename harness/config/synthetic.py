@@ -144,7 +144,7 @@ def rates_of_profile(path: str) -> Rates:
     marginal = _rates_in(profile, "marginal_accept_rates", path)
     length = profile.get("mean_accept_length")
     if not conditional and not marginal:
-        # An empty list of rates says that nothing was drafted, so that a length would say nothing.
+        # An empty list of rates means that nothing was drafted, so that a length would mean nothing.
         if conditional is None and marginal is None and _is_number(length):
             if not length >= 1:  # nan, too
                 rule = f"has a mean_accept_length of {length:g}, which must be at least 1"

@@ -414,7 +414,7 @@ def judged(
 
 Health = Literal["as its weights say", "broken", "other texts", "cannot tell"]
 
-# An engine whose drafter is as its weights say is called broken with this chance, twice one in a million.
+# Standard deviations of the number of iterations. Chance alone exceeds them, in either direction, twice in a million.
 _DEVIATIONS = 4.75
 # What rounding and ties may change, as a share of the tokens per iteration.
 _TOLERATED_ROUNDING = 0.03

@@ -112,6 +112,7 @@ def curve_plots(
     """Speed-ups with their bounds, a plot for each title, all to one scale.
 
     Args:
+        panels: the title and the curves of each plot; a plot has at least one point.
         doubling: whether equal steps to the right are equal factors.
     """
     every = [point for _, curves in panels for points in curves.values() for point in points]

@@ -3,11 +3,15 @@ HTML.
 
 A builder, one per command, makes tables of items, such as the pairs that were measured:
 
-    columns = [Column("pair", of="name.pair", text=True), Column("speed-up", times,
-    of="row.speedup")] table = Table.of("pairs", "Speed-up", pairs, columns, strong="stands_out")
+    columns = [
+        Column("pair", of="name.pair", text=True),
+        Column("speed-up", times, of="row.speedup.estimate"),
+    ]
+    table = Table.of("pairs", "Speed-up", pairs, columns, strong="stands_out")
 
-Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and `times(pair.row.speedup)`; it
-is bold if `pair.stands_out`. A renderer prints what `table.shown()` returns.
+Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
+`times(pair.row.speedup.estimate)`; it is bold if `pair.stands_out`. A renderer prints what
+`table.shown()` returns.
 """
 
 from __future__ import annotations
