@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.run import RunSettings
+from harness.config.settings import require_possible_path
 from harness.engines.registry import ENGINES
 from harness.menu import names
 from harness.menu.conversion import alternatives, from_config, setting_hints
@@ -206,6 +207,10 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             instead = {"draft": "draft=none", "results.file": "results.file=null"}
             rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
             raise SettingError(setting, rule)
+        if name in GROUPS and not value.startswith("{"):
+            # Hydra looks for a file of this name, and its error would be about another place.
+            for choice in value.split(","):
+                require_possible_path(name, choice)
         if name in _DIRECTORIES and value == "null":
             raise SettingError(name, "must name a directory", value)
         if key in GROUPS and _NO_NAME.fullmatch(value):
