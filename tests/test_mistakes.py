@@ -188,6 +188,8 @@ MISTAKES = {
     "latency --resolve": "--resolve: needs --cfg job, or --help",
     "latency 'decoding={temprature: 0}'": "decoding.temprature: no such setting (did you mean decoding.temperature?)",
     "latency results.file=/proc/x.csv": "results.file=/proc/x.csv: cannot be written: no file can be made in /proc",
+    "latency results.file=./fifo/x.csv": "results.file=fifo/x.csv: cannot be written: Not a directory",
+    "latency results.file=./loop.csv": "results.file=loop.csv: cannot be written: Too many levels of symbolic links",
     "latency results.file=./fifo": "results.file=fifo: cannot be written: it is not a regular file",
     "latency prompts.file=p.tsv": "prompts.file=p.tsv: must be a preset, or a file that ends in .txt, .jsonl",
     "latency resume=maybe": "resume=maybe: must be true, false or always",
@@ -401,6 +403,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "weights.bin").touch()
     (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
     (tmp_path / "deep.jsonl").write_text(
         '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"
     )

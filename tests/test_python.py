@@ -111,6 +111,8 @@ def test_settings_need_no_group_where_only_one_has_the_name() -> None:
         (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
         (["latency"], {"batch_sise": 4}, "batch_sise: no such setting (did you mean batch_size?)"),
         (["latency"], {"batch_size": None}, "batch_size=null: must be a whole number"),
+        (["latency"], {"model": "./a\0b"}, "model: must not have a null character"),
+        (["latency"], {"seed": 10**5000}, "seed: a number is too long"),
         (["latency"], {"decoding": {"top_p": 2}}, "decoding.top_p=2.0: must be in (0, 1]"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Sweeps that survive: jobs in separate processes, a row for every job, nothing measured twice."""
+"""The command line: runs, and sweeps whose jobs are processes that may die. Every job leaves a row."""

@@ -28,9 +28,12 @@ def lease(num_gpus: int | None) -> dict[str, int]:
         SettingError: fewer GPUs are visible.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = [str(gpu) for gpu in range(len(gpu_names()))]
+    num_visible = len(gpu_names())
+    visible = [str(gpu) for gpu in range(num_visible)]
     if chosen is not None:
-        visible = [name.strip() for name in chosen.split(",") if name.strip()]
+        named = [name.strip() for name in chosen.split(",") if name.strip()]
+        # Names after a negative index are of hidden GPUs.
+        visible = named[:num_visible]
     if num_gpus is None or not visible:
         return {}
     if num_gpus > len(visible):

@@ -151,6 +151,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
             raise SettingError("settings", rule, word)
+        if "\0" in word:
+            # A command line cannot have one, and neither can a path.
+            raise SettingError(word.partition("=")[0], "must not have a null character")
         if word in ("-h", "--help", "--version", "-c", "--cfg", "-i", "--info"):
             raise SettingError(word, f"is for the command line: harness {command}")
     with _running:

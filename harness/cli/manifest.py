@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -204,7 +205,8 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
     if not isinstance(collecting_file, str):
         return False
     file = directory / f"{kind.kind}.csv"
-    return file.resolve() == Path(collecting_file).resolve()
+    # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
+    return os.path.realpath(file) == os.path.realpath(collecting_file)
 
 
 def round_overrides(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:

@@ -1,1 +1,1 @@
-"""From the command line to typed settings: names, checks, and the errors a user reads."""
+"""Typed settings that hold no wrong value, the errors a user reads, and what the machine has."""

@@ -70,7 +70,10 @@ def gpu_names() -> list[str]:
     chosen = []
     for device in visible.split(","):
         device = device.strip()
-        if device.isdigit() and int(device) < len(names):
+        if device.startswith("-"):
+            # For CUDA a negative index ends the list: -1 hides every GPU.
+            break
+        if device.isdecimal() and int(device) < len(names):
             chosen.append(names[int(device)])
         elif device:
             # Identifiers other than indices (UUIDs, MIG) are taken as they are.

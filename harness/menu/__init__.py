@@ -1,1 +1,1 @@
-"""From what a user types to typed settings: the door where OmegaConf ends."""
+"""From what a user types to typed settings: commands, names and help. OmegaConf ends in `conversion.py`."""

@@ -323,7 +323,10 @@ def _in_grammar(setting: str, value: Any) -> str:
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     if value is None or isinstance(value, Number):  # a bool is a number
-        return as_typed(value)
+        try:
+            return as_typed(value)
+        except ValueError:  # Python writes integers of at most 4300 digits
+            raise SettingError(setting, "a number is too long") from None
     if isinstance(value, str):
         return in_quotes(value)
     if isinstance(value, os.PathLike):

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +120,18 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
 
 
 def _check_place(path: Path, target: Path) -> None:
-    """Raise an OSError where something else than a regular file is.
+    """Raise an OSError where something else than a regular file in a directory is.
 
     The path itself is looked at as well as what it leads to: /dev/stdout may lead to `pipe:[123]`, which as a path
     does not exist.
     """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        # Raises the error of a link that leads to itself.
+        path.stat()
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.parent.exists() and not target.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     for place in (path, target):
         if place.exists() and not place.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file")

@@ -193,8 +193,12 @@ class RunRow(Row):
     harness_version: MaybeText = circumstance("version of harness")
     commit: MaybeText = circumstance("commit of harness; `-dirty` with uncommitted changes")
     torch_version: MaybeText = circumstance("version of torch; empty where a server computed")
-    transformers_version: MaybeText = circumstance("version of transformers, likewise")
-    bitsandbytes_version: MaybeText = circumstance("version of bitsandbytes, likewise")
+    transformers_version: MaybeText = circumstance(
+        "version of transformers; empty where a server computed"
+    )
+    bitsandbytes_version: MaybeText = circumstance(
+        "version of bitsandbytes; empty where a server computed"
+    )
     measurement: MaybeText = circumstance(
         "digest of everything that determines the figures; equal for repetitions"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -76,11 +77,11 @@ def discard(stream: IO[str]) -> None:
 
 
 def plain_console(width: int = PLAIN_WIDTH) -> Console:
-    """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither."""
-    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return LastingConsole(
-        highlight=False, markup=False, emoji=False, width=None if is_known else width
-    )
+    """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither, or it is 0."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        # Rich itself would take COLUMNS=0 for a width.
+        width = shutil.get_terminal_size((width, 0)).columns
+    return LastingConsole(highlight=False, markup=False, emoji=False, width=width)
 
 
 def print_document(document: Answer, console: Console | None = None) -> None:

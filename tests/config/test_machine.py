@@ -13,6 +13,7 @@ import pytest
 
 from harness.cli.gpus import lease
 from harness.config import machine
+from harness.config.errors import SettingError
 
 VISIBLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -133,6 +134,14 @@ def test_gpus_are_counted_and_leased_without_nvidia_smi(
         os.close(lock)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert machine.gpu_names() == ["NVIDIA H1"]
+    # For CUDA a negative index ends the list.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert machine.gpu_names() == []
+    assert lease(1) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,-1,0")
+    assert machine.gpu_names() == ["NVIDIA H1"]
+    with pytest.raises(SettingError, match="visible GPUs, 1"):
+        lease(2)
 
 
 @pytest.mark.usefixtures("fresh")
