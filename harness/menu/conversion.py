@@ -57,8 +57,9 @@ def from_config(
             raise _unknown(kind, config, prefix, key)
         values[key] = _convert(hints[key], value, prefix + key)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        has_default = (field.default, field.default_factory) != 2 * (dataclasses.MISSING,)
-        if field.name not in values and not has_default:
+        has_default = field.default is not dataclasses.MISSING
+        has_factory = field.default_factory is not dataclasses.MISSING
+        if field.name not in values and not has_default and not has_factory:
             raise SettingError(prefix + field.name, "must be set")
     try:
         settings = kind(**values)
