@@ -11,6 +11,7 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -72,8 +73,12 @@ class Service:
         self._arms: dict[str, LocalArm] = {}
         self.scheduler = Scheduler(settings.batch_size, settings.max_waiting)
         # In the scheduler's thread, which will use the models. This one waits, so that the first
-        # request finds everything ready.
-        self._engine: Engine = self.scheduler.alone(self._open).result()
+        # request finds everything ready. It wakes now and then: a signal that comes in the moment in
+        # which it falls asleep is handled only when it wakes.
+        opening = self.scheduler.alone(self._open)
+        while not opening.done():
+            futures.wait([opening], timeout=1.0)
+        self._engine: Engine = opening.result()
 
     def encode(self, chat: Chat) -> list[int]:
         """Token ids of a chat.
