@@ -56,6 +56,7 @@ class PromptPass:
         arguments: dict[str, Any] = {"logits_to_keep": last_places} if chooses_logits else {}
         starts = torch.zeros_like(lengths)
         logits, *states = self._forward(self._slots, tokens, starts, lengths.max(), **arguments)
+        # Chosen logits are [B, B, V]: every row has those at the last place of each row.
         logits = logits[rows, rows if chooses_logits else last_places]
         return logits, *states
 

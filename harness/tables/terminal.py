@@ -106,7 +106,15 @@ def print_document(document: Answer, console: Console | None = None) -> None:
 
 def as_text(document: Answer, width: int = PLAIN_WIDTH) -> str:
     """The document as `print_document` prints it where there is no terminal."""
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    # Without colours even where FORCE_COLOR asks for them: this is for files.
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None,
+    )
     print_document(document, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -126,7 +134,9 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
     if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
         # Lines of settings end between two of them.
         whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
-        text = textwrap.fill(whole, console.width).replace("\N{NO-BREAK SPACE}", " ")
+        # Names such as Llama-3.2-1B stay whole.
+        text = textwrap.fill(whole, console.width, break_on_hyphens=False)
+        text = text.replace("\N{NO-BREAK SPACE}", " ")
     if text.startswith(_INDENT):
         text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
     # A path longer than a line is of no use in pieces.
@@ -205,7 +215,9 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
 def _print_parts(
     table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
 ) -> None:
-    """A table with headings, in as many parts below each other as the console's width takes."""
+    """A table with headings, in as many parts below each other as the console's width takes. Of a bare table only the
+    first part: columns without room are left out.
+    """
     wants = []
     for place, column in enumerate(columns):
         cells_of_column = [cells[place] for cells in rows]

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.tables.table import Column, Table
-from harness.tables.terminal import print_document
+from harness.tables.table import Column, Line, Table
+from harness.tables.terminal import as_text, print_document
 
 HEADINGS = [
     "regular\nms/token",
@@ -77,3 +77,13 @@ def test_headings_fold_before_numbers_do(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert sum(line.count("5.21 ± 0.30 │") for line in lines) == 3
     assert all(line[-1] in "╮│┤╯" for line in lines)
+
+
+def test_text_for_files_has_no_colours_and_keeps_names_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)
+    assert "\x1b" not in text
+    assert name in text

@@ -1,9 +1,10 @@
 """`recovery`: every check, and the verdict that people quote.
 
-A row is a check, of greedy texts (`check=greedy`) or of draws (`check=sampled`). Draws after each
-prompt have a row of their own (`prompt_index`), and those of all prompts together one that decides.
-Under load rows are by sampling setting (`sampling`) in place of prompts, and one is of pairs of
-neighbouring tokens.
+A row is a check: of greedy texts (`check=greedy`), of draws (`sampled`), under load also of the
+regular arm where that is the reference (`reference`), and of returned log-probabilities
+(`logprobs`, whose verdict is `right` or `wrong`). Draws after each prompt have a row of their own
+(`prompt_index`), and those of all prompts together one that decides. Under load rows are by
+sampling setting (`sampling`) in place of prompts, and one is of pairs of neighbouring tokens.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class HuggingFace(EngineRecord):
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
     settings = HuggingFaceSettings
     loads_pair = True
-    takes_load = True  # one request at a time
+    takes_load = True  # requests wait, and are answered one after the other
     takes_batches = False  # which the rule of `map` reads, whose batch sizes `check` does not see
 
     def check(self, run: RunSettings) -> None:
