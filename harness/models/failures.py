@@ -141,7 +141,7 @@ def explain(
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in signs), None)
     offline = huggingface_hub.constants.HF_HUB_OFFLINE and not Path(name).is_dir()
-    if meaning in (None, _UNREACHABLE) and offline:
+    if meaning == _UNREACHABLE and offline:
         meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"

@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
+from harness.models.failures import explain
 from harness.models.meta import sketch_model
 from tiny_checkpoints import load_pair, make_config
 
@@ -363,3 +364,13 @@ def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
     config = AutoConfig.for_model("gemma4_assistant", text_config=sizes)
     with pytest.raises(SettingError, match="reads its target's KV cache, which only servers give"):
         check_decoder("draft", settings_of("x"), config)
+
+
+def test_offline_only_what_cannot_be_fetched_is_called_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A configuration that is here and wrong is called wrong."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    settings = ModelSettings(name="org/m", repository="org/m")
+    error = explain(ValueError("head_dim must be even"), "model", settings)
+    assert str(error) == "model: org/m cannot be loaded: head_dim must be even"
