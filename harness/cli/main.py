@@ -243,7 +243,9 @@ def _known(command: str, known: Collection[str]) -> str:
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known and not COMMANDS.is_in_file(command):
         from harness.menu import typed
+        from harness.menu.removed import refuse_removed
 
+        refuse_removed(command)
         group = typed.group_of(command)
         if group is not None:
             rule = f"is a value without its setting: harness latency {group}={command}"

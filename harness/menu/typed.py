@@ -29,6 +29,7 @@ from harness.config.settings import require_possible_path
 from harness.engines.registry import ENGINES
 from harness.menu import names
 from harness.menu.conversion import alternatives, from_config, setting_hints
+from harness.menu.removed import refuse_removed
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
@@ -128,6 +129,7 @@ def _from_option(word: str, remaining: list[str], command: str, known: Mapping[s
     name = option.replace("-", "_")
     setting = _setting_meant_by(name, known)
     if setting is None:
+        refuse_removed(name)
         hint = nearest(name, known)
         raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
     if equals:
@@ -200,6 +202,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             raise SettingError(setting, "is a value without its setting: setting=value")
         if name == "command":
             raise SettingError("command", "is the first word: harness COMMAND")
+        refuse_removed(name, value, known)
         if key in _ADDED_GROUPS:
             rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
             raise SettingError(key, rule)

@@ -1,0 +1,32 @@
+"""Names that could be typed once, and what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from harness.config.errors import SettingError
+
+# A command, a setting by its full name, or a setting with values, of which `*` is any part: `draft=*+*`.
+REMOVED: dict[str, str] = {}
+
+
+def refuse_removed(name: str, value: str = "", known: Collection[str] = ()) -> None:
+    """Raise a SettingError for a name that was removed, or one with a value that was.
+
+    Args:
+        name: a command or a setting, with or without its group.
+        value: as typed, with commas between several; "" for none.
+        known: settings that there are; a command of the user's own may have one of a removed name.
+    """
+    for removed, instead in REMOVED.items():
+        setting, _, pattern = removed.partition("=")
+        is_named = setting == name or setting.endswith(f".{name}") or name.startswith(f"{setting}.")
+        if not is_named:
+            continue
+        rule = f"was removed: {instead}"
+        if not pattern and name not in known:
+            raise SettingError(name, rule)
+        for choice in value.split(","):
+            if pattern and fnmatchcase(choice, pattern):
+                raise SettingError(name, rule, choice)
