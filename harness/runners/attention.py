@@ -8,8 +8,10 @@ the same without. `without_cudnn` chooses among torch's kernels.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,30 +29,86 @@ PLAIN = "sdpa"
 PACKED = "sdpa_packed"
 
 
-def pack_heads(model: PreTrainedModel) -> int:
-    """Make a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys.
+class HeadPacking:
+    """Makes a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys.
 
-    Returns the heads per key, 1 if they share none. With masks of n queries, and without one, the
-    model computes what it did before. With 8 heads on 2 keys and 5 tokens, attention gets 20
-    queries for each of 2 heads instead of 5 queries for each of 8.
+    With masks of n queries, and without one, the model computes what it did before. With 8 heads on
+    2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5 queries for each
+    of 8.
+
+    The model has its own attention again when all who packed it have called `undo`, or are gone.
+
+    Attributes:
+        heads_per_key: 1 if they share none.
     """
-    shares: set[Any] = {
-        getattr(module, "num_key_value_groups", None) for module in model.modules()
-    } - {None}
-    implementation = model.config.get_text_config()._attn_implementation
-    if len(shares) != 1 or implementation not in (PLAIN, PACKED):
-        return 1
-    (heads_per_key,) = shares
-    if heads_per_key > 1 and implementation != PACKED:
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.heads_per_key = 1
+        shares: set[Any] = {
+            getattr(module, "num_key_value_groups", None) for module in model.modules()
+        } - {None}
+        implementation = model.config.get_text_config()._attn_implementation
+        if len(shares) == 1 and implementation in (PLAIN, PACKED):
+            (self.heads_per_key,) = map(int, shares)
+        configs = _configs(model) if self.heads_per_key > 1 else []
         ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
-        model.set_attn_implementation(PACKED)
-        # Layers that two models share have the configuration of one of them.
-        for module in model.modules():
-            config: Any = getattr(module, "config", None)
-            if config is not None:
-                config._attn_implementation = PACKED
-    return int(heads_per_key)
+        for config in configs:
+            _pack(config)
+        # Also undoes it for an owner that is dropped instead of closed.
+        self.undo = weakref.finalize(self, _unpack, configs)
+
+
+@dataclass
+class _PackedConfig:
+    """A configuration that names `PACKED`, and what it named before."""
+
+    config: Any
+    before: Any
+    num_users: int = 0
+
+
+# By the identity of the configuration: two models may share layers and with them a configuration.
+_packed: dict[int, _PackedConfig] = {}
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Return the configurations of a model and its modules, with those inside them."""
+    waiting = [getattr(module, "config", None) for module in model.modules()]
+    configs: dict[int, Any] = {}
+    while waiting:
+        config = waiting.pop()
+        if config is None or id(config) in configs:
+            continue
+        configs[id(config)] = config
+        for name in getattr(config, "sub_configs", ()):
+            waiting.append(getattr(config, name, None))
+    return list(configs.values())
+
+
+def _pack(config: Any) -> None:
+    packed = _packed.get(id(config))
+    if packed is None:
+        before = config._attn_implementation
+        # A configuration that was copied from a packed one.
+        before = PLAIN if before == PACKED else before
+        packed = _packed[id(config)] = _PackedConfig(config, before)
+    packed.num_users += 1
+    _set_attention(config, PACKED)
+
+
+def _unpack(configs: Sequence[Any]) -> None:
+    for config in configs:
+        packed = _packed[id(config)]
+        packed.num_users -= 1
+        if not packed.num_users:
+            _set_attention(config, packed.before)
+            del _packed[id(config)]
+
+
+def _set_attention(config: Any, implementation: Any) -> None:
+    """Set it for this configuration, and not for those inside it, which may have other users."""
+    config._attn_implementation_internal = implementation
 
 
 def packed_attention(

@@ -56,9 +56,9 @@ class PreparedRunner(StaticRunner):
             raise UnsupportedModelError(
                 "is held in 8 bit: which of its columns are outliers is decided on the host"
             )
-        super().__init__(model, **options)
         if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
+        super().__init__(model, **options)
         self._compiled = compiled
         self._captured = captured
         self._prepared = PreparedCalls()

@@ -19,7 +19,7 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from harness.decoding.trees import TreeShape
-from harness.runners.attention import PACKED, PLAIN, pack_heads
+from harness.runners.attention import PACKED, PLAIN, HeadPacking
 from harness.runners.base import Options, run_model
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
@@ -206,10 +206,15 @@ class SlotForward:
         self._options = options
         self._windows = attention_windows(model)
         self.chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # This may change the model's attention to PACKED.
-        self.heads_per_key = pack_heads(model)
+        # This may change the model's attention to PACKED, until `close`.
+        self._packing = HeadPacking(model)
+        self.heads_per_key = self._packing.heads_per_key
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        self._packing.undo()
 
     def __call__(
         self,

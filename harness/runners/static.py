@@ -68,6 +68,7 @@ class StaticRunner(CacheRunner):
     def close(self) -> None:
         super().close()
         self._slots = _NONE
+        self._forward.close()
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:

@@ -7,7 +7,8 @@ From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -88,7 +89,8 @@ def build_runner(
         if chosen == "static":
             runner = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
             if _checked.get(loaded.model, 0) < shapes.num_slots:
-                runner.check(shapes.num_slots)
+                with _closing_if_refused(runner):
+                    runner.check(shapes.num_slots)
                 _checked[loaded.model] = shapes.num_slots
             return runner
         built = PreparedRunner(
@@ -97,7 +99,8 @@ def build_runner(
             captured=chosen != "compiled",
             **common,
         )
-        built.prepare(shapes)
+        with _closing_if_refused(built):
+            built.prepare(shapes)
         return built
 
     built, chosen = first_possible(name, chosen, build, say)
@@ -143,6 +146,16 @@ def first_possible(
         if reasons:
             say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
         return built, chosen
+
+
+@contextmanager
+def _closing_if_refused(runner: Runner) -> Iterator[None]:
+    """Close a runner that raises UnsupportedModelError in this block, before another one is built."""
+    try:
+        yield
+    except UnsupportedModelError:
+        runner.close()
+        raise
 
 
 def _eager_runner(
