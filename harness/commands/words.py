@@ -209,11 +209,11 @@ def in_words(row: RunRow, column: str) -> str | None:
 
 
 def cell_of(row: RunRow, column: str) -> str:
-    """A setting below its own name: `0.5`, `greedy`, `15 prompts (tiny)`; the default where it goes without saying."""
+    """A setting below its own name: `0.5`, `greedy`, `15 (tiny)`; the default where it goes without saying."""
     value = getattr(row, column, None)
     if column in (*_COMPOSED, *_PLACES) or column.startswith("settings."):
         words = in_words(row, column) or ("1" if column == "batch_size" else UNKNOWN)
-        return words.removeprefix("batches of ")
+        return re.sub(r"^batches of | prompts?(?= \()", "", words)
     text = UNKNOWN if value is None else _as_text(value)
     return _PHRASES_OF_VALUES.get(f"{column}={text}", text)
 

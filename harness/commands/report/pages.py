@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # full of those within a word, `tiny_draft`, which are no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 # The width of a drawn interval, in pixels.
-_WIDTH = 130
+_WIDTH = 100
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from browser import CHROMIUM, browser
+from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.rows import MapRow
 from harness.commands.read_runs import group
 from harness.commands.report.command import build
@@ -26,6 +27,7 @@ pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.tables.drawing import as_svgs, wrapped  # after the skip
 
 Plots = Mapping[str, Sequence[tuple[str, str]]]
+Runs = Sequence[Sequence[LatencyRow]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 
 
@@ -304,6 +306,55 @@ def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Pa
             "[...document.querySelectorAll('.pairs td')].find(td => td.innerText.includes('2.00×'))"
         )
         assert "speed-up" in chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
+
+
+def single_run() -> Runs:
+    return [latency_run(processor_share=0.3, acceptance_by_position=[0.9, 0.8, 0.7, 0.6])]
+
+
+def sweep() -> Runs:
+    details = {"acceptance_by_position": [0.9, 0.8, 0.7, 0.6], "draft_weight_bytes": {"cpu": 330}}
+    return [latency_run(k, k / 2, temperature=t, **details) for k in (3, 8) for t in (0.5, 1.0)]
+
+
+def mixed_runs() -> Runs:
+    """21 runs of several pairs, two of them alike, one not quiet and one interrupted."""
+    drafts = ("tiny_draft", "suffix", "lookup")
+    runs = [
+        latency_run(k, 1 + k / 10, temperature=temperature, draft=draft)
+        for k in (2, 4, 12)
+        for temperature in (0.5, 1.0)
+        for draft in drafts
+    ]
+    wide = {"speedup_low": 10.25, "speedup_high": 14.5, "processor_share": 0.3}
+    served = {"url": "http://127.0.0.1:8000/v1", "engine": "server", "top_k": 20, "top_p": 0.9}
+    places = {"model": "Qwen/Qwen3-30B-A3B-Instruct-2507", "draft": "./a_directory/step_100"}
+    return [
+        *runs,
+        latency_run(2, 1.1, draft="lookup", temperature=0.5),
+        latency_run(4, 12.5, draft="tiny_eagle3", prompts="./chats.jsonl", **wide),
+        latency_run(7, 1.2, rule="block", quantization="8bit", **served, **places),
+        latency_run(7, 1.5, batch_size=4, status="interrupted", ms_per_token=80.0),
+    ]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.parametrize("runs", [single_run, sweep, mixed_runs])
+def test_no_table_is_wider_than_its_room(runs: Callable[[], Runs], tmp_path: Path) -> None:
+    report = build([write(tmp_path / "latency.csv", *runs())])
+    page = tmp_path / "report.html"
+    page.write_text(html_page(report, {}), encoding="utf-8")
+    with browser(tmp_path) as chromium:
+        chromium.open(page.as_uri(), width=1280)
+        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        widths = (
+            "[...document.querySelectorAll('html, .wide')]"
+            ".map(e => [e.className, e.scrollWidth, e.clientWidth])"
+        )
+        measured = chromium.evaluate(widths)
+    assert len(measured) == 1 + num_tables(report)
+    assert [one for one in measured if one[1] > one[2]] == []
 
 
 def test_labels_that_differ_at_their_end_look_different() -> None:

@@ -75,7 +75,7 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     ("difference", "said"),
     [
         ({"temperature": 0.0}, "greedy"),
-        ({"num_prompts": 30}, "30 prompts (english)"),
+        ({"num_prompts": 30}, "30 (english)"),
         ({"devices": "NVIDIA H200"}, "NVIDIA H200"),
         ({"runner": "graphs"}, "graphs"),
         ({"seed": 7}, "7"),
@@ -574,7 +574,7 @@ def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path
     prompts = [dataclasses.replace(row, **changes.get(i, {})) for i, row in enumerate(rows)]
     write(tmp_path / "latency.csv", run, other)
     write(tmp_path / "latency_prompts.csv", prompts)
-    assert "1 of 2" in [row[-1] for row in cells(build([tmp_path]), "all_arms")]
+    assert any("1 of 2" in row for row in cells(build([tmp_path]), "all_arms"))
 
 
 def test_trainings_are_told_apart_by_their_settings(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from harness.results.statistics.interval import Interval
 from harness.tables.table import UNKNOWN, Column, Table, interval, number, percent, times
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
-_MOST_SETTINGS = 5
+_MOST_SETTINGS = 3
 _MOST_NOTES = 20
 # A page of more takes minutes to make and to open.
 _MOST_ROWS = 1_000
@@ -111,7 +111,6 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
             of=lambda pair: speedup_bounds(pair.row, pair.num_compared) if together else None,
             optional=True,
         ),
-        Column("predicted", times, "row.predicted_speedup", optional=True),
         ACCEPTED.at("row"),
         Column("goodput", times, "row.goodput_ratio.estimate", optional=True),
         Column("", of=remark, optional=True),
@@ -169,7 +168,6 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
             return None
         return AUTO_GAVE_UP if auto_gave_up(pair.row) else held.in_short
 
-    words = {name: method.memory for name, method in METHODS.all().items() if method.memory}
     columns = (
         PAIR,
         K,
@@ -180,10 +178,8 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         Column("v", number(), functools.partial(cost, "verify"), optional=True),
         Column("drafting\nms", number(), "row.draft_ms", optional=True),
         Column("verifying\nms", number(), "row.verify_ms", optional=True),
-        Column("rest\nms", number(), rest_ms, optional=True).at("row"),
-        Column("target\nstep ms", number(), "regular.target_step_ms", optional=True),
+        Column("predicted", times, "row.predicted_speedup", optional=True),
         Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
-        Column("memory", of=functools.partial(_memory, words), optional=True),
         Column("held back most", text=True, of=limit, optional=True),
         Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
         Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
@@ -196,8 +192,8 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         strong="best_k",
         faint="partial",
         about=(
-            "c is the cost of a draft token and v that of a verification, in steps of the target; memory is the draft's"
-            " own weights. In brackets: the speed-up without what holds a pair back most."
+            "c is the cost of a draft token and v that of a verification, in steps of the target."
+            " In brackets: the speed-up without what holds a pair back most."
         ),
     )
 
@@ -257,6 +253,11 @@ def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
 def arms_table(pairs: pd.DataFrame) -> Table:
     """Figures of each arm."""
     pairs = pairs.head(_MOST_ROWS)
+    words = {name: method.memory for name, method in METHODS.all().items() if method.memory}
+
+    def memory(item: Any) -> str | None:
+        return None if item.arm.arm == "regular" else _memory(words, item)
+
     arms = pairs.assign(arm=[run.rows for run in pairs.run]).explode("arm")
     columns = (
         PAIR,
@@ -273,6 +274,9 @@ def arms_table(pairs: pd.DataFrame) -> Table:
             of=lambda item: identical_texts(item.arm, item.run.prompt_rows),
             optional=True,
         ),
+        Column("target\nstep ms", number(), "arm.target_step_ms", optional=True),
+        Column("rest of an\niteration ms", number(), rest_ms, optional=True).at("arm"),
+        Column("the draft's\nweights", of=memory, optional=True),
     )
     return Table.of(
         "all_arms", "Times of each arm", arms.itertuples(), columns, faint="partial", in_full=True
