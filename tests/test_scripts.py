@@ -491,6 +491,41 @@ def test_scripts_pass_shellcheck() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.parametrize(
+    ("at_second_try", "code", "last"),
+    [
+        ("passes", 0, "2 passed, 0 failed, 1 passed only at the second try"),
+        ("fails", 1, "1 passed, 1 failed, 0 passed only at the second try"),
+    ],
+)
+def test_what_passes_only_at_the_second_try_is_listed_and_counted(
+    tmp_path: Path, at_second_try: str, code: int, last: str
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from pathlib import Path\n"
+        "def test_steady(): pass\n"
+        "def test_by_chance():\n"
+        "    tried = Path('tried').exists()\n"
+        "    Path('tried').touch()\n"
+        f"    assert tried and {at_second_try == 'passes'}\n"
+    )
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    done = run(sys.executable, ROOT / ".ci/tests.py", caches, "-q", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[-1]) == (code, last)
+    assert ("test_it.py::test_by_chance" in lines) == (at_second_try == "passes")
+
+
+def test_where_all_tests_pass_the_last_line_is_that_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_steady(): pass\n")
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    done = run(sys.executable, ROOT / ".ci/tests.py", caches, "-q", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith("1 passed in ")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
