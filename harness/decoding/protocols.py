@@ -89,6 +89,12 @@ class Runner(Protocol):
         step = self.extend(tokens, tree)
         return step, decision(step.logits, *inputs)
 
+    def clear(self) -> None:
+        """Forget the batch and its numbers, after a `NonFiniteError`. `start` follows.
+
+        Memory that further batches use again must not keep nan: a mask does not hide it.
+        """
+
     def close(self) -> None:
         """Give back the memory of the batch and of everything prepared. No other call follows."""
 

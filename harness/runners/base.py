@@ -128,9 +128,13 @@ class CacheRunner(TreeRunner):
         self._lengths = [self._lengths[row] for row in rows]
         self._select(rows)
 
-    def close(self) -> None:
+    def clear(self) -> None:
         self._cache = DynamicCache()
         self._lengths = []
+        self._num_extended = 0
+
+    def close(self) -> None:
+        self.clear()
 
     @abstractmethod
     def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:

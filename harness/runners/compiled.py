@@ -209,9 +209,14 @@ class PreparedRunner(StaticRunner):
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        super().clear()
+        self._prepared.slots.clear()
+
     def close(self) -> None:
-        super().close()
         self._prepared = PreparedCalls()
+        super().close()
 
     def keep(self, counts: Sequence[int]) -> None:
         if not isinstance(counts, Arriving) or self._slots is not self._prepared.slots:

@@ -89,6 +89,11 @@ class Slots:
         for buffer, new in zip(self.buffers, states, strict=True):
             buffer[first_row:, :, : new.shape[2]] = new
 
+    def clear(self) -> None:
+        """Zero all slots, in place."""
+        for buffer in self.buffers:
+            buffer.zero_()
+
     def select(self, rows: Tensor, num_used: int) -> None:
         """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of
         each.

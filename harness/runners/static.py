@@ -65,9 +65,14 @@ class StaticRunner(CacheRunner):
             self._slots = _NONE  # before the prompts take memory
         return super().start(prompts)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        super().clear()
+        self._slots.clear()
+
     def close(self) -> None:
-        super().close()
         self._slots = _NONE
+        super().close()
         self._forward.close()
 
     @torch.inference_mode()

@@ -48,5 +48,8 @@ class WrappedRunner(TreeRunner):
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         self._runner.keep_path(paths, counts)
 
+    def clear(self) -> None:
+        self._runner.clear()
+
     def close(self) -> None:
         self._runner.close()

@@ -305,6 +305,36 @@ def test_logits_that_are_not_finite_are_an_error(
             engine.reference.logits(PROMPTS)
 
 
+@pytest.mark.parametrize("runner", ["static", "graphs_only"])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_end_one_answer_alone(
+    save_model: Callable[..., ModelSettings],
+    role: str,
+    runner: RunnerName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {"num_hidden_layers": 1, "max_position_embeddings": 64}
+    pair = load(save_model(**small), save_model(name="draft", **small))
+    # On a CPU captured calls have their buffers, and no graphs.
+    monkeypatch.setattr(
+        "harness.engines.local.runner_choice.resolve", lambda runner, devices: runner
+    )
+    engine = open_engine(pair, runner)
+    *_, arm = engine.arms
+    expected = [record.tokens for record in arm.stream(QUESTION)]
+    written = {token for tokens in expected for row in tokens for token in row}
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    unused = 300
+    assert unused not in written
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[unused] = torch.nan
+    overflowing = [[*prompt, *[unused] * 6] for prompt in PROMPTS]
+    with pytest.raises(RunError, match=f"{role}: .* nan or infinite"):
+        list(arm.stream(dataclasses.replace(QUESTION, prompts=overflowing)))
+    assert [record.tokens for record in arm.stream(QUESTION)] == expected
+
+
 @pytest.mark.parametrize(
     ("role", "dtype", "advice"),
     [

@@ -41,6 +41,30 @@ def test_it_agrees_with_the_eager_runner(name: str) -> None:
     StaticRunner(random_model(name)).check()
 
 
+@pytest.mark.parametrize("runner", ["static", "prepared"])
+def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> None:
+    """A mask hides no nan, and slots are used again."""
+    model = random_model("llama")
+    broken = 63
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken] = torch.nan
+    runs: Any = StaticRunner(model, num_slots=40)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(1, 40, (1, 5)))
+    for _ in range(2):
+        runs.start([[5, 6, 7, 8]])
+        tokens = torch.tensor([[9, 10, 11, 12, 13]])
+        found = [runs.extend(tokens).logits]
+        runs.keep([1])
+        found.append(runs.extend(tokens[:, :1]).logits)
+        assert all(logits.isfinite().all() for logits in found)
+        runs.start([[5, 6, 7, 8, *range(20, 26)]])
+        tokens[:, -1] = broken
+        assert runs.extend(tokens).logits.isnan().any()
+        runs.clear()
+
+
 NEWER = pytest.mark.skipif("dots3_note_text" not in CONFIG_MAPPING, reason="an older transformers")
 
 

@@ -13,6 +13,7 @@ from harness.commands.serve.app import make_app
 from harness.commands.serve.command import listen
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.service import Service
+from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.keeper import PairKeeper
@@ -23,7 +24,7 @@ BATCH_SIZE = 6
 
 
 @contextmanager
-def own_service(directory: Path) -> Iterator[str]:
+def own_service(directory: Path, runner: RunnerName = "eager") -> Iterator[str]:
     """The address of the API over the models `target` and `draft` in a directory."""
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
@@ -32,11 +33,11 @@ def own_service(directory: Path) -> Iterator[str]:
         model=target,
         draft=draft,
         batch_size=BATCH_SIZE,
-        runner="eager",
+        runner=runner,
         port=0,
     )
     keeper = PairKeeper()
-    keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
+    keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, runner))
     keeper.load()
     service = Service(keeper, settings, lambda message: None)
     listening = listen(settings)

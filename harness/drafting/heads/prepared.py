@@ -128,6 +128,11 @@ class PreparedHead:
         outputs = self._calls[size, number](*filled)
         return tuple(output[:num_rows] for output in outputs)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Zero the cache, which the next drafter uses again, after a `NonFiniteError`."""
+        self.cache.clear()
+
     def close(self) -> None:
         """Give back memory. The prepared calls refer to this object: without them it is freed at
         once.

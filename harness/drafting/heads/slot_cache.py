@@ -87,6 +87,12 @@ class SlotCache:
         buffer.index_put_((rows, heads, self._slots.unsqueeze(1)), states)
         return buffer[:num_rows, :, : self.num_slots]
 
+    def clear(self) -> None:
+        """Zero all slots, in place: a mask does not hide nan."""
+        for keys, values in self._layers.values():
+            keys.zero_()
+            values.zero_()
+
     def ensure_rows(self, num_rows: int) -> None:
         """Grow the buffers to at least `num_rows` rows.
 

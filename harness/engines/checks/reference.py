@@ -68,6 +68,7 @@ class ModelReference:
             logits = self._runners.target.extend(tokens).logits[:, -1]
         finite = logits.amax(-1).isfinite()
         if not finite.all():
+            self._runners.clear()
             row = finite.tolist().index(False)
             length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
             raise not_finite(self._pair, "model", f"token {length} of prompt and text")

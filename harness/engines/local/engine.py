@@ -256,6 +256,7 @@ class LocalArm(Arm):
             with blame:
                 yield from records
         except NonFiniteError as error:
+            self.runners.clear()
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 

@@ -68,6 +68,14 @@ class PairRunners:
         make = method_of(settings).drafter(settings, self.pair, self.draft)
         return make if self.head is None else functools.partial(_with_prepared, make, self.head)
 
+    def clear(self) -> None:
+        """Zero caches that further batches use again, after logits that are not finite."""
+        self.target.clear()
+        if self.draft is not None:
+            self.draft.clear()
+        if self.head is not None:
+            self.head.clear()
+
     def close(self) -> None:
         """Give back caches, compiled calls and graphs, even where something still refers to the
         runners.

@@ -20,7 +20,7 @@ from forked import Forked
 from harness import __version__
 from in_process import Harness
 from served import serving
-from tiny_checkpoints import save_talkative_pair
+from tiny_checkpoints import make_tokenizer, save_talkative_pair
 
 openai = pytest.importorskip("openai", reason="is not installed")
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
@@ -394,6 +394,27 @@ def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         finally:
             answered.set()
         assert answer.result().status_code == 200
+
+
+def test_an_answer_whose_numbers_overflow_spoils_no_later_one(tmp_path: Path) -> None:
+    """Those of the prompt are in slots that the next answer uses again."""
+    from safetensors.torch import load_file, save_file
+
+    from own_service import own_service
+
+    save_talkative_pair(tmp_path, 8)
+    weights = tmp_path / "target" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.embed_tokens.weight"][make_tokenizer().vocab["~"]] = float("nan")
+    save_file(tensors, weights, {"format": "pt"})
+    with own_service(tmp_path, runner="static") as url:
+        answers = [
+            post(url, "/completions", {"prompt": prompt, "max_tokens": 6, "temperature": 0})
+            for prompt in ("a", "a" + 7 * "~", "a")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 500, 200]
+    assert "nan or infinite" in answers[1].text
+    assert answers[2].json()["choices"] == answers[0].json()["choices"]
 
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
