@@ -108,9 +108,12 @@ class SnapshotRunner(Runner):
         self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
 
-    def close(self) -> None:
+    def clear(self) -> None:
         self._state = None
         self._ahead = None
+
+    def close(self) -> None:
+        self.clear()
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
