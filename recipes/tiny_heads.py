@@ -1,53 +1,203 @@
 """Train the heads that ship for the tiny model: `python -m recipes.tiny_heads OUTPUT_DIRECTORY`.
 
-Each is trained by `harness distill` on the model's own answers to beginnings of texts in its language, and measured on
-fifteen of them before and after. No text that asks what the prompt set `tiny` asks is among them. After a kill the same
-command goes on where it was.
+Each has the shape of the one that ships, begins with random weights, and learns from the model's own answers to
+beginnings of texts in its language. No text that asks what the prompt set `tiny` asks is among them. For other models
+use a trainer such as speculators or SpecForge, whose heads `draft=` reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import harness
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from harness.config.settings import ModelSettings
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.find import read_head
+from harness.drafting.kinds.medusa import MedusaHead
+from harness.drafting.registry import HEADS
 from harness.menu.names import PACKAGE
+from harness.models.checkpoints import read_checkpoint
+from harness.runners.base import run_model
+from recipes.head_losses import Batch, loss_of
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
-MEASURED = 15
+SHIPPED = PACKAGE / "models" / "shipped"
 EPOCHS = {"eagle3": 8, "dflash": 7, "medusa": 7}
-SETTINGS = [
-    *("decoding=greedy", "decoding.ignore_eos=true", "temperatures=[0.0,0.6]", "answer_tokens=121"),
-    *("texts_per_step=16", "learning_rate=0.002", "chain=4", f"num_prompts={MEASURED}"),
-]
+TEMPERATURES = (0.0, 0.6)
+ANSWER_TOKENS = 121
+TEXTS_PER_STEP = 16
+LEARNING_RATE = 0.002
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt with the model's answer.
+
+    Attributes:
+        tokens: of both.
+        prompt_length: how many of them are the prompt's.
+    """
+
+    tokens: list[int]
+    prompt_length: int
 
 
 def held_out() -> list[str]:
     """What the prompt set `tiny` asks: each beginning of a story, and the sum after each prompt's solved examples."""
-    lines = (
-        (PACKAGE / "prompts" / "prompt_sets" / "tiny.jsonl")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
+    file = PACKAGE / "prompts" / "prompt_sets" / "tiny.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].splitlines()[-1] for line in lines]
 
 
-def write_prompts(file: Path, count: int) -> None:
+def prompts(count: int) -> list[str]:
     """Stories, products and sums that break off within their first words."""
-    rng, asked = random.Random(5), held_out()
-    texts = (
-        text.removesuffix(END_OF_TEXT) for text in documents(seed=5, products=0.25, additions=0.15)
-    )
+    rng = random.Random(5)
+    asked = held_out()
+    begun = []
+    texts = documents(seed=5, products=0.25, additions=0.15)
     unseen = (text for text in texts if not any(question in text for question in asked))
-    with file.open("w", encoding="utf-8") as lines:
-        for text in islice(unseen, count):
-            words = text.split(" ")
-            begin = " ".join(words[: rng.randint(2, min(20, len(words) - 1))])
-            lines.write(json.dumps({"prompt": begin}) + "\n")
+    for text in islice(unseen, count):
+        words = text.removesuffix(END_OF_TEXT).split(" ")
+        begun.append(" ".join(words[: rng.randint(2, min(20, len(words) - 1))]))
+    return begun
+
+
+def load_target() -> Any:
+    """The tiny model in float32."""
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny", dtype=torch.float32)
+    # Answers go on where a text ends.
+    model.generation_config.eos_token_id = None
+    return model.eval().requires_grad_(False)
+
+
+def answered(target: Any, asked: Sequence[str], answer_tokens: int = ANSWER_TOKENS) -> list[Text]:
+    """Every prompt with the model's answer at each temperature."""
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "tiny", padding_side="left")
+    texts = []
+    torch.manual_seed(0)
+    for temperature in TEMPERATURES:
+        how: dict[str, Any] = {"do_sample": temperature > 0}
+        if temperature > 0:
+            how |= {"temperature": temperature, "top_k": 0}
+        for first in range(0, len(asked), TEXTS_PER_STEP):
+            batch = tokenizer(
+                asked[first : first + TEXTS_PER_STEP], padding=True, return_tensors="pt"
+            )
+            mask = batch["attention_mask"]
+            written = target.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=mask,
+                max_new_tokens=answer_tokens,
+                pad_token_id=tokenizer.pad_token_id,
+                **how,
+            )
+            lengths = mask.sum(1).tolist()
+            for row, length in zip(written.tolist(), lengths, strict=True):
+                texts.append(Text(row[-answer_tokens - length :], length))
+        print(f"{len(texts)} answers", flush=True)
+    return texts
+
+
+@torch.no_grad()
+def batch_of(target: Any, texts: Sequence[Text], layers: Sequence[int]) -> Batch:
+    """The target's outputs over texts, padded on the right.
+
+    A prompt of 3 tokens with an answer of 2 learns what follows its tokens 2 and 3, counted from 0: the answer's two
+    tokens.
+    """
+    width = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), width, dtype=torch.long)
+    is_learned = torch.zeros(len(texts), width, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        length = len(text.tokens)
+        tokens[row, :length] = torch.tensor(text.tokens)
+        is_learned[row, text.prompt_length - 1 : length - 1] = True
+    logits, hidden = run_model(target, {"hidden_layers": tuple(layers)}, tokens, DynamicCache())
+    return Batch(tokens, is_learned, logits.float().softmax(-1), hidden.flatten(2).float())
+
+
+def new_head(kind: str, target: Any) -> Head:
+    """A head of the shape of the shipped one, with the weights that training begins with.
+
+    Every matrix with the shape of the target's output matrix begins as a copy of it. The blocks of Medusa change
+    nothing at first.
+    """
+    tiny = read_checkpoint("model", ModelSettings(name="tiny", repository=str(SHIPPED / "tiny")))
+    settings = ModelSettings(name=kind, repository=str(SHIPPED / f"tiny_{kind}"))
+    checkpoint = read_head(settings, tiny, HEADS.all().values())
+    assert checkpoint is not None
+    head = checkpoint.load(torch.device("cpu"), torch.float32)
+    torch.manual_seed(0)
+    output = target.get_output_embeddings().weight
+    for name, parameter in head.named_parameters():
+        is_of_block = isinstance(head, MedusaHead) and ".linear." in name
+        if parameter.shape == output.shape:
+            parameter.data.copy_(output)
+        elif is_of_block or name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() == 1:
+            nn.init.ones_(parameter)
+        else:
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return head
+
+
+def rate(step: int, num_steps: int) -> float:
+    """The learning rate rises over the first 3 % of the steps, and falls to a tenth as a cosine."""
+    warm_up = max(1, num_steps * 3 // 100)
+    cosine = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
+    return LEARNING_RATE * min((step + 1) / warm_up, cosine)
+
+
+def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[float]:
+    """Train in place; return the loss of each step. All batches come once in each epoch, in an order of its own."""
+    head.train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
+    torch.manual_seed(0)
+    shuffled = [texts[place] for place in torch.randperm(len(texts)).tolist()]
+    starts = range(0, len(texts), TEXTS_PER_STEP)
+    num_steps = epochs * len(starts)
+    losses: list[float] = []
+    for _ in range(epochs):
+        for place in torch.randperm(len(starts)).tolist():
+            for group in optimizer.param_groups:
+                group["lr"] = rate(len(losses), num_steps)
+            of_step = shuffled[starts[place] : starts[place] + TEXTS_PER_STEP]
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(head, target, batch_of(target, of_step, head.config.layers))
+            loss.backward()
+            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.item())
+        print(f"{len(losses)} of {num_steps} steps, loss {losses[-1]:.3f}", flush=True)
+    head.eval().requires_grad_(False)
+    return losses
+
+
+def save(head: Head, kind: str, directory: Path) -> None:
+    """Write the weights in bfloat16 beside the configuration, as `draft=` reads them."""
+    shipped = SHIPPED / f"tiny_{kind}"
+    (weights,) = shipped.glob("*.safetensors")
+    directory.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()
+    }
+    save_file(state, directory / weights.name, metadata={"format": "pt"})
+    shutil.copy(shipped / "config.json", directory)
 
 
 def main() -> None:
@@ -60,25 +210,14 @@ def main() -> None:
     parser.add_argument("--only", choices=[*EPOCHS], help="train one of them")
     parser.add_argument("--prompts", type=int, default=900, help="how many to learn from")
     arguments = parser.parse_args()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    prompts = arguments.output / "prompts.jsonl"
-    write_prompts(prompts, MEASURED + arguments.prompts)
-    for kind, epochs in EPOCHS.items():
-        output = arguments.output / f"tiny_{kind}"
-        if arguments.only in (None, kind) and not (output / "config.json").exists():
-            # The model answers the first head's prompts, and the others learn from the same answers.
-            training, answers = output / "training", arguments.output / "answers.jsonl"
-            training.mkdir(parents=True, exist_ok=True)
-            if answers.exists() and not (training / "answers.jsonl").exists():
-                shutil.copy(answers, training)
-            made = [f"draft={kind}", f"prompts={prompts}", f"output={output}", f"epochs={epochs}"]
-            rows = harness.run("distill", "model=tiny", *made, *SETTINGS, verbose=True)
-            for row in rows[rows.arm == "speculative"].itertuples():
-                print(
-                    f"tiny_{kind} {row.stage} training: {row.tokens_per_iteration:.2f} tokens an iteration",
-                    flush=True,
-                )
-            shutil.copy(output / "answers.jsonl", answers)
+    target = load_target()
+    texts = answered(target, prompts(arguments.prompts))
+    for kind in [arguments.only] if arguments.only else EPOCHS:
+        head = new_head(kind, target)
+        train(head, target, texts, EPOCHS[kind])
+        directory = arguments.output / f"tiny_{kind}"
+        save(head, kind, directory)
+        print(f"measure it: harness latency draft={directory.absolute()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
                 "map",
                 "eval",
                 "recovery",
-                "distill",
                 "plan",
                 "serve",
                 "report",

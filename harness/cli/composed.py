@@ -90,7 +90,6 @@ def run(config: Any) -> Sequence[Any]:
     jobs_at_once = hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1
     share_cores(num_ranks * jobs_at_once)
     overrides = tuple(hydra.overrides.task)
-    settings = settings.of_job(manifest.differing(overrides))
     number = int(hydra.job.num)
     return jobs.run_job(jobs.Job(command.name, settings, directory, sweep, number, overrides))
 

@@ -302,8 +302,6 @@ class _Reader:
                 findings.others += rows
                 findings.notes += notes
                 return True
-            # All kinds that there are: a file of `distill` has all the columns of `latency`, and
-            # would count as one if its own kind were not known.
             if file.stat().st_size > _LARGE_FILE:
                 megabytes = file.stat().st_size / 1e6
                 print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)

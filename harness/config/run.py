@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.model_names import is_head
@@ -74,8 +73,6 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether the command trains the draft, so that it may be one that has no weights yet.
-    TRAINS: ClassVar[bool] = False
     # Whether the command asks the speculative arm alone where an engine elsewhere answers, and compares it with the
     # weights that `draft=` names.
     JUDGES_DRAFT: ClassVar[bool] = False
@@ -101,10 +98,6 @@ class RunSettings:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
         if self.tensor_parallel:
             self._check_ranks()
-
-    def of_job(self, overrides: Sequence[str]) -> Self:
-        """The settings of a sweep's job that differs from others in these overrides."""
-        return self
 
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use."""

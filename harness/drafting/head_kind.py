@@ -1,4 +1,4 @@
-"""The record of a kind of draft head: how it is recognised, built and trained.
+"""The record of a kind of draft head: how it is recognised and built.
 
 A kind is a subclass of `HeadKind` in a file of `drafting/kinds/`, or in an installed package (entry point group
 `harness.heads`).
@@ -31,17 +31,13 @@ class HeadKind(Record):
         head_class: the subclass of `Head` that is made of a configuration.
         one_pass: whether one forward pass of the head drafts all tokens.
         drafts_trees: whether its drafters can propose trees.
-        trains: whether `distill` can train it.
         weight_files: names of files with its weights, in the order in which they are looked for.
-        saved_as: the file that training writes.
     """
 
     head_class: ClassVar[Any]
     one_pass: ClassVar[bool] = True
     drafts_trees: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
-    saved_as: ClassVar[str] = "model.safetensors"
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         """Whether a stored configuration describes a head of this kind."""
@@ -62,15 +58,6 @@ class HeadKind(Record):
     def build(self, config: Any) -> Head:
         """The module of a configuration that `config` made."""
         return self.head_class(config)
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """A head to be trained from nothing: its configuration as it is stored, and the tensors it will hold.
-
-        Args:
-            text_config: the target's text configuration.
-            verifier: the target's name or repository.
-        """
-        raise NotImplementedError
 
     def check_huggingface(self, config: Any, draft: str, num_draft_tokens: int) -> None:
         """Raise a SettingError if `generate` cannot draft with a head of this configuration, or

@@ -83,7 +83,6 @@ class Method(RecordWithSettings):
             weights: `none`, or `shared` with the target; None for a draft with weights, whose size
             is shown.
         deterministic: whether its proposals come without probabilities; None if only some do.
-        trains: whether `distill` can train it.
         batches: whether it drafts for several prompts at once.
         can_join_hybrid: whether it can draft beside a text method in a hybrid; its drafters are
             then `FollowingDrafter`s.
@@ -95,7 +94,6 @@ class Method(RecordWithSettings):
     settings: ClassVar[type[DraftSettings]] = DraftSettings
     memory: ClassVar[str | None] = None
     deterministic: ClassVar[bool | None] = False
-    trains: ClassVar[bool] = False
     batches: ClassVar[bool] = True
     can_join_hybrid: ClassVar[bool] = False
     named: ClassVar[bool] = True

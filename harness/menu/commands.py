@@ -56,8 +56,6 @@ def checked(settings: RunSettings) -> RunSettings:
     _check_trees(settings, own_loop=engine.own_loop)
     if settings.draft is not None:
         method = method_of(settings.draft)
-        learns = method.trains or not settings.TRAINS
-        require(learns, "draft", "has no weights to train", settings.draft.name)
         method.check(settings)
         engine.check_draft(method, settings.draft, settings.engine)
     return settings

@@ -152,7 +152,7 @@ def document() -> str:
             parts.append(f"Other defaults here: {listed}.")
     parts.append("## What drafts")
     for name, method in METHODS.built_in().items():
-        # `model` and `new_head` are no names to type.
+        # `model` is no name to type.
         title = f"draft={name}" if method.named else name
         parts += [f"### {title}", sentence(method.summary)]
         if own := of_method(method.settings):

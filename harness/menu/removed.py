@@ -8,7 +8,16 @@ from fnmatch import fnmatchcase
 from harness.config.errors import SettingError
 
 # A command, a setting by its full name, or a setting with values, of which `*` is any part: `draft=*+*`.
-REMOVED: dict[str, str] = {}
+_TRAINING = (
+    "train with speculators or SpecForge; draft= reads their heads by directory or repository"
+)
+REMOVED: dict[str, str] = {
+    "distill": _TRAINING,
+    **dict.fromkeys(
+        ("draft=eagle3", "draft=dflash", "draft=dflash2", "draft=jetspec", "draft=medusa"),
+        _TRAINING,
+    ),
+}
 
 
 def refuse_removed(name: str, value: str = "", known: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Heads of every kind that is known, read and begun as `draft=` does."""
+"""Heads of every kind that is known, read as `draft=` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from harness.config.settings import ModelSettings
 from harness.drafting.heads import find as heads
-from harness.drafting.heads import new_heads
 from harness.drafting.heads.find import HeadCheckpoint
 from harness.drafting.registry import HEADS
 from harness.models.checkpoints import Checkpoint
@@ -15,8 +14,3 @@ from harness.models.checkpoints import Checkpoint
 def read_head(settings: ModelSettings, target: Checkpoint, **options: Any) -> HeadCheckpoint | None:
     """See `heads.read_head`."""
     return heads.read_head(settings, target, HEADS.all().values(), **options)
-
-
-def new_head(kind: str, target: Checkpoint) -> HeadCheckpoint:
-    """See `new_heads.new_head`."""
-    return new_heads.new_head(HEADS[kind], target)

@@ -132,9 +132,9 @@ class LatencySettings(PromptedSettings):
         """
         if self.num_prompts != "auto":
             return self.num_prompts
-        if self.TRAINS or getattr(self.draft, "shared", False):
-            # Fewer than an interval may need. A larger number could exceed the set: a draft that shares answers would
-            # find its own to a prompt that is asked again, and `distill` learns from the prompts that are left.
+        if getattr(self.draft, "shared", False):
+            # Fewer than an interval may need. A larger number could exceed the set, and the draft would find its own
+            # answer to a prompt that is asked again.
             return _PROMPTS
         together = self.batch_size
         if getattr(self.engine, "rate", None) is not None:

@@ -32,7 +32,7 @@ usage: harness report [PATH ...] [output=DIR] [format=pr]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
-  PATH        a CSV file of latency, eval, recovery, compare or distill, with any name, AIPerf's
+  PATH        a CSV file of latency, eval, recovery or compare, with any name, AIPerf's
               profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/

@@ -22,7 +22,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.warp import AnyWarp
 from harness.drafting.heads.drafter import HeadDrafter
-from harness.drafting.heads.training_batch import TrainingBatch
 from harness.drafting.trees.plan import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
@@ -113,22 +112,6 @@ class Head(nn.Module):
     def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft with these weights,
         where `HeadKind.check_huggingface` refuses nothing.
-        """
-        raise NotImplementedError
-
-    def initialise(self) -> None:
-        """Set the weights that training does not begin with at random.
-
-        `new_heads.initialise` has set all weights before.
-        """
-
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Return the loss of a batch, a number with a gradient.
-
-        Args:
-            embedding: turns tokens into states; the head's own or the target's module.
-            output: turns states into logits; the head's own or the target's module.
-            num_steps: how many tokens EAGLE-3's chain is trained to draft; other kinds ignore it.
         """
         raise NotImplementedError
 

@@ -9,9 +9,8 @@ match its target exactly, down to the shape of every tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -51,14 +50,12 @@ class HeadCheckpoint:
         settings: the draft's, as the user gave them.
         config: its sizes and options, checked against the target.
         files: the files with its tensors; empty for random weights.
-        raw: the contents of its config.json, which `distill` writes again.
     """
 
     kind: HeadKind
     settings: ModelSettings
     config: HeadConfig
     files: tuple[Path, ...] = ()
-    raw: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Head:
         """Build the module, without memory for its weights.
@@ -197,7 +194,7 @@ def read_head(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     check_types(stored, raw)
     config = kind.config(stored, shapes if weights else None)
-    head = HeadCheckpoint(kind, settings, config, files, raw)
+    head = HeadCheckpoint(kind, settings, config, files)
     if weights:
         _check_tensors(head, shapes)
         for name, tensor in tensors.items():

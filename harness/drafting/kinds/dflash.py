@@ -43,15 +43,10 @@ from harness.drafting.heads.block_formats import ASSISTANT_NAMES, block_fields, 
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead, sliding_windows
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_heads import NUM_TOKENS, speculators_configuration
 from harness.drafting.heads.slot_cache import SlotCache
-from harness.drafting.heads.training_batch import DECAY, TrainingBatch, soft_loss
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
 from harness.drafting.trees.head_predictors import MarginalPredictor, TokenPredictor
-
-# Blocks of each row that a training step passes.
-BLOCKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +76,6 @@ class BlockConfig(HeadConfig):
     def most_tokens(self) -> int:
         """How many tokens one pass can propose."""
         return self.block_size if self.from_anchor else self.block_size - 1
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """N blocks of a training batch, each of K predicted tokens.
-
-    Attributes:
-        states: [N, K, width], what the tokens are predicted from, after the norm.
-        tokens: [N, K], the token before each predicted one.
-        target_probabilities: [N, K, V], the target's distributions of the predicted tokens.
-        weights: [N, K], the weight of each prediction in the loss.
-    """
-
-    states: Tensor
-    tokens: Tensor
-    target_probabilities: Tensor
-    weights: Tensor
 
 
 class BlockDrafter(HeadDrafter):
@@ -267,48 +245,6 @@ class BlockHead(LayeredHead):
         """Pass states [B, block, width] through a layer; `how` is for its attention."""
         return layer(states, **how)
 
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Return the cross-entropy over some blocks of each row, chosen again for each batch."""
-        blocks = self.pass_blocks(batch, embedding)
-        logits = output(blocks.states)
-        return soft_loss(logits, blocks.target_probabilities, blocks.weights, self.known_tokens)
-
-    def pass_blocks(self, batch: TrainingBatch, embedding: Any) -> Blocks:
-        """Pass `BLOCKS` blocks of each row as `BlockDrafter` does, at anchors chosen at random."""
-        config = self.config
-        device = batch.tokens.device
-        num_rows, length = batch.tokens.shape
-        most = config.most_tokens
-        # A block with token a as its anchor sees the features up to token a - 1, and predicts from
-        # token a + 1 on, all within the text, unless that is too short.
-        num_possible = max(1, length - most)
-        possible = batch.is_learned[:, 1 : 1 + num_possible].float() + 1e-9
-        chosen = torch.multinomial(possible, BLOCKS, replacement=True)
-        anchors = 1 + chosen.flatten()
-        rows = torch.arange(num_rows, device=device).repeat_interleave(BLOCKS)
-        tokens = batch.tokens[rows]
-
-        cache = SlotCache()
-        cache.num_slots = length + config.block_size
-        cache.place(torch.zeros(num_rows, dtype=torch.long, device=device), length)
-        self.read(batch.features(), cache)
-        cache.repeat(rows)
-        cache.place(anchors, config.block_size)
-        queries = torch.full((len(rows), config.block_size), config.mask_token_id, device=device)
-        queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))
-        states = self(embedding(queries), cache)
-
-        ahead = torch.arange(most, device=device)
-        positions = anchors.unsqueeze(1) + ahead
-        is_within = positions < length
-        positions = positions.clamp(max=length - 1)
-        return Blocks(
-            states[:, config.block_size - most :],
-            tokens=tokens.gather(1, positions),
-            target_probabilities=batch.target_probabilities[rows.unsqueeze(1), positions],
-            weights=batch.is_learned[rows].gather(1, positions) * is_within * DECAY**ahead,
-        )
-
 
 class DFlash(HeadKind):
     """DFlash, as speculators, z-lab and DeepSpec store it."""
@@ -316,7 +252,6 @@ class DFlash(HeadKind):
     name = "dflash"
     head_class: ClassVar[Any] = BlockHead
     drafts_trees = True
-    trains = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return stored_kind(raw) == self.name
@@ -341,20 +276,6 @@ class DFlash(HeadKind):
     def config(self, stored: StoredHead, shapes: Shapes | None) -> BlockConfig:
         fields = block_fields(stored, shapes, from_anchor=False, causal_windows=True)
         return BlockConfig(**fields)
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """Two layers as wide as the target's."""
-        raw, layers_read = speculators_configuration(self.name, "qwen3", 2, text_config, verifier)
-        # The token that ends a text serves as the mask: it is never followed by another.
-        end = text_config.eos_token_id
-        mask = end[0] if isinstance(end, list) else end
-        raw |= {
-            "architectures": ["DFlashSpeculator"],
-            "block_size": NUM_TOKENS + 1,
-            "mask_token_id": mask or 0,
-            "aux_hidden_state_layer_ids": layers_read,
-        }
-        return raw, {}
 
 
 RECORD = DFlash()

@@ -8,7 +8,6 @@ pass. A "state" below is what comes out of the last layer at a position, and pre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,9 @@ from torch import Tensor, nn
 
 from harness.drafting.heads.block_formats import block_fields
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.training_batch import TrainingBatch, soft_loss
 from harness.drafting.kinds.dflash import BlockConfig, BlockHead, DFlash, SequentialDrafter
 
-# The settings of a new head: those of published heads.
+# The settings of published heads, for configurations without them.
 _NUM_TAPS = 2
 _GROUP_SIZE = 16
 _RANK = 256
@@ -162,34 +160,6 @@ class SelectorHead(BlockHead):
         normed = layer.post_attention_layernorm(states)
         return states + layer.mlp_conv.around(layer.mlp, normed)
 
-    def initialise(self) -> None:
-        """It begins as a DFlash head: the first tap passes a state on as it is, and all scores are
-        0.
-        """
-        for part in self.modules():
-            if isinstance(part, Convolutions):
-                nn.init.zeros_(part.kernel_projection.weight)
-                nn.init.zeros_(part.base_kernel)
-                nn.init.ones_(part.base_kernel[:, 0])
-        nn.init.normal_(self.candidate_selector.predecessor_codebook)
-        nn.init.zeros_(self.candidate_selector.successor_codebook)
-
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Return the loss of the logits, plus that of the selector's scores of the candidates, each
-        after the token that precedes it in the text (`blocks.tokens`).
-        """
-        blocks = self.pass_blocks(batch, embedding)
-        logits = output(blocks.states)[..., : blocks.target_probabilities.shape[-1]]
-        selector = self.candidate_selector
-        likeliest, candidates = logits.topk(self.config.num_candidates)
-        projected = selector.hidden_projection(blocks.states)
-        scores = likeliest + selector.scores(projected, blocks.tokens, candidates)
-        of_logits = soft_loss(logits, blocks.target_probabilities, blocks.weights)
-        of_choice = soft_loss(
-            scores, blocks.target_probabilities.gather(-1, candidates), blocks.weights
-        )
-        return of_logits + of_choice
-
 
 class DFlash2(DFlash):
     """DFlash 2, as speculators and z-lab store it."""
@@ -210,16 +180,6 @@ class DFlash2(DFlash):
         )
         _check(stored, config)
         return config
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        raw, shapes = super().new(text_config, verifier)
-        return raw | {
-            "architectures": ["DFlash2DraftModel"],
-            "conv_kernel_size": _NUM_TAPS,
-            "conv_group_size": math.gcd(_GROUP_SIZE, text_config.hidden_size),
-            "selector_rank": min(_RANK, text_config.hidden_size),
-            "selector_top_k": _NUM_CANDIDATES,
-        }, shapes
 
     def vllm(self) -> dict[str, Any]:
         """Both kinds are `dflash` to vLLM, which tells them apart by their configurations."""
@@ -243,8 +203,8 @@ def _check(stored: StoredHead, config: SelectorConfig) -> None:
 
 
 def _settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that holds what DFlash 2 adds: z-lab nests it, speculators (and
-    so `new`) has it at the top.
+    """The part of a configuration that holds what DFlash 2 adds: z-lab nests it, speculators has
+    it at the top.
     """
     return raw.get("dflash_config") or raw
 

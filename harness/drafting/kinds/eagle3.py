@@ -25,9 +25,7 @@ from harness.drafting.heads.block_formats import stored_kind
 from harness.drafting.heads.blocks import HeadConfig, LayeredHead
 from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_heads import speculators_configuration
 from harness.drafting.heads.slot_cache import SlotCache
-from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
 from harness.runners.regions import end_part
@@ -216,62 +214,6 @@ class EagleHead(LayeredHead):
             states = residual + first.mlp(first.post_attention_layernorm(residual))
         return states
 
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Training-time test (section 3.2 of the paper): step s computes the s-th entry beyond the
-        decided tokens of the chains from every token, from the states that step s - 1 made.
-        """
-        embedded = embedding(batch.tokens[:, 1:])
-        states = self.join(batch.features()[:, :-1])
-        num_rows, length = states.shape[:2]
-        cache = _Unrolled(torch.arange(length, device=states.device).expand(num_rows, length))
-        losses = []
-        for step in range(num_steps):
-            cache.step = step
-            states = self(embedded, states, cache)
-            normed = self.norm(states)
-            # Chains begin at position 0 or later: after `step` entries none is before `step`.
-            loss = batch.loss(output(normed), ahead=1, first=step, known_tokens=self.known_tokens)
-            losses.append(loss * DECAY**step)
-            following = normed if self.config.norm_output else states
-            # The state of entry i goes to entry i + 1. The zeros never count.
-            states = nn.functional.pad(following, (0, 0, 1, -1))
-        return torch.stack(losses).sum()
-
-
-class _Unrolled(SlotCache):
-    """The cache of a training pass over the chains from every token at once, step after step.
-
-    At position i, step 0 has entry i, made from the target's features. Step s has the s-th entry
-    after it of the chain that began at entry i - s. So in step 2 position 5 continues the chain
-    from entry 3: it sees entries 0 to 3 of step 0, position 4 of step 1, and itself.
-    """
-
-    def __init__(self, positions: Tensor) -> None:
-        super().__init__()
-        self.positions = positions  # [B, n], the same in every step
-        self.step = 0
-
-    def update(
-        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if layer in self._layers:
-            earlier_keys, earlier_values = self._layers[layer]
-            keys = torch.cat([earlier_keys, keys], 2)
-            values = torch.cat([earlier_values, values], 2)
-        self._layers[layer] = keys, values
-        return keys, values
-
-    def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
-        """Return a mask [B, 1, n, (steps so far) * n], the keys of one step behind those of
-        another.
-        """
-        ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
-        window = last.unsqueeze(-1) - first.unsqueeze(-1)
-        seen_of_steps = [(ahead >= self.step) & (ahead <= window)]
-        for step in range(1, self.step + 1):
-            seen_of_steps.append(ahead == self.step - step)
-        return torch.cat(seen_of_steps, dim=-1).unsqueeze(1)
-
 
 class Eagle3(HeadKind):
     """EAGLE-3, as speculators, SafeAILab and DeepSpec store it."""
@@ -280,7 +222,6 @@ class Eagle3(HeadKind):
     head_class: ClassVar[Any] = EagleHead
     one_pass = False
     drafts_trees = True
-    trains = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         kind = stored_kind(raw)
@@ -307,13 +248,6 @@ class Eagle3(HeadKind):
         for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
             fields[flag] = bool(raw.get(flag))
         return fields
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """One layer as wide as the target's."""
-        raw, layers_read = speculators_configuration("eagle3", "llama", 1, text_config, verifier)
-        raw |= {"architectures": ["Eagle3Speculator"], "norm_before_residual": True}
-        raw["eagle_aux_hidden_state_layer_ids"] = layers_read
-        return raw, {"lm_head.weight": (text_config.vocab_size, text_config.hidden_size)}
 
 
 RECORD = Eagle3()

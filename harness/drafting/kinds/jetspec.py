@@ -12,7 +12,6 @@ from typing import Any
 
 from harness.config.errors import SettingError
 from harness.drafting.heads.block_formats import is_speculators
-from harness.drafting.heads.formats import Shapes
 from harness.drafting.kinds.dflash import DFlash
 
 
@@ -23,23 +22,6 @@ class JetSpec(DFlash):
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return not is_speculators(raw) and super().recognises(raw)
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """A DFlash head in z-lab's format."""
-        raw, shapes = super().new(text_config, verifier)
-        nested = {
-            # This format counts from the output of the first layer.
-            "target_layer_ids": [layer - 1 for layer in raw["aux_hidden_state_layer_ids"]],
-            "mask_token_id": raw["mask_token_id"],
-            "causal_head": True,
-        }
-        stored = raw["transformer_layer_config"] | {
-            "architectures": ["DFlashDraftModel"],
-            "block_size": raw["block_size"],
-            "num_target_layers": text_config.num_hidden_layers,
-            "dflash_config": nested,
-        }
-        return stored, shapes
 
     def vllm(self) -> dict[str, Any]:
         raise SettingError("draft", "is a JetSpec head, which engine=vllm does not draft with")

@@ -19,8 +19,6 @@ from harness.drafting.head_kind import HeadKind
 from harness.drafting.heads.blocks import Head, HeadConfig
 from harness.drafting.heads.drafter import Draft, HeadDrafter
 from harness.drafting.heads.formats import Shapes, StoredHead
-from harness.drafting.heads.new_heads import NUM_TOKENS
-from harness.drafting.heads.training_batch import DECAY, TrainingBatch
 from harness.drafting.heads.unread import Unread
 from harness.drafting.trees.growth import Predictor
 from harness.drafting.trees.head_predictors import MarginalPredictor
@@ -103,22 +101,6 @@ class MedusaHead(Head):
             states = block(states)
         return own_output(states)
 
-    def initialise(self) -> None:
-        """The blocks change nothing at first: their biases are 0 already."""
-        for part in self.modules():
-            if isinstance(part, _Block):
-                nn.init.zeros_(part.linear.weight)
-
-    def loss(self, batch: TrainingBatch, embedding: Any, output: Any, num_steps: int) -> Tensor:
-        """Return the sum of the heads' losses. From the state at token i, head h learns the
-        distribution of token i + h + 2.
-        """
-        losses = []
-        for number in range(self.config.num_heads):
-            logits = self.logits(number, batch.features(), output)
-            losses.append(batch.loss(logits, ahead=number + 1) * DECAY**number)
-        return torch.stack(losses).sum()
-
 
 class _Block(nn.Module):
     """A residual layer over states of `size` numbers."""
@@ -137,9 +119,11 @@ class Medusa(HeadKind):
     name = "medusa"
     head_class = MedusaHead
     drafts_trees = True
-    trains = True
-    saved_as = "medusa_lm_head.safetensors"
-    weight_files = (*HeadKind.weight_files, saved_as, "medusa_lm_head.pt")
+    weight_files = (
+        *HeadKind.weight_files,
+        "medusa_lm_head.safetensors",
+        "medusa_lm_head.pt",
+    )
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return "medusa_num_heads" in raw or raw.get("model_type") == "medusa"
@@ -167,24 +151,6 @@ class Medusa(HeadKind):
         return MedusaConfig(
             **sizes, num_heads=num_heads, num_blocks=num_blocks, own_outputs=own_outputs
         )
-
-    def new(self, text_config: Any, verifier: str) -> tuple[dict[str, Any], Shapes]:
-        """One block per head, with output matrices."""
-        width = text_config.hidden_size
-        size = text_config.vocab_size
-        shapes: dict[str, tuple[int, ...]] = {}
-        for number in range(NUM_TOKENS):
-            shapes[f"{number}.0.linear.weight"] = (width, width)
-            shapes[f"{number}.1.weight"] = (size, width)
-        raw = {
-            "medusa_num_heads": NUM_TOKENS,
-            "medusa_num_layers": 1,
-            # Without these vLLM assumes other sizes.
-            "hidden_size": width,
-            "vocab_size": size,
-            "base_model_name_or_path": verifier,
-        }
-        return raw, shapes
 
 
 RECORD = Medusa()

@@ -131,8 +131,7 @@ def test_answers_of_a_chat_model_end_by_themselves(
     assert list(results()["ignore_eos"]) == [False, True, True]
 
 
-@pytest.mark.parametrize("command", ["eval", "recovery", "distill"])
+@pytest.mark.parametrize("command", ["eval", "recovery"])
 def test_only_latency_decides_by_the_model(harness: Harness, command: str) -> None:
-    asked = ["draft=tiny_draft"] if command == "distill" else []
-    complaint = harness.refused(command, *asked, "decoding.ignore_eos=auto")
+    complaint = harness.refused(command, "decoding.ignore_eos=auto")
     assert mentions(complaint, "decoding.ignore_eos=auto", "true or false")

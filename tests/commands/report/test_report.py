@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness.commands.compare.rows import CompareRow
-from harness.commands.distill.rows import DistillRow
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
@@ -575,18 +574,3 @@ def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path
     write(tmp_path / "latency.csv", run, other)
     write(tmp_path / "latency_prompts.csv", prompts)
     assert any("1 of 2" in row for row in cells(build([tmp_path]), "all_arms"))
-
-
-def test_trainings_are_told_apart_by_their_settings(tmp_path: Path) -> None:
-    pair = {"model": "13B", "draft": "eagle3", "arm": "speculative", "ms_per_token": 1.0}
-    for number, epochs in enumerate((1, 3)):
-        rows = [
-            DistillRow(run=str(number), epochs=epochs, stage=stage, status="ok", **pair)
-            for stage in ("before", "after")
-        ]
-        write(tmp_path / "distill.csv", rows)
-    shown = cells(build([tmp_path]), "distill")
-    assert [row[0] for row in shown if row[0]] == [
-        "13B with eagle3\nepochs 1",
-        "13B with eagle3\nepochs 3",
-    ]

@@ -1,0 +1,167 @@
+"""Losses of the heads that ship: each learns the target's whole distributions from the inputs that it drafts with.
+
+All are cross-entropies, which differ from the KL divergence only by the target's own entropy. Rows are padded on the
+right, where a causal model sees nothing of the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.drafting.heads.blocks import Head
+from harness.drafting.heads.slot_cache import SlotCache
+from harness.drafting.kinds.dflash import BlockHead
+from harness.drafting.kinds.eagle3 import EagleHead
+from harness.drafting.kinds.medusa import MedusaHead
+
+# The weight of each further draft token, as a share of the one before: verification reaches it less often.
+DECAY = 0.8
+# Tokens that an EAGLE-3 head is trained to draft.
+CHAIN = 4
+# Blocks of each row that a step of DFlash passes.
+BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts, and what the target computes over them.
+
+    Attributes:
+        tokens: [B, n], padded on the right.
+        is_learned: [B, n], whether the target's distribution after a token is learned.
+        target_probabilities: [B, n, V], the target's distribution after each token.
+        features: [B, n, L * D], the states of the L layers that the head reads, side by side.
+    """
+
+    tokens: Tensor
+    is_learned: Tensor
+    target_probabilities: Tensor
+    features: Tensor
+
+    def loss(self, logits: Tensor, ahead: int, first: int = 0) -> Tensor:
+        """The mean cross-entropy of logits [B, m, V]: entry i learns the distribution after token i + `ahead`.
+
+        Entries before `first` do not count.
+        """
+        end = max(0, self.tokens.shape[1] - ahead)
+        return soft_loss(
+            logits[:, first:end],
+            self.target_probabilities[:, first + ahead :],
+            self.is_learned[:, first + ahead :],
+        )
+
+
+def soft_loss(logits: Tensor, target_probabilities: Tensor, weights: Tensor) -> Tensor:
+    """The mean cross-entropy of logits [..., V] to distributions [..., V], with weights [...]."""
+    each = -(target_probabilities * logits.float().log_softmax(-1)).sum(-1)
+    return (each * weights).sum() / weights.sum().clamp(min=1)
+
+
+def loss_of(head: Head, target: Any, batch: Batch) -> Tensor:
+    """The loss of a head that borrows what it lacks from its target."""
+    embedding = head.embed_tokens or target.get_input_embeddings()
+    output = head.lm_head or target.get_output_embeddings()
+    if isinstance(head, EagleHead):
+        return eagle_loss(head, batch, embedding, output)
+    if isinstance(head, BlockHead):
+        return block_loss(head, batch, embedding, output)
+    assert isinstance(head, MedusaHead)
+    return medusa_loss(head, batch, output)
+
+
+def eagle_loss(head: EagleHead, batch: Batch, embedding: Any, output: Any) -> Tensor:
+    """Training-time test (section 3.2 of the paper).
+
+    Step s computes the s-th entry beyond the decided tokens of the chains from every token, from the states that step
+    s - 1 made.
+    """
+    embedded = embedding(batch.tokens[:, 1:])
+    states = head.join(batch.features[:, :-1])
+    num_rows, length = states.shape[:2]
+    cache = _Unrolled(torch.arange(length, device=states.device).expand(num_rows, length))
+    losses = []
+    for step in range(CHAIN):
+        cache.step = step
+        states = head(embedded, states, cache)
+        normed = head.norm(states)
+        # Chains begin at position 0 or later: after `step` entries none is before `step`.
+        losses.append(batch.loss(output(normed), ahead=1, first=step) * DECAY**step)
+        following = normed if head.config.norm_output else states
+        # The state of entry i goes to entry i + 1. The zeros never count.
+        states = nn.functional.pad(following, (0, 0, 1, -1))
+    return torch.stack(losses).sum()
+
+
+class _Unrolled(SlotCache):
+    """The cache of a pass over the chains from every token at once, step after step.
+
+    At position i, step 0 has entry i, made from the target's features. Step s has the s-th entry after it of the chain
+    that began at entry i - s. So in step 2 position 5 continues the chain from entry 3: it sees entries 0 to 3 of step
+    0, position 4 of step 1, and itself.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()
+        self.positions = positions  # [B, n], the same in every step
+        self.step = 0
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer in self._layers:
+            earlier_keys, earlier_values = self._layers[layer]
+            keys = torch.cat([earlier_keys, keys], 2)
+            values = torch.cat([earlier_values, values], 2)
+        self._layers[layer] = keys, values
+        return keys, values
+
+    def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
+        """A mask [B, 1, n, (steps so far) * n], the keys of one step behind those of another."""
+        ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
+        window = last.unsqueeze(-1) - first.unsqueeze(-1)
+        seen_of_steps = [(ahead >= self.step) & (ahead <= window)]
+        for step in range(1, self.step + 1):
+            seen_of_steps.append(ahead == self.step - step)
+        return torch.cat(seen_of_steps, dim=-1).unsqueeze(1)
+
+
+def block_loss(head: BlockHead, batch: Batch, embedding: Any, output: Any) -> Tensor:
+    """The loss of `BLOCKS` blocks of each row, passed as `BlockDrafter` does, at anchors chosen at random."""
+    config = head.config
+    num_rows, length = batch.tokens.shape
+    most = config.most_tokens
+    # A block with token a as its anchor sees the features up to token a - 1, and predicts from token a + 1 on, all
+    # within the text.
+    possible = batch.is_learned[:, 1 : 1 + length - most].float() + 1e-9
+    anchors = 1 + torch.multinomial(possible, BLOCKS, replacement=True).flatten()
+    rows = torch.arange(num_rows).repeat_interleave(BLOCKS)
+    tokens = batch.tokens[rows]
+
+    cache = SlotCache()
+    cache.num_slots = length + config.block_size
+    cache.place(torch.zeros(num_rows, dtype=torch.long), length)
+    head.read(batch.features, cache)
+    cache.repeat(rows)
+    cache.place(anchors, config.block_size)
+    queries = torch.full((len(rows), config.block_size), config.mask_token_id)
+    queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))
+    states = head(embedding(queries), cache)
+
+    ahead = torch.arange(most)
+    positions = anchors.unsqueeze(1) + ahead
+    weights = batch.is_learned[rows].gather(1, positions) * DECAY**ahead
+    probabilities = batch.target_probabilities[rows.unsqueeze(1), positions]
+    return soft_loss(output(states[:, config.block_size - most :]), probabilities, weights)
+
+
+def medusa_loss(head: MedusaHead, batch: Batch, output: Any) -> Tensor:
+    """The sum of the heads' losses: from the state at token i, head h learns the distribution of token i + h + 2."""
+    losses = []
+    for number in range(head.config.num_heads):
+        logits = head.logits(number, batch.features, output)
+        losses.append(batch.loss(logits, ahead=number + 1) * DECAY**number)
+    return torch.stack(losses).sum()
