@@ -132,7 +132,8 @@ def arm_name(row: Any) -> str:
 def lossy_rule(row: Any) -> str | None:
     """`rule typical` or `lenience 0.8`; None for a lossless rule."""
     record = None if row.rule is None else RULES.loaded(row.rule)
-    if row.lossy and row.rule and not (record and record.lossless):
+    is_lossless = record is not None and record.is_lossless(row.temperature, row.top_k, row.top_p)
+    if row.lossy and row.rule and not is_lossless:
         return f"rule {row.rule}"
     return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
 

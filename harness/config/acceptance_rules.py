@@ -22,7 +22,7 @@ class AcceptanceRule(Record):
     Attributes:
         name: its name in `decoding.rule=`.
         lossless: whether the output follows the target's distribution at temperatures above 0.
-        lossless_greedily: whether a run at temperature 0 is reported as lossless; its texts must then be the target's.
+        lossless_greedily: whether texts at temperature 0 are the target's; None where `lossless` holds for them too.
         tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
@@ -32,7 +32,7 @@ class AcceptanceRule(Record):
     """
 
     lossless: ClassVar[bool] = False
-    lossless_greedily: ClassVar[bool] = False
+    lossless_greedily: ClassVar[bool | None] = None
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
     takes_lenience: ClassVar[bool] = False
@@ -41,7 +41,9 @@ class AcceptanceRule(Record):
 
     def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
         """Whether the output follows the target's distribution with these settings, at lenience 1."""
-        return self.lossless_greedily if temperature == 0 else self.lossless
+        if temperature == 0 and self.lossless_greedily is not None:
+            return self.lossless_greedily
+        return self.lossless
 
     def verify(self, offer: Any) -> Any:
         """Return the `Verdict` over an `Offer` (`harness/decoding/verify.py`): a pure function."""

@@ -50,6 +50,7 @@ def outcome(
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,
+        "logit_tolerance": divergence and divergence.logit_tolerance,
     }
 
 

@@ -85,6 +85,8 @@ class ArmEvidence:
     num_restarts: int = 0
     identical_prompts: int = 0
     tokens_per_difference: float | None = None
+    margin_over_rounding: float | None = None
+    lossy: bool = False
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
@@ -201,6 +203,7 @@ def refusal(
     return (
         too_many_failures((regular, speculative), speedup)
         or _other_servers(regular, speculative)
+        or _beyond_rounding(speculative)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
         or _answered_by_caches(regular, speculative)
@@ -294,6 +297,18 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
     return (
         f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared}"
         f" prompts, and part after {num_alike:.1f} tokens on average: this is not the same model"
+    )
+
+
+def _beyond_rounding(speculative: ArmEvidence) -> str | None:
+    """Why an arm that calls itself lossless is not: a greedy text leaves the regular one where no tokens tied."""
+    excess = speculative.margin_over_rounding
+    if speculative.lossy or excess is None or excess <= 1:
+        return None
+    num_compared = speculative.num_prompts - speculative.num_failed
+    return (
+        f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared} prompts, and part at a"
+        f" logit margin {excess:.3g} times what rounding explains: the speculative arm is not lossless"
     )
 
 

@@ -30,6 +30,23 @@ FURTHER = textwrap.dedent(
         num_likeliest = 1
 
 
+    class Lying(Likely):
+        lossless = True
+        num_likeliest = 50
+
+
+    class Outside(Likely):
+        def verify(self, offer: Offer) -> Verdict:
+            verdict = super().verify(offer)
+            return Verdict(verdict.num_accepted, verdict.next_token + 5000, *(verdict.target_probability,) * 2)
+
+
+    class TooMany(Likely):
+        def verify(self, offer: Offer) -> Verdict:
+            verdict = super().verify(offer)
+            return Verdict(verdict.num_accepted + 99, verdict.next_token, *(verdict.target_probability,) * 2)
+
+
     class Long(Likely):
         def verify(self, offer: Offer) -> Verdict:
             verdict = super().verify(offer)
@@ -78,6 +95,18 @@ def test_a_rule_that_is_lossless_greedily_keeps_greedy_texts(
     assert "lossy" in lossy.complaint
 
 
+def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(
+    harness: Harness, rules: Path
+) -> None:
+    asked = ["model=tiny", "draft=tiny_draft", *QUICK[2:], "temperature=0"]
+    refused = harness("latency", *asked, "decoding.rule=./likely.py:Lying", code=3)
+    assert re.search(r"agree on \d of 2 prompts, and part at a logit margin", refused.complaint)
+    row = results("latency").iloc[-1]
+    assert not row["lossy"], "it follows `lossless`"
+    assert row["status"] == "no_verdict"
+    assert row["margin_over_rounding"] > 1
+
+
 def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) -> None:
     file = rules / "likely.py"
     for most in (3, 2):
@@ -93,6 +122,8 @@ def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) ->
     ("name", "wrong"),
     [
         ("Long", r"verify\(\) must give a num_accepted of shape \[2\], not \[1\]"),
+        ("Outside", r"verify\(\) gives the token 5\d\d\d, outside the vocabulary of 960"),
+        ("TooMany", r"verify\(\) must accept 0 to 4 of 4 draft tokens, not \d+"),
         ("Broken", r"verify\(\) raised ValueError: no idea"),
         ("Missing", "no attribute 'Missing'|has no"),
     ],

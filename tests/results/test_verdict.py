@@ -139,6 +139,22 @@ def test_greedy_texts_of_one_model_agree(
     assert refusal(arm("regular"), few) is None
 
 
+@pytest.mark.parametrize(
+    ("excess", "lossy", "refused"),
+    [(0.9, False, False), (1.1, False, True), (130.0, True, False), (None, False, False)],
+)
+def test_an_arm_that_calls_itself_lossless_keeps_greedy_texts(
+    excess: float | None, lossy: bool, refused: bool
+) -> None:
+    pair = rows(margin_over_rounding=excess, lossy=lossy, identical_prompts=3)
+    judgement = judged(pair)[1]
+    assert (judgement.status == "no_verdict") == refused
+    assert (judgement.speedup is None) == refused
+    if refused:
+        assert judgement.error is not None
+        assert "agree on 3 of 9 prompts, and part at a logit margin 1.1 times" in judgement.error
+
+
 def test_a_tenth_more_tokens_is_other_work() -> None:
     regular = arm("regular", num_tokens=1000)
     assert refusal(regular, arm("speculative", num_tokens=900)) is None

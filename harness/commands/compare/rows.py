@@ -36,6 +36,7 @@ class CompareRow(DecodedRow):
     identical: MaybeBool = figure("whether both texts are the same tokens")
     parted_at: MaybeInt = figure("first token at which they differ")
     logit_margin: MaybeFloat = figure("greedy: logit margin there")
+    logit_tolerance: MaybeFloat = figure("the largest margin there that rounding explains")
     regular_completion: MaybeText = figure("text of the regular arm")
     regular_num_tokens: MaybeInt = figure("its tokens", "tokens")
     regular_time_ms: MaybeFloat = figure("its time", "ms")
@@ -58,9 +59,26 @@ class CompareRow(DecodedRow):
 
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens
-        if regular is None or speculative is None or self.num_compared is not None:
+        if regular is None or speculative is None:
             return None
+        if self.num_compared is not None:
+            # Of as many tokens.
+            regular = speculative = self.num_compared
         return refusal(
             ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
-            ArmEvidence(arm="speculative", num_prompts=1, num_tokens=speculative),
+            ArmEvidence(
+                arm="speculative",
+                num_prompts=1,
+                num_tokens=speculative,
+                identical_prompts=int(bool(self.identical)),
+                margin_over_rounding=self.margin_over_rounding,
+                lossy=bool(self.lossy),
+            ),
         )
+
+    @property
+    def margin_over_rounding(self) -> float | None:
+        """The logit margin over what rounding explains: above 1 it is no tie."""
+        if self.logit_margin is None or self.logit_tolerance is None:
+            return None
+        return abs(self.logit_margin) / self.logit_tolerance

@@ -57,7 +57,8 @@ def verdict(row: CompareRow) -> Document:
         Line(_identity(row), "dim"),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
-    if no_verdict is not None and not row.ignore_eos:
+    ended_apart = row.regular_num_tokens != row.speculative_num_tokens
+    if no_verdict is not None and ended_apart and not row.ignore_eos:
         lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
     return lines
 
@@ -131,4 +132,10 @@ def _identity(row: CompareRow) -> str:
         return f"{differ}; sampled texts may: both follow the target's distribution."
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
-    return f"{differ}, where the logits differ by {row.logit_margin:.2g} (near 0: a tie that rounding broke)."
+    differ += f", where the logits differ by {row.logit_margin:.2g}"
+    excess = row.margin_over_rounding
+    if excess is None:
+        return f"{differ}."
+    if excess > 1:
+        return f"{differ}: {excess:.3g} times what rounding explains."
+    return f"{differ} (a tie that rounding broke)."

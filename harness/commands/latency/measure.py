@@ -379,6 +379,7 @@ class Latency(Experiment):
             error=request.error and str(request.error),
             divergence_position=divergence and divergence.position,
             logit_margin=divergence and divergence.logit_margin,
+            logit_tolerance=divergence and divergence.logit_tolerance,
         )
 
 

@@ -148,6 +148,7 @@ class LatencyPromptRow(Row):
     logit_margin: MaybeFloat = figure(
         "logit of the regular arm's token minus that of this arm's, at that place"
     )
+    logit_tolerance: MaybeFloat = figure("the largest margin there that rounding explains")
 
     @property
     def place(self) -> int:

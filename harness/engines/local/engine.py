@@ -7,7 +7,7 @@ An arm turns a `Question` into the loop's `Request`: random numbers, warp, limit
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,7 @@ class LocalArm(Arm):
         make_drafter: makes a drafter for a warp, for each question; None without a draft.
         fault: a mistake planted in the speculative arm.
         phases: stopwatches around target and drafter; None for none.
+        checks_rule: whether the numbers of a rule that is not built in are checked in the next question.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LocalArm(Arm):
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
     phases: Phases | None = None
+    checks_rule: Callable[[], bool] | None = None
     reports_drafts = True
 
     def stream(self, question: Question) -> Records:
@@ -230,7 +232,8 @@ class LocalArm(Arm):
                 warp=warp,
                 agree=of_rank_0,
             )
-        verification, lenience = rule_of(decoding, self.fault)
+        reads_values = self.checks_rule is not None and self.checks_rule()
+        verification, lenience = rule_of(decoding, self.fault, reads_values=reads_values)
         return speculative(
             target,
             drafter,
@@ -277,6 +280,7 @@ class LocalEngine(Engine):
         self._pair = pair
         self._fault = preparation.fault
         self._is_checked = False
+        self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
         self.reference: ModelReference = ModelReference(self.runners)
         self.devices = pair.devices
@@ -338,8 +342,16 @@ class LocalEngine(Engine):
         arms: list[Arm] = [LocalArm("regular", *common, None, self._fault, phases[0])]
         if make is not None:
             make = functools.partial(self._drafter, make)
-            arms.append(LocalArm("speculative", *common, make, self._fault, phases[1]))
+            arms.append(
+                LocalArm("speculative", *common, make, self._fault, phases[1], self._checks_rule)
+            )
         return arms
+
+    def _checks_rule(self) -> bool:
+        """True for the first question."""
+        is_first = not self._has_checked_rule
+        self._has_checked_rule = True
+        return is_first
 
     def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
         """A drafter for a question. The first one of a method that is not built in is checked."""

@@ -26,11 +26,16 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 class CheckedRule:
     """A rule that is not built in. A malformed verdict ends the run with an error that names the rule.
 
-    Only shapes and types are checked, which needs no synchronisation with the device.
+    Shapes and types are checked at every call, which needs no synchronisation with the device.
+
+    Attributes:
+        reads_values: whether the numbers are checked too, which waits for the device. Such a rule equals none that is
+            prepared.
     """
 
     name: str
     rule: Callable[[Offer], Verdict]
+    reads_values: bool = False
 
     def __call__(self, offer: Offer) -> Verdict:
         with blaming(self.name, "verify", "decoding.rule"):
@@ -54,18 +59,45 @@ class CheckedRule:
             if getattr(verdict, part).is_floating_point():
                 wrong = f"must give whole numbers as {part}"
                 raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
+        if self.reads_values:
+            self._check_values(offer, verdict)
         return verdict
 
+    def _check_values(self, offer: Offer, verdict: Verdict) -> None:
+        """Raise a RunError for a count or a token that cannot be; rows whose logits are nan have another error."""
+        num_rows, num_draft_tokens = offer.draft_tokens.shape
+        lengths = [num_draft_tokens] * num_rows if offer.lengths is None else offer.lengths.tolist()
+        vocabulary_size = offer.target_probabilities.shape[-1]
+        is_nan = offer.target_probabilities.isnan().flatten(1).any(-1).tolist()
+        num_accepted = verdict.num_accepted.tolist()
+        next_tokens = verdict.next_token.tolist()
+        for row, length in enumerate(lengths):
+            if is_nan[row]:
+                continue
+            if not 0 <= num_accepted[row] <= length:
+                wrong = (
+                    f"must accept 0 to {length} of {length} draft tokens, not {num_accepted[row]}"
+                )
+                raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
+            if not 0 <= next_tokens[row] < vocabulary_size:
+                wrong = f"gives the token {next_tokens[row]}, outside the vocabulary of {vocabulary_size}"
+                raise RunError(f"decoding.rule={self.name}: verify() {wrong}")
 
-def rule_of(decoding: DecodingSettings, fault: str) -> tuple[Callable[[Offer], Verdict], float]:
+
+def rule_of(
+    decoding: DecodingSettings, fault: str, *, reads_values: bool = False
+) -> tuple[Callable[[Offer], Verdict], float]:
     """The rule of these settings with the fault in it, the same for equal settings, and the lenience l in (0, 1].
 
     A token is accepted with min(1, target / (l draft)); 1 is lossless.
+
+    Args:
+        reads_values: whether the numbers of a rule that is not built in are checked.
     """
     rates = decoding.synthetic_rates
     rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
     if rates is None and not RULES.is_built_in(decoding.rule):
-        rule = CheckedRule(decoding.rule, rule)
+        rule = CheckedRule(decoding.rule, rule, reads_values)
     if fault == "none":
         return rule, decoding.lenience
     planted = fault_of(fault)

@@ -18,6 +18,10 @@ ROW: dict[str, Any] = {
     "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,
     "mean_acceptance_length": 4.0, "lenience": 1.0, "identical": True, "temperature": 0.0, "regular_ms_per_token": 3.0,
 }  # fmt: skip
+WRONG_TEXT: dict[str, Any] = {
+    "identical": False, "parted_at": 3, "logit_margin": -0.5, "logit_tolerance": 0.01,
+    "regular_num_tokens": 64, "speculative_num_tokens": 64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -40,9 +44,18 @@ ROW: dict[str, Any] = {
         ),
         ({}, "The texts are identical, token for token."),
         (
-            {"identical": False, "parted_at": 3, "logit_margin": 1e-6},
-            "The texts differ from token 3 on, where the logits differ by 1e-06 (near 0: a tie that rounding broke",
+            {"identical": False, "parted_at": 3, "logit_margin": 1e-6, "logit_tolerance": 1e-5},
+            "The texts differ from token 3 on, where the logits differ by 1e-06 (a tie that rounding broke).",
         ),
+        (
+            {"identical": False, "parted_at": 3, "logit_margin": 0.5, "logit_tolerance": 0.01},
+            "The texts differ from token 3 on, where the logits differ by 0.5: 50 times what rounding explains.",
+        ),
+        (
+            WRONG_TEXT | {"lossy": False},
+            "No verdict: greedy texts of the arms agree on 0 of 1 prompts, and part at a logit margin 50 times",
+        ),
+        (WRONG_TEXT | {"lossy": True}, "2.00× in this race"),
         (
             {"identical": False, "parted_at": 0, "temperature": 0.5},
             "The texts differ from token 0 on; sampled texts may: both follow the target's distribution.",

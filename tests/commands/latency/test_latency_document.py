@@ -174,9 +174,13 @@ def test_greedy_texts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert mentions(text, "identical", "2 of 2")
     prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
     prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
-    text = " ".join(printed(capsys, prompts, identical_prompts=1).split())
+    found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
+    text = " ".join(printed(capsys, prompts, **found).split())
     assert "identical on 1 of 3 prompts" in text
-    assert mentions(text, "token 5", "0.002")
+    assert mentions(text, "token 5", "0.002 (a tie that rounding broke differently)")
+    text = " ".join(printed(capsys, prompts, **found | {"margin_over_rounding": 20.0}).split())
+    assert mentions(text, "0.002: 20 times what rounding explains")
+    assert "tie" not in text
     assert "dentical" not in printed(capsys, prompts)
 
 

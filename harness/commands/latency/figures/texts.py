@@ -27,6 +27,11 @@ class Texts(Group):
         " does not explain, as far as that is known",
         "tokens",
     )
+    margin_over_rounding: MaybeFloat = pooled(
+        "largest",
+        "largest logit margin at which a greedy text leaves the regular arm's, over what rounding explains there:"
+        " above 1 it is no tie",
+    )
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
@@ -34,17 +39,21 @@ class Texts(Group):
             return cls()
         num_alike = 0
         num_differences = 0
+        known = []
         for request in arm.answered:
             divergence = arm.divergences.get(request.index)
             if divergence is not None:
                 num_alike += divergence.position
                 num_differences += divergence.excess > 1
+                if divergence.logit_margin is not None:
+                    known.append(divergence.excess)
             elif request.index in arm.divergences:
                 num_alike += request.num_tokens
         is_counted = arm.was_sent and num_differences > 0
         return cls(
             identical_prompts=list(arm.divergences.values()).count(None),
             tokens_per_difference=num_alike / num_differences if is_counted else None,
+            margin_over_rounding=max(known, default=None),
         )
 
 

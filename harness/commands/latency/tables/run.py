@@ -304,11 +304,15 @@ def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str
         f"Greedy output of both arms is identical on {identical} prompts."
         f" The earliest difference is at token {first}"
     )
-    margins = [prompt.logit_margin for prompt in differing]
-    known = [abs(margin) for margin in margins if margin is not None]
-    if len(known) < len(margins):
+    if any(prompt.logit_margin is None for prompt in differing):
         return f"{sentence}; without the model's logits it is unknown whether a tie explains it."
-    return (
-        f"{sentence}; the largest logit margin at a difference is {max(known):.2g}"
-        " (near 0: a tie that rounding broke differently)."
+    widest = max(differing, key=lambda prompt: abs(prompt.logit_margin or 0.0))
+    sentence += (
+        f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
     )
+    excess = row.margin_over_rounding
+    if excess is None:
+        return f"{sentence}."
+    if excess > 1:
+        return f"{sentence}: {excess:.3g} times what rounding explains."
+    return f"{sentence} (a tie that rounding broke differently)."
