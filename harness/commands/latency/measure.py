@@ -15,6 +15,7 @@ from harness.commands.latency.figures.experts import experts_read
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.commands.latency.figures.paired import paired_times
 from harness.commands.latency.figures.texts import compare_texts
+from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.commands.latency.speculation_profile import smaller_k_follow, write_acceptance
@@ -158,10 +159,25 @@ class Latency(Experiment):
             self.run.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
+        self._read_answers(session, engine)
         if can_be_read(settings):
             # The engine's memory is free for the weights, which are loaded once more.
             engine.close()
             self.run.health = read_again(settings, self.run)
+
+    def _read_answers(self, session: Session, engine: Engine) -> None:
+        """Read the answers once more for what every smaller K would have yielded, which closes the engine."""
+        settings = self.settings
+        of_coins = settings.decoding.synthetic_acceptance is not None
+        if settings.draft is None or len(self.run.arms) < 2 or of_coins:
+            return
+        reason = why_not_exact(session, settings)
+        if reason is None:
+            try:
+                self.run.tokens_by_k = tokens_by_k(session, settings, engine, self.run)
+            except RunError as error:
+                reason = str(error)
+        self.run.why_about = reason
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""

@@ -27,7 +27,7 @@ def rows(verify: float, draft: float = 0.0, **changes: Any) -> tuple[LatencyRow,
         "mean_proposed": 4.0,
         "draft_ms": 40 * draft,
         "verify_ms": 10 * verify,
-        "acceptance_length_by_num_draft_tokens": LENGTHS,
+        "tokens_per_iteration_by_num_draft_tokens": LENGTHS,
     }
     row = LatencyRow.from_values({"arm": "speculative"} | speculative | changes)
     return LatencyRow(arm="regular", target_step_ms=10.0), row
@@ -91,8 +91,13 @@ def test_passes_that_contradict_each_other_predict_nothing() -> None:
 def test_blocks_and_trees_of_older_files_predict_nothing(changes: dict[str, Any]) -> None:
     assert by_k(rows(1.2)) is not None
     passes = [[10.0, 14.0, 16.0, None, 11.0], None]
+    older = {
+        "tokens_per_iteration_by_num_draft_tokens": None,
+        "acceptance_length_by_num_draft_tokens": LENGTHS,
+    }
+    assert by_k(rows(1.2, **older)) is not None
     for timed, verify in itertools.product(passes, (1.2, 2.0)):
-        assert by_k(rows(verify, pass_ms_by_width=timed, **changes)) is None
+        assert by_k(rows(verify, pass_ms_by_width=timed, **older | changes)) is None
 
 
 def test_no_token_of_a_block_is_tested_by_itself() -> None:

@@ -13,7 +13,6 @@ from in_process import Harness, only
 from wording import mentions
 
 QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20", "num_resamples=1000"]
-LENGTHS = "acceptance_length_by_num_draft_tokens"
 
 
 def last_row() -> Any:
@@ -25,7 +24,10 @@ def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def interval_at(row: Any, k: int) -> tuple[float, float]:
-    length = row.acceptance_length_by_num_draft_tokens[k - 1]
+    lengths = (
+        row.tokens_per_iteration_by_num_draft_tokens or row.acceptance_length_by_num_draft_tokens
+    )
+    length = lengths[k - 1]
     return length.low, length.high
 
 
@@ -74,15 +76,23 @@ def test_a_mean_length_is_met(harness: Harness) -> None:
     assert low <= 2.5 <= high
 
 
-@pytest.mark.parametrize("what", ["decoding.rule=block", "draft=tiny_dflash"])
-def test_blocks_and_drafts_of_one_pass_say_nothing_of_smaller_k(
-    harness: Harness, what: str
-) -> None:
-    outcome = harness("latency", "num_prompts=2", "decoding.max_new_tokens=12", what, "export=true")
+def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None:
+    few = ["num_prompts=2", "decoding.max_new_tokens=12", "export=true"]
+    outcome = harness("latency", *few, "draft=tiny_dflash")
     assert "by K " not in outcome.summary
     row = last_row()
     assert row.pass_ms_by_width is not None
-    assert getattr(row, LENGTHS) is None
-    assert json.loads(only("speculation_profile.json").read_text())["accept_length_model"] == (
-        "measured_per_k"
-    )
+    assert row.tokens_per_iteration_by_num_draft_tokens is None
+    assert row.acceptance_length_by_num_draft_tokens is None
+    profile = json.loads(only("speculation_profile.json").read_text())
+    assert profile["accept_length_model"] == "measured_per_k"
+
+
+def test_blocks_know_smaller_k_from_their_texts_alone(harness: Harness) -> None:
+    few = ["num_prompts=2", "decoding.max_new_tokens=12", "export=true"]
+    harness("latency", *few, "decoding.rule=block")
+    row = last_row()
+    assert len(row.tokens_per_iteration_by_num_draft_tokens) == 4
+    assert row.acceptance_length_by_num_draft_tokens is None
+    profile = json.loads(only("speculation_profile.json").read_text())
+    assert profile["accept_length_model"] == "measured_per_k"

@@ -48,12 +48,24 @@ class AcceptanceFigures(Group, Accepted):
         "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
         " have such a child, as JSON",
     )
-    acceptance_length_by_num_draft_tokens: list[Interval] | None = with_interval(
+    tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = with_interval(
         "mean",
-        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON;"
-        " empty where that does not follow, as for trees, blocks and servers",
+        "expected tokens per iteration for K = 1, 2, ..., as JSON, exactly: from the chances of acceptance along the"
+        " answers",
         ends="95 % intervals over prompts, as JSON",
         unit="tokens",
+    )
+    acceptance_length_by_num_draft_tokens: list[Interval] | None = with_interval(
+        "mean",
+        "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON: about right, in"
+        " place of `tokens_per_iteration_by_num_draft_tokens`; empty where not even that follows, as for trees, blocks"
+        " and servers",
+        ends="95 % intervals over prompts, of `decoding.synthetic_acceptance` alone, as JSON",
+        unit="tokens",
+    )
+    why_about: MaybeText = pooled(
+        "same",
+        "why `tokens_per_iteration_by_num_draft_tokens` is not known",
     )
     mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
@@ -70,13 +82,18 @@ class AcceptanceFigures(Group, Accepted):
         if arm.was_sent:
             columns |= _reported(arm)
         lengths = None
-        if run.pair(arm) is not None:
-            lengths = lengths_by_num_draft_tokens(acceptance_by_prompt(run))
+        if run.pair(arm) is not None and run.tokens_by_k is None:
+            of_coins = run.settings.decoding.synthetic_acceptance is not None
+            lengths = lengths_by_num_draft_tokens(acceptance_by_prompt(run), of_coins=of_coins)
         by_request = [Acceptance.of(request.outcomes) for request in arm.answered]
         return cls(
             mean_acceptance_length_per_request=mean_length_per_request(by_request),
             acceptance_by_rank=arm.rates_by_rank or None,
+            tokens_per_iteration_by_num_draft_tokens=None
+            if run.pair(arm) is None
+            else run.tokens_by_k,
             acceptance_length_by_num_draft_tokens=lengths,
+            why_about=None if lengths is None else run.why_about,
             **columns,
         )
 
@@ -132,7 +149,7 @@ class MeasuredAcceptance:
         categories: one entry per prompt, in the same order; None where a prompt has none.
         num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
-            its lengths follow.
+            its lengths about follow.
     """
 
     requests: Sequence[Acceptance]
@@ -206,13 +223,24 @@ def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
     )
 
 
-def lengths_by_num_draft_tokens(measured: MeasuredAcceptance) -> list[Interval] | None:
-    """The mean acceptance length for each smaller K; None where these do not follow."""
+def lengths_by_num_draft_tokens(
+    measured: MeasuredAcceptance, *, of_coins: bool = False
+) -> list[Interval] | None:
+    """The mean acceptance length for each smaller K; None where these do not follow.
+
+    They are about right, and so without intervals: iterations with a smaller K begin at other tokens. That is off by
+    -11 to +33 % where hard tokens stand together, or apart.
+
+    Args:
+        of_coins: whether coins accepted the tokens, which fall alike for all of them, so that intervals hold.
+    """
     num_places = min(measured.num_places, MOST_INTERVALS) if measured.extrapolates else 0
     lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
     if not lengths or not all(length.is_known for length in lengths):
         # After a gap, entries would be taken for those of another K: no list at all is better.
         return None
+    if not of_coins:
+        return [Interval(round(length.estimate, 4)) for length in lengths]
     return [
         Interval(round(length.estimate, 4), round(length.low, 4), round(length.high, 4))
         for length in lengths

@@ -148,7 +148,9 @@ class MeasuredRun:
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
-        smaller_k_follow: whether acceptance at a smaller K follows from what was measured.
+        tokens_by_k: tokens per iteration for K = 1, 2, ..., exactly (`own_texts`); None where they are not known.
+        why_about: why they are not.
+        smaller_k_follow: whether acceptance at a smaller K about follows from what was measured.
         stopped_by: what ended a run with `precision`.
         confidence: level of the intervals of the speed-up.
     """
@@ -167,6 +169,8 @@ class MeasuredRun:
     health: Group | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
+    tokens_by_k: list[Interval] | None = None
+    why_about: str | None = None
     smaller_k_follow: bool = True
     stopped_by: Literal["precision", "prompts", "budget"] | None = None
     confidence: float = CONFIDENCE

@@ -13,12 +13,13 @@ from harness.commands.latency.tables.costs import (
     best_of,
     costs_in_steps,
     held_back,
+    is_exact,
     predicted_by_k,
     proposed_per_iteration,
     tokens_per_iteration,
 )
 from harness.commands.latency.tables.doubts import doubts
-from harness.commands.latency.tables.reason import choice_of_k, not_reported
+from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.commands.words import arm_name, settings_line, typed_again
 from harness.engines.registry import is_elsewhere
@@ -129,13 +130,14 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     predictions = predicted_by_k(regular, row)
     if predictions:
         best = best_of(predictions)
-        choice = choice_of_k(predictions)
+        choice = choice_of_k(predictions, is_exact=is_exact(row))
+        about = "" if is_exact(row) else "about "
         if best.figure.estimate > 1 and best is not predictions[-1]:
             yield Step(
-                f"{choice}, {best.figure.estimate:.2f}× predicted",
+                f"{choice}, {about}{best.figure.estimate:.2f}× predicted",
                 typed_again(f"K={best.num_draft_tokens}"),
             )
-        elif "rising" in choice:
+        elif best.figure.estimate > 1 and rises(predictions):
             yield Step(choice, typed_again(f"K={2 * best.num_draft_tokens}"))
         elif best.figure.estimate <= 1:
             yield from _other_drafts(rows, choice)

@@ -139,20 +139,32 @@ class ForK(NamedTuple):
 
 
 def lengths_by_k(row: LatencyRow) -> list[ForK]:
-    """Tokens per iteration, had at most 1, 2, ... tokens been proposed; [] where these do not follow
-    from longer proposals.
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed; [] where these are not known.
+
+    Exactly with an interval, else about and without one (`is_exact`).
     """
+    exact = row.tokens_per_iteration_by_num_draft_tokens
+    if exact:
+        return [ForK(k, length) for k, length in enumerate(exact, start=1)]
     # Newer files have no lengths then, see `speculation_profile.smaller_k_follow`.
     if row.draft_tree not in (None, "chain") or not tests_each_token(row.rule):
         return []
     lengths = row.acceptance_length_by_num_draft_tokens or []
+    if not is_exact(row):
+        # Files of earlier versions have bounds, which did not hold.
+        lengths = [Interval(length.estimate) for length in lengths]
     return [ForK(k, length) for k, length in enumerate(lengths, start=1)]
+
+
+def is_exact(row: LatencyRow) -> bool:
+    """Whether smaller K are known, from the answers themselves or as coins accept, and not only about."""
+    return bool(row.tokens_per_iteration_by_num_draft_tokens) or bool(row.synthetic)
 
 
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
     """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
 
-    [] where smaller K do not follow, where K varied, or where costs are unknown or too noisy.
+    [] where smaller K are not known, where K varied, or where costs are unknown or too noisy.
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)

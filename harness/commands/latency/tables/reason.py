@@ -11,6 +11,7 @@ from harness.commands.latency.tables.costs import (
     contradicting_passes,
     costs_in_steps,
     held_back_in_words,
+    is_exact,
     lengths_by_k,
     predicted_by_k,
     proposed_per_iteration,
@@ -197,26 +198,45 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
         shown.append(
             f"{prediction.num_draft_tokens}: {interval(figure) or f'{figure.estimate:.2f}'}×"
         )
-    covers = "95 % intervals of acceptance alone; " if predictions[0].figure.has_bounds else ""
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
-    return (
-        f"{'  '.join(shown)} predicted ({covers}verification {verification});"
-        f" {choice_of_k(predictions)}"
-    )
+    limits = [f"verification {verification}"]
+    if not is_exact(row):
+        limits.insert(
+            0, "about" if row.why_about is None else f"about, not exactly: {row.why_about}"
+        )
+    elif predictions[0].figure.has_bounds:
+        limits.insert(0, "95 % intervals of acceptance alone")
+    choice = choice_of_k(predictions, is_exact=is_exact(row))
+    return f"{'  '.join(shown)} predicted ({'; '.join(limits)}); {choice}"
 
 
-def choice_of_k(predictions: Sequence[ForK]) -> str:
-    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays."""
+def choice_of_k(predictions: Sequence[ForK], *, is_exact: bool) -> str:
+    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays.
+
+    Args:
+        is_exact: whether tokens per iteration of smaller K are known, and not only about.
+    """
     best = best_of(predictions)
     last = predictions[-1].num_draft_tokens
+    if not is_exact:
+        if best.figure.estimate <= 1:
+            return f"no K from 1 to {last} seems to pay"
+        if best is predictions[-1]:
+            return f"try a larger K than {last}" if rises(predictions) else f"K={last} seems right"
+        return "try a smaller K"
     if best.figure.estimate <= 1:
         return f"no K from 1 to {last} pays"
     if best is not predictions[-1]:
         return f"K={best.num_draft_tokens} is the best of 1 to {last}"
-    rises = (
-        len(predictions) > 1 and best.figure.estimate > _RISING * predictions[-2].figure.estimate
-    )
-    return f"K={last} is the best up to {last}{' and still rising' if rises else ''}"
+    return f"K={last} is the best up to {last}{' and still rising' if rises(predictions) else ''}"
+
+
+def rises(predictions: Sequence[ForK]) -> bool:
+    """Whether the last K gains on the one before it."""
+    if len(predictions) < 2:
+        return False
+    before, last = predictions[-2:]
+    return last.figure.estimate > _RISING * before.figure.estimate
 
 
 def _target_reads(regular: LatencyRow) -> str | None:

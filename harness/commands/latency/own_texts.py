@@ -1,0 +1,82 @@
+"""What every smaller K would have yielded, exactly: from the chances of acceptance along the run's own answers.
+
+Iterations of a run with K=8 begin where K=8 leaves off, and those of K=1 elsewhere. So cutting the proposals of the one
+shorter is off where hard tokens stand together, or apart: by -11 to +33 % in simulations. The answers say it exactly
+(`results.statistics.iterations`): both models read each once more, after everything is timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from harness.commands.acceptance.record import AcceptanceSettings
+from harness.commands.latency.figures.measured import MeasuredRun
+from harness.commands.latency.record import LatencySettings
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.engines.protocol import Engine
+from harness.engines.registry import engine_of
+from harness.measuring.session import Session
+from harness.results.statistics.interval import Interval
+
+# Of each K up to this one.
+_MOST_K = 32
+
+
+def why_not_exact(session: Session, settings: LatencySettings) -> str | None:
+    """Why smaller K do not follow from the answers of a run with a draft; None where they do."""
+    if not engine_of(settings).own_loop:
+        return "another engine decoded them"
+    if any(sketch.drafts_in_one_pass for sketch in session.planned.sketches[1:]):
+        return "a shorter proposal of this draft is not the beginning of a longer one"
+    if getattr(settings.draft, "shared", False):
+        return "what is proposed depends on earlier answers"
+    # The rules of `acceptance` say which acceptance has a closed form.
+    names = [field.name for field in dataclasses.fields(AcceptanceSettings)]
+    shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    try:
+        AcceptanceSettings(**shared)
+    except SettingError as error:
+        return str(error)
+    return None
+
+
+def tokens_by_k(
+    session: Session, settings: LatencySettings, engine: Engine, run: MeasuredRun
+) -> list[Interval]:
+    """Tokens per iteration for K = 1, 2, ...: both models read each prompt's first answer of the speculative arm.
+
+    The engine is closed: its memory is free for the reading.
+
+    Raises:
+        RunError: for a draft that gives no probabilities to a text, or too little memory.
+    """
+    # torch, which a run that only sends requests needs not wait for.
+    from harness.engines.local.reading import TextReader
+    from harness.models.failures import as_run_error
+    from harness.results.statistics.iterations import tokens_per_iteration
+
+    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+    places: list[int] = []
+    for generation in run.arms["speculative"].generations:
+        for prompt, request in generation.with_prompts:
+            occurrence = run.prompt_set.occurrence(request.index)
+            if request.answered and len(request.token_ids) > 1 and occurrence.repeat == 0:
+                asked.append((prompt, request.token_ids))
+                places.append(occurrence.place)
+    if not asked:
+        raise RunError("no answer has two tokens")
+    engine.close()
+    most = min(settings.decoding.most_draft_tokens, _MOST_K)
+    try:
+        reader = TextReader(session.pair, settings.decoding, most)
+        cuts = [text.cut for text in reader.read(asked)]
+        reader.close()
+    except HarnessError as error:
+        raise RunError(str(error)) from error
+    except Exception as exception:
+        explained = as_run_error(exception)
+        if explained is None:
+            raise
+        raise explained from exception
+    return tokens_per_iteration(cuts, places)

@@ -1,0 +1,143 @@
+"""What smaller K would have yielded: exactly from the run's own answers, else about and without an interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.commands.latency.figures.acceptance import (
+    MeasuredAcceptance,
+    lengths_by_num_draft_tokens,
+)
+from harness.commands.latency.rows import LatencyRow
+from harness.results.acceptance import Acceptance
+from harness.results.files import read_rows
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.iterations import cut, tokens_per_iteration
+from in_process import QUICKEST_PAIR, Harness
+from wording import mentions
+
+QUICK = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=40"]
+NUM_TEXTS = 40
+NUM_TOKENS = 400
+
+
+def last_row() -> LatencyRow:
+    return read_rows("results/latency.csv", LatencyRow)[-1]
+
+
+@pytest.mark.parametrize("draft", ["lookup", "early_exit"])
+def test_a_greedy_run_knows_exactly_what_another_k_yields(harness: Harness, draft: str) -> None:
+    asked = ["latency", *QUICK, "temperature=0", f"draft={draft}"]
+    harness(*asked, "K=3")
+    by_k = last_row().tokens_per_iteration_by_num_draft_tokens
+    assert by_k is not None
+    assert last_row().acceptance_length_by_num_draft_tokens is None
+    for k in (1, 2, 3):
+        harness(*asked, f"K={k}")
+        assert by_k[k - 1].estimate == pytest.approx(last_row().tokens_per_iteration)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("decoding.rule=typical", "no closed form"),
+        ("decoding.rule=google decoding.lenience=0.5", "no closed form"),
+        ("draft.shared=true draft=suffix", "earlier answers"),
+    ],
+)
+def test_what_is_not_exact_says_why_and_has_no_interval(
+    harness: Harness, setting: str, reason: str
+) -> None:
+    few = ["num_prompts=8", "decoding.max_new_tokens=8", "K=2"]
+    harness("latency", "model=tiny_draft", "draft=early_exit", *few, *setting.split())
+    row = last_row()
+    assert row.tokens_per_iteration_by_num_draft_tokens is None
+    lengths = row.acceptance_length_by_num_draft_tokens
+    assert lengths is not None
+    assert not any(length.has_bounds for length in lengths)
+    assert mentions(str(row.why_about), reason)
+
+
+def hard_in_runs(rng: np.random.Generator) -> Floats:
+    return markov(rng, stays_hard=0.7, becomes_hard=0.12)
+
+
+def hard_alone(rng: np.random.Generator) -> Floats:
+    return markov(rng, stays_hard=0.02, becomes_hard=0.4)
+
+
+def independent(rng: np.random.Generator) -> Floats:
+    return markov(rng, stays_hard=0.3, becomes_hard=0.3)
+
+
+def two_right_then_one_wrong(rng: np.random.Generator) -> Floats:
+    return np.array([0.0 if place % 3 == 2 else 1.0 for place in range(NUM_TOKENS)])
+
+
+def markov(rng: np.random.Generator, stays_hard: float, becomes_hard: float) -> Floats:
+    """Chances of acceptance by token, 0.98 or 0.3, in a chain of easy and hard tokens."""
+    chances = []
+    is_hard = False
+    for drawn in rng.random(NUM_TOKENS):
+        is_hard = bool(drawn < (stays_hard if is_hard else becomes_hard))
+        chances.append(0.3 if is_hard else 0.98)
+    return np.array(chances)
+
+
+def decoded(rng: np.random.Generator, chances: Floats, num_draft_tokens: int) -> list[Any]:
+    """[proposed, accepted] of each iteration that decodes a text of n tokens, the first of which is there already."""
+    outcomes = []
+    place = 0
+    last = len(chances) - 1
+    while place < last:
+        proposed = min(num_draft_tokens, last - place - 1)
+        accepted = 0
+        while accepted < proposed and rng.random() < chances[place + accepted]:
+            accepted += 1
+        outcomes.append((proposed, accepted))
+        place += accepted + 1
+    return outcomes
+
+
+def cut_of(chances: Floats, most: int) -> Any:
+    """[n - 1, most]: where the draft does not depend on where its iteration began, a(s, j) = a(s + j)."""
+    last = len(chances) - 1
+    along = np.full((last, most), np.nan)
+    for begin in range(last):
+        offered = chances[begin : min(begin + most, last - 1)]
+        along[begin, : len(offered)] = offered
+    return cut(along)
+
+
+@pytest.mark.parametrize(
+    ("chain", "about_is_off"),
+    [
+        (hard_in_runs, -0.05),
+        (hard_alone, 0.03),
+        (independent, 0.0),
+        (two_right_then_one_wrong, 0.2),
+    ],
+)
+def test_exact_lengths_are_those_of_decoding_where_about_is_biased(
+    chain: Any, about_is_off: float
+) -> None:
+    """The simulation of the review, of 40 texts decoded with K=8, where K=1 is 10 % too low to 33 % too high."""
+    rng = np.random.default_rng(0)
+    texts = [chain(rng) for _ in range(NUM_TEXTS)]
+    exact = tokens_per_iteration([cut_of(text, 8) for text in texts], range(NUM_TEXTS))
+    outcomes = [Acceptance.of(decoded(rng, text, 8)) for text in texts]
+    about = lengths_by_num_draft_tokens(MeasuredAcceptance(outcomes, [None] * NUM_TEXTS))
+    assert about is not None
+    for k in (1, 2, 4, 8):
+        # 200 times the coins of one run: the standard error is below 0.1 %.
+        num_iterations = sum(len(decoded(rng, text, k)) for text in texts for _ in range(5))
+        truth = 5 * NUM_TEXTS * (NUM_TOKENS - 1) / num_iterations
+        found = exact[k - 1]
+        assert found.estimate == pytest.approx(truth, rel=0.01)
+        assert found.low - 0.01 < truth < found.high + 0.01
+    true_of_one = exact[0].estimate
+    error = about[0].estimate / true_of_one - 1
+    assert abs(error) < 0.02 if about_is_off == 0 else error / about_is_off > 1
