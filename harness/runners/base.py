@@ -211,6 +211,23 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
     return logits, torch.stack(states, dim=2)
 
 
+def context_of(model: PreTrainedModel) -> int | None:
+    """Return how many positions a model has, None if it does not say.
+
+    Rows of a batch are as wide as the longest offer, and prepared draws always draw the same number
+    of tokens. So tokens that no row keeps may be behind the context; tables of learned positions
+    end there.
+    """
+    text = model.config.get_text_config(decoder=True)
+    context = getattr(text, "max_position_embeddings", None)
+    return context if isinstance(context, int) and context > 0 else None
+
+
+def within(positions: Tensor, context: int | None) -> Tensor:
+    """Give positions behind the context its last one."""
+    return positions if context is None else positions.clamp(max=context - 1)
+
+
 def stacked(above: Tensor, below: Tensor) -> Tensor:
     """Put states [B, heads, slots, D] of some rows above those of others, padded on the left to the
     same width.

@@ -19,7 +19,14 @@ from harness.decoding.protocols import Step
 from harness.decoding.transfer import to_device
 from harness.decoding.trees import TreeShape
 from harness.runners.attention import without_cudnn
-from harness.runners.base import CacheRunner, left_padded, run_model, stacked
+from harness.runners.base import (
+    CacheRunner,
+    context_of,
+    left_padded,
+    run_model,
+    stacked,
+    within,
+)
 from harness.runners.checks import compare_with_plain, longest_span
 from harness.runners.slots import TreePart, attention_windows, tree_masks
 
@@ -75,7 +82,7 @@ class EagerRunner(CacheRunner):
             dtype=self._cache.layers[0].keys.dtype,
             first_slots=num_padding,
         )
-        positions = lengths + part.own_depths
+        positions = within(lengths + part.own_depths, context_of(self._model))
         with without_cudnn():
             return run_model(
                 self._model,
@@ -146,7 +153,8 @@ class EagerRunner(CacheRunner):
             slots = torch.arange(num_slots + num_new, device=self._device)
             arguments["attention_mask"] = (slots >= first_slots).long()
             if "position_ids" in self._parameters:
-                arguments["position_ids"] = (slots[num_slots:] - first_slots).clamp(min=0)
+                positions = (slots[num_slots:] - first_slots).clamp(min=0)
+                arguments["position_ids"] = within(positions, context_of(self._model))
         with without_cudnn():
             return run_model(self._model, self._options, tokens, self._cache, **arguments)
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from harness.decoding.trees import TreeShape
 from harness.runners.attention import PACKED, PLAIN, HeadPacking
-from harness.runners.base import Options, run_model
+from harness.runners.base import Options, context_of, run_model, within
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
 _FULL = "full_attention"
@@ -210,6 +210,7 @@ class SlotForward:
         self._model = model
         self._options = options
         self._windows = attention_windows(model)
+        self._context = context_of(model)
         self.chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         # This may change the model's attention to PACKED, until `close`.
         self._packing = HeadPacking(model)
@@ -264,7 +265,7 @@ class SlotForward:
             tokens,
             Cache(layers=layers),
             attention_mask=self._masks(written, slots, tree) if needs_masks else None,
-            position_ids=_positions(written, num_real, tree),
+            position_ids=within(_positions(written, num_real, tree), self._context),
             **arguments,
         )
 

@@ -305,6 +305,36 @@ def test_logits_that_are_not_finite_are_an_error(
             engine.reference.logits(PROMPTS)
 
 
+@pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
+@pytest.mark.parametrize("model_type", ["gpt2", "opt"])
+def test_texts_that_fill_a_context_of_learned_positions(
+    save_model: Callable[..., ModelSettings],
+    model_type: str,
+    runner: RunnerName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows accept unequally, and their draft is asked for fewer tokens than it is prepared for."""
+    monkeypatch.setattr(
+        "harness.engines.local.runner_choice.resolve", lambda runner, devices: runner
+    )
+    longest = max(map(len, PROMPTS))
+    context = {"max_position_embeddings": longest + DECODING.max_new_tokens}
+    pair = load(save_model(model_type, **context), save_model(model_type, "draft", **context))
+    assert pair.draft is not None
+    with torch.no_grad():
+        for parameter in pair.draft.model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+    engine = open_engine(pair, runner)
+    assert engine.runner == runner
+    for temperature in (0.05, 1.0):
+        decoding = dataclasses.replace(DECODING, temperature=temperature)
+        for prompts in (PROMPTS, PROMPTS[1:]):
+            question = Question(prompts, decoding, seed=0, indices=range(len(prompts)))
+            for arm in engine.arms:
+                written = sum(len(row) for record in arm.stream(question) for row in record.tokens)
+                assert written == len(prompts) * decoding.max_new_tokens
+
+
 @pytest.mark.parametrize("runner", ["static", "graphs_only"])
 @pytest.mark.parametrize("role", ["model", "draft"])
 def test_logits_that_are_not_finite_end_one_answer_alone(

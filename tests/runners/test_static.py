@@ -27,6 +27,7 @@ from architectures import (
     random_model,
 )
 from harness.config.amounts import BUCKET
+from harness.decoding.warp import Warp
 from harness.runners.base import RollbackError
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
@@ -63,6 +64,31 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> Non
         tokens[:, -1] = broken
         assert runs.extend(tokens).logits.isnan().any()
         runs.clear()
+
+
+@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runner: str) -> None:
+    """All rows are extended by as many tokens, of which a row keeps those within its context."""
+    model = random_model(name, max_position_embeddings=32)
+    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(2, 48, (1, 9), num_drawn=(8,)))
+    texts = [[place % 50 for place in range(30)], [7, 8, 9]]
+    runs.start(texts)
+    tokens = torch.arange(18).view(2, 9)
+    counts = (2, 9)
+    logits = runs.extend(tokens).logits
+    for row, count in enumerate(counts):
+        whole = [*texts[row], *tokens[row, :count].tolist()]
+        assert close(logits[row, :count], logits_without_cache(model, whole)[-count:])
+
+    if runner == "prepared":
+        runs.start([texts[0][:29]])
+        drawn, _ = runs.draw(torch.tensor([[5]]), torch.full((1, 2), 0.5), Warp(0.0))
+        logits = logits_without_cache(model, [*texts[0][:29], 5, drawn[0, 0].item()])
+        assert drawn.tolist() == [logits[-2:].argmax(-1).tolist()]
 
 
 NEWER = pytest.mark.skipif("dots3_note_text" not in CONFIG_MAPPING, reason="an older transformers")
