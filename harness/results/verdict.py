@@ -22,7 +22,7 @@ from harness.results.statistics.multiplicity import widened
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
-Conclusion = Literal["faster", "slower", "no difference", "cannot tell"]
+Conclusion = Literal["faster", "slower", "cannot tell"]
 
 # Exit code of a run whose arms could not be compared.
 CANNOT_TELL = 3
@@ -106,7 +106,8 @@ class Verdict:
 
     Attributes:
         speedup: regular over speculative time, as far as it may be stated; all nan where it may not.
-        reason: why nothing can be concluded; empty with any other conclusion than `cannot tell`.
+        reason: why there is no interval to conclude from; empty where there is one, also where it includes 1, so
+            that the conclusion is `cannot tell`.
     """
 
     conclusion: Conclusion
@@ -118,8 +119,14 @@ class Verdict:
         return self.conclusion == "faster"
 
     @property
-    def can_tell(self) -> bool:
-        return self.conclusion != "cannot tell"
+    def includes_1(self) -> bool:
+        """Whether nothing can be concluded because the interval includes 1."""
+        return self.conclusion == "cannot tell" and self.has_interval
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there is an interval that may be stated, whatever it says about 1."""
+        return not self.reason
 
 
 def judge(speedup: Interval, reason: str = "") -> Verdict:
@@ -135,7 +142,7 @@ def judge(speedup: Interval, reason: str = "") -> Verdict:
     if not speedup.has_bounds:
         return Verdict("cannot tell", speedup, "no interval")
     if not speedup.excludes(1):
-        return Verdict("no difference", speedup)
+        return Verdict("cannot tell", speedup)
     return Verdict("faster" if speedup.low > 1 else "slower", speedup)
 
 

@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.ranking.answers import latency_answers
+from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.run import headline
 from harness.commands.map.rows import MapRow
+from harness.commands.map.tables import finding, map_answer, map_headlines
+from harness.commands.read_runs import Run
 from harness.config.errors import VerdictError
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import (
@@ -22,6 +27,7 @@ from harness.results.verdict import (
     require_verdict,
     verdict_of,
 )
+from harness.tables.terminal import as_text
 
 PAYS = Interval(2.0, 1.9, 2.1, "200 prompts")
 
@@ -45,7 +51,7 @@ def rows(**columns: Any) -> list[LatencyRow]:
     [
         (Interval(1.2, 1.1, 1.3), "faster"),
         (Interval(0.8, 0.7, 0.9), "slower"),
-        (Interval(1.2, 0.9, 1.5), "no difference"),
+        (Interval(1.2, 0.9, 1.5), "cannot tell"),
         (Interval(3.0), "cannot tell"),
         (Interval(), "cannot tell"),
     ],
@@ -253,13 +259,31 @@ def test_random_weights_and_interpolated_cells_conclude_nothing() -> None:
     assert verdict_of(by_coin).pays
     cell = MapRow(measured=True, speedup=Interval(2.0, 1.5, 2.5))
     assert verdict_of(cell).pays
-    assert not verdict_of(replace(cell, measured=False)).can_tell
-    assert not verdict_of(replace(cell, speedup=Interval(2.0))).can_tell
+    assert not verdict_of(replace(cell, measured=False)).has_interval
+    assert not verdict_of(replace(cell, speedup=Interval(2.0))).has_interval
 
 
 def test_an_interval_among_many_is_wider() -> None:
     row = rows(speedup=Interval(2.0, 1.01, 3.96, "9 prompts"))[1]
     assert verdict_of(row).pays
-    assert verdict_of(row, num_compared=5).conclusion == "no difference"
+    assert verdict_of(row, num_compared=5).includes_1
     damaged = replace(row, speedup=Interval(2.0, -1.0, 3.96))
-    assert not verdict_of(damaged).can_tell
+    assert not verdict_of(damaged).has_interval
+
+
+def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
+    """An interval that includes 1 was `unsure` in one place and `makes no difference` in another."""
+    undecided = Interval(0.96, 0.8, 1.17)
+    arms = rows(speedup=undecided)
+    cell = MapRow(status="ok", measured=True, batch_size=4, num_draft_tokens=2, speedup=undecided)
+    of_report = latency_answers(latency_pairs([Run(arms)]))
+    pages = {
+        "latency": headline(arms[1]).text,
+        "map": finding([cell]).text,
+        "map's table": as_text(map_answer([cell]), 80),
+        "report": of_report[0].text.lower(),
+        "report of map": map_headlines([Run([cell])])[0].text,
+    }
+    for page, text in pages.items():
+        assert "cannot tell" in text, page
+        assert not {"difference", "unsure"} & set(text.split()), page

@@ -80,7 +80,7 @@ class Grid:
         values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
         for place, row in self.cells.items():
             value = row.values()[column]
-            says_nothing = row.measured and not verdict_of(row).can_tell
+            says_nothing = row.measured and not verdict_of(row).has_interval
             if is_ratio(value) and not says_nothing:
                 values[place] = math.log(value)
         return values

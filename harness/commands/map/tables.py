@@ -109,7 +109,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
         return Line(text, "good", more)
     if sizes[DOES_NOT_PAY]:
         return Line(f"does not pay {_at(cells, sizes[DOES_NOT_PAY])}", "bad", more)
-    return Line(f"makes no difference {_at(cells, sizes[CANNOT_TELL])}", "strong", more)
+    return Line(f"{CANNOT_TELL} {_at(cells, sizes[CANNOT_TELL])}", "strong", more)
 
 
 def _place(row: MapRow) -> str:
@@ -136,8 +136,8 @@ def _speedups(cells: Sequence[MapRow]) -> Table:
 
 
 def _in_short(row: MapRow) -> str:
-    unsure = row.measured and word_of(row) == CANNOT_TELL
-    return f"{cell_text(row)} unsure" if unsure else cell_text(row)
+    undecided = row.measured and word_of(row) == CANNOT_TELL
+    return CANNOT_TELL if undecided else cell_text(row)
 
 
 def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
@@ -259,7 +259,10 @@ def _answer(cells: Sequence[MapRow], subject: str) -> str:
         parts = [
             f"{word} {_at(cells, sizes[word])}" for word in (PAYS, DOES_NOT_PAY) if sizes[word]
         ]
-        text = " and ".join(parts) or "may or may not pay: no cell can tell"
+        text = (
+            " and ".join(parts)
+            or f"may or may not pay {_at(cells, sizes[CANNOT_TELL])}: {CANNOT_TELL}"
+        )
         place = f" at a context of {context} tokens" if len(contexts) > 1 else ""
         answers.append(f"{text}{place}")
     with_best = ", with the best K" if len(set(map(k_of, cells))) > 1 else ""
@@ -284,7 +287,7 @@ def _is_whole(cells: Sequence[MapRow]) -> bool:
 def _undecided(cells: Sequence[MapRow]) -> str | None:
     """How many measured cells have no verdict, and why; None where all have one."""
     verdicts = [verdict_of(row) for row in cells if row.measured]
-    reasons = [verdict.reason for verdict in verdicts if not verdict.can_tell]
+    reasons = [verdict.reason for verdict in verdicts if not verdict.has_interval]
     if not reasons:
         return None
     first, *others = dict.fromkeys(reasons)
@@ -347,7 +350,7 @@ def size_of(row: MapRow) -> int:
 
 def best_of(rows: Sequence[MapRow]) -> MapRow | None:
     """The cell with the highest speed-up of those that can tell."""
-    known = [row for row in rows if verdict_of(row).can_tell]
+    known = [row for row in rows if verdict_of(row).has_interval]
     return max(known, key=lambda row: verdict_of(row).speedup.estimate, default=None)
 
 

@@ -302,7 +302,7 @@ def test_a_cell_without_an_interval_says_nothing() -> None:
     alone = [dataclasses.replace(row(1, 4, 1.04), speedup=Interval(1.04))]
     text = lines(alone)
     assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
-    assert "may or may not pay: no cell can tell" in text
+    assert "may or may not pay at batch size 1: cannot tell" in text
     assert "highest" not in text
     assert mentions(text, "No schedule", "no cell can tell", "batch size 1")
     assert table(alone)[0] == ("1", "1.04×\ncannot tell")
@@ -354,7 +354,7 @@ def test_an_interpolated_cell_is_no_finding() -> None:
         ),
         ([row(1, 1, 1.5), row(16, 1, 0.8)], "at batch size 1, not at 16", "'batch_sizes=[1,4,16]'"),
         ([row(1, 1, 0.8), row(16, 1, 0.5)], "does not pay at batch size 1 and 16", ""),
-        ([row(1, 1, 1.0)], "makes no difference at batch size 1", ""),
+        ([row(1, 1, 1.0)], "cannot tell at batch size 1", ""),
         ([dataclasses.replace(row(1, 1, 1.0), weights="random")], "cannot tell", ""),
     ],
 )

@@ -71,16 +71,14 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     if verdict.pays:
         beginning = f"Fastest{restriction}: " if len(bests) > 1 or restriction else ""
         sentence = f"{beginning}{name}: {figure.replace('×', '× faster', 1)}"
-    elif verdict.conclusion == "no difference":
-        sentence = f"{name} makes no significant difference: {figure}"
     elif verdict.conclusion == "slower" and len(bests) > 1:
         sentence = f"No draft{restriction} pays for {best.model}; the best, {name}, is at {figure}"
     elif verdict.conclusion == "slower":
         sentence = f"{name} does not pay: {figure}"
     if not best.quiet:
         sentence += "; the machine was not quiet"
-    lines = [Line(f"{sentence}.", "strong" if verdict.can_tell else "plain")]
-    rivals = bests[1:][bests[1:].can_tell]
+    lines = [Line(f"{sentence}.", "strong" if verdict.has_interval else "plain")]
+    rivals = bests[1:][bests[1:].has_interval]
     if verdict.pays and not rivals.empty:
         lines.append(_rivals(pd.concat([best.to_frame().T, rivals])))
     return lines

@@ -38,7 +38,7 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         load: requests per second where they are sent at a rate, else `batch_size`.
         real: neither random weights nor synthetic acceptance.
         partial: whether the run failed or was stopped, so that its figures cover a part of the prompts.
-        can_tell: whether the verdict has a conclusion, of a run that is whole.
+        has_interval: whether the verdict has one, of a run that is whole.
         regular_ms: `ms_per_token` of the regular arm; nan without one.
         target: a number, equal for pairs over the same regular decoding, which may be ranked.
         series: a number, equal for pairs that differ only in K or circumstances.
@@ -90,7 +90,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
             "load": row.request_rate or row.batch_size or 1,
             "unit_of_load": unit,
             "verdict": verdict,
-            "can_tell": verdict.can_tell and not partial,
+            "has_interval": verdict.has_interval and not partial,
             "speedup": None if partial else verdict.speedup.estimate,
             "regular_ms": regular and regular.ms_per_token,
         }
@@ -102,19 +102,19 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     numbers = ["k_order", "load", "speedup", "regular_ms"]
     pairs = pairs.astype(
         dict.fromkeys(numbers, float)
-        | dict.fromkeys(["real", "quiet", "partial", "can_tell"], bool)
+        | dict.fromkeys(["real", "quiet", "partial", "has_interval"], bool)
     )
     for column in ("target", "series", "curve"):
         pairs[column] = pairs.groupby(column, sort=False, dropna=False).ngroup()
     of_target = pairs.groupby("target")
-    pairs["num_compared"] = of_target.can_tell.transform("sum").clip(lower=1)
+    pairs["num_compared"] = of_target.has_interval.transform("sum").clip(lower=1)
     pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking)).fillna("")
     # A few prompts, or a machine that is busy, may show any speed-up: others are preferred.
-    pairs["sound"] = pairs.can_tell & pairs.quiet
+    pairs["sound"] = pairs.has_interval & pairs.quiet
     complete = pairs[pairs.speedup.notna()].sort_values(["sound", "speedup"], kind="stable")
     pairs["best"] = pairs.index.isin(complete.drop_duplicates("series", keep="last").index)
     # With an interrupted rival, or points without an interval, the best is not known.
-    num_k = pairs[pairs.can_tell].groupby("series").k.nunique()
+    num_k = pairs[pairs.has_interval].groupby("series").k.nunique()
     is_first = pairs.speedup == pairs.groupby("series").speedup.transform("max")
     pays = pairs.verdict.map(lambda verdict: verdict.pays).astype(bool)
     is_known = pairs.sound & is_first & pays & (pairs.why_not == "")

@@ -72,7 +72,7 @@ def _next_steps(pairs: pd.DataFrame) -> Iterator[Step]:
     is_repeated = any(
         "repeat" in (run.rows[-1].settings or {}) or run.times > 1 for run in pairs.run
     )
-    telling = pairs[pairs.best & pairs.can_tell & (pairs.why_not == "")]
+    telling = pairs[pairs.best & pairs.has_interval & (pairs.why_not == "")]
     if (pairs.why_not != "").any():
         yield Step("each job several times, in turns", again("repeats=5"))
     elif not telling.empty:

@@ -117,7 +117,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     if coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", typed_again(f"num_prompts={number}"))
-    elif verdict.conclusion == "no difference" and row.visible_difference and coverage:
+    elif verdict.includes_1 and row.visible_difference and coverage:
         distance = abs(math.log(verdict.speedup.estimate))
         num_units = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
         num_units = max(num_units, 2 * coverage.num_units)
