@@ -137,11 +137,11 @@ def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
     probabilities = np.exp(values - values.max(-1, keepdims=True))
     probabilities /= probabilities.sum(-1, keepdims=True)
     if decoding.top_p < 1:
-        # Of equally likely tokens only as many are kept as are needed.
-        order = np.argsort(probabilities, kind="stable")
-        ascending = np.take_along_axis(probabilities, order, -1)
-        kept = np.where(ascending.cumsum(-1) > 1 - decoding.top_p, ascending, 0.0)
-        kept[..., -1] = ascending[..., -1]
+        # Of equally likely tokens only as many are kept as are needed, the first ones, as the loop keeps them.
+        order = np.argsort(-probabilities, kind="stable")
+        descending = np.take_along_axis(probabilities, order, -1)
+        likelier_mass = descending.cumsum(-1) - descending
+        kept = np.where(likelier_mass < decoding.top_p, descending, 0.0)
         np.put_along_axis(probabilities, order, kept, -1)
         probabilities /= probabilities.sum(-1, keepdims=True)
     return probabilities

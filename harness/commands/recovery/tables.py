@@ -125,7 +125,7 @@ class Checks:
         if self.under_load:
             shifted = f"a shift of {row.shift:.0%} towards likelier or less likely tokens"
         text = (
-            f"A lossless pair is called lossy in at most {row.false_alarm_rate:.0e} of such runs (each test at"
+            f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
             f" p < {row.significance_level:.1e}); {shifted} is seen with a chance of {_share(self.power)}."
         )
         rounding = max(row.rounding or 0 for row in self.sampled)
@@ -271,7 +271,7 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
     """What the verdict is not about, the most serious first."""
     row = rows[0]
     doubts = []
-    if row.fault != "none":
+    if row.fault not in (None, "none"):
         doubts.append(f"A control: fault={row.fault} was planted, and the checks must find it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
@@ -305,7 +305,7 @@ def _next_steps(rows: Sequence[RecoveryRow], *, of_sweep: bool = False) -> Itera
         yield Step("as a service uses it", typed_again("load=8", of_sweep=of_sweep))
     elif verdict == "lossy" and row.lossy:
         yield from filter(None, [lossless_again(row)])
-    elif verdict == "lossy" and row.fault == "none" and target_runner not in ("", "eager"):
+    elif verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
         yield Step("is the runner the cause?", typed_again("runner=eager", of_sweep=of_sweep))
 
 
@@ -439,9 +439,9 @@ def _identical(row: RecoveryRow) -> str:
 
 def _greedy_findings(row: RecoveryRow) -> str:
     text = f"{_identical(row)} greedy texts identical"
-    if row.logit_margin is None:
+    if row.logit_margin is None or row.logit_tolerance is None:
         return text
-    explained = "within" if row.verdict == "lossless" else "beyond"
+    explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
     return (
         f"{text} (where they differ most, at token {row.divergence_position}, the logit margin"
         f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g})"

@@ -237,3 +237,12 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     exact = exact_probabilities(logits.double().numpy(), DecodingSettings(**warp))
     assert exact.dtype == np.float64
     assert exact == pytest.approx(Warp(**warp)(logits).double().numpy(), abs=1e-6)
+
+
+def test_of_equal_logits_at_the_edge_of_top_p_the_reference_keeps_those_that_the_loop_keeps() -> (
+    None
+):
+    logits = torch.tensor([[1.5, 1.4, 1.4, -1.0], [1.4, -1.0, 1.5, 1.4]])
+    exact = exact_probabilities(logits.numpy(), DecodingSettings(temperature=1.0, top_p=0.5))
+    assert exact == pytest.approx(Warp(1.0, top_p=0.5)(logits).double().numpy(), abs=1e-6)
+    assert (exact > 0).tolist() == [[True, True, False, False], [True, False, True, False]]

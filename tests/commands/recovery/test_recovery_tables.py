@@ -129,8 +129,14 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "χ² 27.0, df 29" in shown
     assert "sampled, 5 prompts" in shown
     assert "prompt 3" not in shown, "of single prompts only those that are lossy"
-    assert "in at most 1e-09 of such runs" in shown
+    assert "The sampled tests call a lossless pair lossy in at most 1e-09 of such runs" in shown
     assert mentions(shown, "χ²", "25", "rounding")
+    # A text that was cut short decides nothing, and the margin of another is as it is.
+    shown = printed(rows(parted | {"verdict": "undecided", "num_cut_short": 1}), capsys)
+    assert "within the rounding of float32, 0.3" in shown
+    shown = printed(rows(parted | {"verdict": "lossy", "logit_margin": 0.31}), capsys)
+    assert "beyond the rounding of float32, 0.3" in shown
+    assert "was planted" not in printed(rows(fault=None), capsys)
     shown = printed(rows({}, {"verdict": "lossy", "p_value": 0.0}, fault="lenience"), capsys)
     assert "fault=lenience was planted" in shown
     assert "fail 1 of 2 tests" in shown
@@ -175,6 +181,7 @@ def test_what_to_type_next() -> None:
     assert "Next" not in shown(rows(engine="server"))
     assert "harness recovery K=4 rule=deepmind" in shown(rows(lossy=True, rule="typical"))
     assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static"))
+    assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static", fault=None))
     assert "Next" not in shown(rows({"verdict": "lossy"}, runner="static", fault="lenience"))
 
 
