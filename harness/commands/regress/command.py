@@ -12,9 +12,9 @@ from harness.commands.read_runs import Run, every_run
 from harness.commands.regress.comparisons import (
     Compared,
     compared_runs,
+    nearest_difference,
     noise_by_figure,
     settings_key,
-    settings_of,
 )
 from harness.commands.words import short_commit
 from harness.config.errors import SettingError, VerdictError, nearest
@@ -24,6 +24,9 @@ from harness.results.statistics.interval import counted
 from harness.tables.table import Answer, Column, Document, Line, Table, grouped, sentences
 from harness.tables.terminal import WIDE, plain_console, print_document
 
+# Settings that are named where no runs have the same ones, and characters of a value.
+_MOST_NAMED = 3
+_LONGEST_VALUE = 40
 WORSE = 1
 CANNOT_TELL = 3
 
@@ -54,6 +57,7 @@ _DEFAULTS = {"before": "", "after": "", "margin": "0.02", "noise": "", "details"
 _CIRCUMSTANCES = (
     "devices",
     "server",
+    "server_command",
     "weights_identity",
     "draft_weights_identity",
     "commit",
@@ -98,7 +102,8 @@ def main(arguments: Sequence[str]) -> None:
         raise SettingError("noise", rule, settings["noise"])
     compared = compared_runs(before, after, margin, noise)
     if not compared:
-        raise SettingError("after", _why_none(before, after), settings["after"])
+        rule = _why_none(before, after, settings["before"])
+        raise SettingError("after", rule, settings["after"])
     details = [*document(compared, margin, before, after, noise)]
     doubts = [line.text for line in details if isinstance(line, Line) and line.style == "warning"]
     if on_both_sides:
@@ -126,7 +131,6 @@ def _answer(
     if len(set(names)) == 1:
         subject = heading(row, "")
     by_verdict = grouped(compared, attrgetter("verdict"))
-    again = f"harness latency model={row.model} draft={row.draft or 'none'} repeats=5"
     finding = Line(
         "no worse", "good", f"by {margin:.1%} or more, in any of {len(compared)} figures"
     )
@@ -138,7 +142,8 @@ def _answer(
         )
     elif unsure := by_verdict.get("cannot tell"):
         finding = Line("cannot tell whether it is worse", "strong", unsure[0].reason)
-        steps = [Step("more runs of both", again)] if row.kind == "latency" else []
+        more_runs = row.kind == "latency" and any(one.needs_runs for one in unsure)
+        steps = [Step("more runs of both", "the same with repeats=5")] if more_runs else []
     elif better := by_verdict.get("better"):
         figures = [f"{one.figure.name} {one.change}" for one in better]
         finding = Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
@@ -199,12 +204,12 @@ def _table(compared: Sequence[Compared]) -> Table:
     """One row per measurement and figure."""
     columns = (
         Column("figure", of="figure.name", text=True),
-        Column("change,\nby prompt", of="change"),
-        Column("95 % interval", of="interval"),
+        Column("change,\nby prompt", of="change", optional=True),
+        Column("95 % interval", of="interval", optional=True),
         Column("verdict", of="in_words", text=True),
-        Column("before", "{:.4g}".format, "mean_before"),
-        Column("after", "{:.4g}".format, "mean_after"),
-        Column("would show", "{:.1%}".format, "visible"),
+        Column("before", "{:.4g}".format, "mean_before", optional=True),
+        Column("after", "{:.4g}".format, "mean_after", optional=True),
+        Column("would show", "{:.1%}".format, "visible", optional=True),
     )
     several = len({one.after.run for one in compared}) > 1
     measurement = Column(
@@ -255,21 +260,26 @@ def _runs(name: str, path: str) -> list[Run]:
     return runs
 
 
-def _why_none(before: Sequence[Run], after: Sequence[Run]) -> str:
-    """Why nothing can be compared: the settings in which the newest runs of both sides differ."""
-    settings_before = settings_of(before[-1].last)
-    settings_after = settings_of(after[-1].last)
-    differing = []
-    for name in settings_before | settings_after:
-        value_before = settings_before.get(name)
-        value_after = settings_after.get(name)
-        if value_before != value_after:
-            differing.append(f"{name} {value_before} and {value_after}")
-    settings = ", ".join(differing)
+def _why_none(before: Sequence[Run], after: Sequence[Run], path: str) -> str:
+    """Why nothing can be compared: the settings in which the nearest runs of both sides differ.
+
+    Args:
+        path: of the runs before, as it was typed.
+    """
+    differing = nearest_difference(before, after)
+    if not differing:
+        return f"has runs of {after[-1].command} alone, and {path} has none of these"
+    named = [f"{name} ({_short(old)}, {_short(new)})" for name, (old, new) in differing.items()]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
-        f"has no run with the settings of one before: {settings}. To rank settings, measure them in one sweep:"
-        " harness latency -m SETTING=VALUE,VALUE"
+        f"has no run with the settings of one in {path}; the nearest differ in"
+        f" {', '.join(named[:_MOST_NAMED])}{more}. A sweep compares settings: harness latency -m SETTING=A,B"
     )
+
+
+def _short(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _not_quiet(side: str, runs: Sequence[Run]) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,28 @@ from harness.tables.table import grouped
 _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
+# How a server is started: another build, or other flags, are what is compared. `server_command` shows it.
+_STARTS_SERVERS = (
+    "engine.command",
+    "engine.environment",
+    "engine.flags",
+    "engine.program",
+    "engine.start",
+)
+# Settings that follow from another one, which names them where both differ.
+_FOLLOWING = {
+    "model": ("repository",),
+    "draft": tuple(
+        "draft_repository draft_quantization draft_method draft_sampling draft_tree draft_budget draft_layers"
+        " max_ngram shared num_draft_tokens rule lenience lossy".split()
+    ),
+    "prompts": ("prompts_digest",),
+    "rule": ("lossy",),
+    "lenience": ("lossy",),
+}
+# Settings of each side that are searched for the nearest pair.
+_MOST_SEARCHED = 100
+_ONE_RUN = "one run on each side, which says nothing about noise: repeats=5, or noise="
 
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
 # server drafted with another K.
@@ -153,6 +176,11 @@ class Compared:
         return {"better": better, "worse": worse}.get(self.verdict, self.verdict)
 
     @property
+    def needs_runs(self) -> bool:
+        """Whether more runs could give a verdict."""
+        return self.comparison is not None and self.reason in ("", _ONE_RUN)
+
+    @property
     def visible(self) -> float | None:
         """The smallest change that such a comparison finds in 80 % of the cases."""
         estimate = None if self.comparison is None else self.comparison.estimate
@@ -168,8 +196,8 @@ def settings_key(run: Run) -> str:
     return json.dumps(settings_of(run.last), sort_keys=True, default=str)
 
 
-def settings_of(row: RunRow) -> dict[str, object]:
-    """The settings of a row, and which prompts it had."""
+def settings_of(row: RunRow) -> dict[str, Any]:
+    """The settings of a row by which it is compared, and which prompts it had."""
     columns = row.columns()
     names = [name for name, column in columns.items() if column.kind == "setting"]
     kept = [name for name in names if name not in _OF_A_REPETITION]
@@ -177,7 +205,38 @@ def settings_of(row: RunRow) -> dict[str, object]:
     # Older rows have "none" for drafts without weights too, newer ones leave it empty.
     if settings.get("draft_quantization") == "none":
         settings["draft_quantization"] = None
+    without_column = settings.pop("settings", None) or {}
+    for name, value in without_column.items():
+        if name not in _STARTS_SERVERS:
+            settings[name] = value
     return settings
+
+
+def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[Any, Any]]:
+    """The settings in which the two most similar runs differ, with both values; without those that follow from
+    others. Empty if no command is on both sides.
+    """
+    sides = []
+    for runs in (before, after):
+        newest = {settings_key(run): run for run in runs}
+        sides.append([*newest.values()][-_MOST_SEARCHED:])
+    nearest: dict[str, tuple[Any, Any]] = {}
+    for run_after in reversed(sides[1]):
+        for run_before in reversed(sides[0]):
+            if run_before.command == run_after.command:
+                differing = _differing(settings_of(run_before.last), settings_of(run_after.last))
+                if not nearest or len(differing) < len(nearest):
+                    nearest = differing
+    return nearest
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    differing = {}
+    for name in before | after:
+        if before.get(name) != after.get(name):
+            differing[name] = (before.get(name), after.get(name))
+    following = {name for leading in differing for name in _FOLLOWING.get(leading, ())}
+    return {name: values for name, values in differing.items() if name not in following}
 
 
 def compared_runs(
@@ -237,15 +296,13 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
         reason: str | None = f"{side}: no verdict: {run.last.error}"
     else:
         reason = why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
-    compared = []
-    for figure in _OF_PROMPTS:
-        one = _compared_figure(figure, sides)
-        if one is not None and reason is not None:
-            one = replace(one, verdict="cannot tell", reason=reason)
-        if one is not None:
-            compared.append(one)
-    if compared:
-        return compared
+    compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
+    known = [one for one in compared if one is not None]
+    if reason is not None and known:
+        # Without the figures: they are of different work.
+        return [replace(sides.compared(one.figure), reason=reason) for one in known]
+    if known:
+        return known
     if reason is None:
         unread = [run for run in sides.runs if not run.prompt_rows]
         reason = "the times in the prompts' files cannot be read"
@@ -315,7 +372,7 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     if len(units) < FEWEST_FOR_INTERVAL:
         reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
     elif figure.timed and noise is None and len(before) == len(after) == 1:
-        reason = "one run on each side, which says nothing about noise: repeats=5, or noise="
+        reason = _ONE_RUN
     if reason:
         verdict = "cannot tell"
     return replace(
@@ -329,10 +386,11 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides) -> Compared | None:
     )
 
 
-def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
-    """The mean over runs of the figure that their own pages show."""
-    known = [run.last.values()[figure.column] for run in runs]
-    return fmean(value for value in known if value is not None) if any(known) else math.nan
+def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
+    """The mean over runs of the figure that their own pages show; None where none shows it."""
+    values = [run.last.values()[figure.column] for run in runs]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _other_k(sides: Sides) -> str:

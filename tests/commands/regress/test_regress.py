@@ -270,7 +270,7 @@ def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> 
     assert "before: must be set" in harness.refused("regress")
     assert "margin=-1" in harness.refused("regress", *sides, "margin=-1")
     assert "did you mean after?" in harness.refused("regress", "aftr=x")
-    assert "top_k 0 and 7" in harness.refused("regress", sides[0], f"after={other}")
+    assert "differ in top_k (0, 7). " in harness.refused("regress", sides[0], f"after={other}")
     assert "no such file" in harness.refused("regress", sides[0], "after=absent.csv")
     assert "no complete run" in harness.refused("regress", sides[0], f"after={tmp_path}/failed.csv")
     single = write_runs(tmp_path / "single", rng, np.ones(15), num_runs=1)
@@ -312,6 +312,9 @@ def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: 
     outcome = harness("regress", "details=true", *sides, code=3)
     assert "before generated 960 tokens, after 320" in outcome.stdout
     assert "slower" not in outcome.stdout
+    # Neither figures of what is refused, nor a step that cannot help.
+    assert not {"nan", "2", "Next"} & set(outcome.stdout.split())
+    assert "%" not in harness("regress", *sides, code=3).stdout.replace("margin 2.0%", "")
 
 
 def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Path) -> None:
@@ -330,6 +333,43 @@ def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Pa
     outcome = harness("regress", "details=true", *sides, code=3)
     assert "after: no verdict: one drafts" in outcome.stdout
     assert "worse" not in outcome.complaint.replace("whether this is worse", "")
+
+
+def test_the_nearest_runs_are_named_where_none_has_the_same_settings(
+    harness: Harness, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    served = {"engine": "server", "url": "http://a/v1", "draft": None, "num_draft_tokens": None}
+    far = served | {"top_k": 3, "max_new_tokens": 16, "chat_template": "never"}
+    before = write_runs(tmp_path / "before", rng, np.ones(15), draft="1B", draft_repository="x/1B")
+    write_runs(before, rng, np.ones(15), **far)
+    after = write_runs(tmp_path / "after", rng, np.ones(15), draft_repository="y/7B")
+    line = harness.refused("regress", f"before={before}", f"after={after}")
+    assert mentions(line, "no run with the settings of one in")
+    assert "differ in draft (1B, 7B). " in line
+    changes = {"top_k": 1, "top_p": 0.5, "batch_size": 2, "temperature": 1.0}
+    other = write_runs(tmp_path / "other", rng, np.ones(15), draft_repository="y/7B", **changes)
+    line = harness.refused("regress", f"before={after}", f"after={other}")
+    assert "batch_size (1, 2), temperature (0.5, 1.0), top_k (0, 1) and 1 more." in line
+    append_rows(tmp_path / "eval" / "eval.csv", eval_run())
+    line = harness.refused("regress", f"before={after}", f"after={tmp_path}/eval")
+    assert mentions(line, "has runs of eval alone")
+
+
+def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, flags in (("before", {}), ("after", {"engine.flags": ["--threads", "2"]})):
+        settings = {"engine.program": f"./{name}/llama-server", "engine.rate": 2} | flags
+        columns = {"server": f"llama.cpp {name}", "server_command": f"./{name}/llama-server -m x"}
+        write_runs(tmp_path / name, rng, np.ones(15), settings=settings, **columns)
+    sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
+    outcome = harness("regress", "details=true", "margin=0.5", *sides)
+    shown = " ".join(outcome.stdout.split())
+    assert mentions(shown, "3 + 3 runs", "server differs: llama.cpp before before")
+    assert "server_command differs: ./before/llama-server -m x before" in shown
+    other_rate = write_runs(tmp_path / "rate", rng, np.ones(15), settings={"engine.rate": 3})
+    line = harness.refused("regress", sides[0], f"after={other_rate}")
+    assert "differ in engine.rate (2, 3). " in line
 
 
 def test_noise_of_other_settings_or_devices_is_not_used(harness: Harness, tmp_path: Path) -> None:
