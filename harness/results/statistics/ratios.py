@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -133,6 +133,11 @@ def skewed_ratio_of_totals(
     The interval is that of the t for which g(t) lies between the quantiles. The cubic is inverted exactly:
     t = (∛(1 + 6 a (g - a)) - 1) / 2a.
 
+    No bound is beyond the ratios of the single units: where a quantity is bounded, as tokens per iteration are by
+    K + 1, the cubic knows nothing of it. In simulations of 8 to 30 prompts that costs at most 1 % of coverage, and
+    halves the widest intervals (`benchmarks/bounds.py`). What no unit has shown is not covered: of 8 prompts, where one
+    in ten is much harder than the others, the interval holds in 77 to 96 % of the cases.
+
     Args:
         numerators, denominators: [num_units], as of `ratio_of_totals`.
 
@@ -142,9 +147,16 @@ def skewed_ratio_of_totals(
     Raises:
         ValueError: when the two differ in length or a denominator is not positive.
     """
-    return _ratio_by_its_log(
+    found = _ratio_by_its_log(
         numerators, denominators, confidence, unit, FEWEST_FOR_INTERVAL, is_skewed=True
     )
+    if not found.has_bounds:
+        return found
+    of_units = np.asarray(numerators, dtype=np.float64) / np.asarray(denominators, dtype=np.float64)
+    low = max(found.low, float(of_units.min()))
+    high = min(found.high, float(of_units.max()))
+    # Rounding may put the ratio of equal units just outside of them.
+    return replace(found, low=min(low, found.estimate), high=max(high, found.estimate))
 
 
 def _ratio_by_its_log(

@@ -47,6 +47,25 @@ def test_an_interval_allows_for_rare_units_that_it_has_not_seen() -> None:
     assert missed_without / 1_000 > 0.10
 
 
+def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
+    """Tokens of 3 iterations with K=4: 5 each are the most, and no prompt is below 11 / 3."""
+    found = skewed_ratio_of_totals([11, 11, 15, 15, 15, 15, 15, 15], [3] * 8)
+    assert found.low == pytest.approx(11 / 3)
+    assert found.high == pytest.approx(5)
+
+
+def test_bounds_within_the_units_cost_no_coverage() -> None:
+    rng = np.random.default_rng(0)
+    truth = sum(0.95**accepted for accepted in range(5))
+    missed = 0
+    for _ in range(1_000):
+        accepted = np.cumprod(rng.random((8, 3, 4)) < 0.95, axis=2).sum(axis=(1, 2))
+        found = skewed_ratio_of_totals(3 + accepted, [3] * 8)
+        assert 1 <= found.low <= found.estimate <= found.high <= 5
+        missed += found.excludes(truth)
+    assert 0.01 < missed / 1_000 < 0.06
+
+
 def test_without_skewness_the_interval_is_students() -> None:
     changes = np.array([-3.0, -2, -1, 0, 0, 1, 2, 3]) / 10
     found = skewed_ratio_of_totals(2 * (1 + changes), np.ones(8))
