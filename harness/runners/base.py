@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -84,6 +85,13 @@ class CacheRunner(TreeRunner):
         return bool(layers)
 
     @torch.inference_mode()
+    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
+        last_places = to_device(lengths, self._device) - 1
+        step = Step(*self._extend(tokens, last_places=last_places))
+        self.keep(lengths)
+        return step
+
+    @torch.inference_mode()
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         if self._num_extended:
             raise ValueError("keep what was extended before adding rows")
@@ -143,6 +151,10 @@ class CacheRunner(TreeRunner):
         """
 
     @abstractmethod
+    def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
+        """Append tokens [B, n] of texts -> what `run_model` returns with these arguments."""
+
+    @abstractmethod
     def _begin(self) -> None:
         """Begin a batch of as many rows as `_lengths` from `_cache`, which has one row if all
         prompts are equal.
@@ -179,15 +191,62 @@ _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
 def run_model(
-    model: PreTrainedModel, options: Options, tokens: Tensor, cache: Cache, **arguments: Any
+    model: PreTrainedModel,
+    options: Options,
+    tokens: Tensor,
+    cache: Cache,
+    last_places: Tensor | None = None,
+    **arguments: Any,
 ) -> tuple[Tensor, ...]:
     """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
     states [B, n, L, D].
+
+    Args:
+        last_places: [B], one place of each row, after which alone there are to be logits [B, V].
     """
-    output = model(
-        input_ids=tokens, past_key_values=cache, use_cache=True, **arguments, **capturing(options)
-    )
-    return captured(options, output)
+    with _logits_after(model, last_places):
+        output = model(
+            input_ids=tokens,
+            past_key_values=cache,
+            use_cache=True,
+            **arguments,
+            **capturing(options),
+        )
+    logits, *states = captured(options, output)
+    if last_places is not None:
+        logits = _at(logits, last_places) if logits.shape[1] > 1 else logits[:, 0]
+    return logits, *states
+
+
+@contextmanager
+def _logits_after(model: PreTrainedModel, places: Tensor | None) -> Iterator[None]:
+    """Give the output matrix of a model the states at places [B] alone within this block.
+
+    `logits_to_keep` has places for all rows in common: of B rows that end at different places, B
+    logits for each.
+    """
+    matrix: Any = model.get_output_embeddings()
+    if places is None or matrix is None:
+        yield
+        return
+
+    def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        states, *others = inputs
+        if states.dim() != 3:  # rows and places in one: all logits are made, and cut afterwards
+            return inputs
+        return _at(states, places).unsqueeze(1), *others
+
+    handle = matrix.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """Take the state of each row at places [B] from states [B, n, ...]."""
+    rows = torch.arange(len(states), device=states.device)
+    return states[rows, places.to(states.device)]
 
 
 def capturing(options: Options) -> dict[str, Any]:

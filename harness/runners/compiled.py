@@ -164,6 +164,11 @@ class PreparedRunner(StaticRunner):
         self._num_extended += num_tokens
         return Step(*(output[:num_rows, :num_tokens] for output in outputs))
 
+    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
+        # A prepared pass has logits after every token, of which there are few.
+        is_prepared = self._pass_for(tokens, None) is not None
+        return (Runner if is_prepared else StaticRunner).read(self, tokens, lengths)
+
     @torch.inference_mode()
     def decide(
         self,

@@ -54,13 +54,17 @@ class EagerRunner(CacheRunner):
     @torch.inference_mode()
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
         if tree is None:
-            starts = [length + self._num_extended for length in self._lengths]
-            outputs = self._forward(tokens, starts)
-        else:
-            self._require_whole_trees(tokens, tree)
-            outputs = self._read_trees(tokens, tree)
+            return Step(*self._extend(tokens))
+        self._require_whole_trees(tokens, tree)
+        outputs = self._read_trees(tokens, tree)
         self._num_extended += tokens.shape[1]
         return Step(*outputs)
+
+    def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
+        starts = [length + self._num_extended for length in self._lengths]
+        outputs = self._forward(tokens, starts, **arguments)
+        self._num_extended += tokens.shape[1]
+        return outputs
 
     def _read_trees(self, tokens: Tensor, shape: TreeShape) -> tuple[Tensor, ...]:
         """Read the last tokens [B, n] of trees after the cache.

@@ -8,7 +8,6 @@ count, and no token of the prompt attends to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,15 +49,8 @@ class PromptPass:
         """Read tokens [B, n], of which the first lengths [B] of each row count -> logits [B, V]
         after these; if layers are captured, also the states [B, n, L, D] of all.
         """
-        last_places = lengths - 1
-        rows = torch.arange(len(tokens), device=tokens.device)
-        chooses_logits = self._forward.chooses_logits
-        arguments: dict[str, Any] = {"logits_to_keep": last_places} if chooses_logits else {}
         starts = torch.zeros_like(lengths)
-        logits, *states = self._forward(self._slots, tokens, starts, lengths.max(), **arguments)
-        # Chosen logits are [B, B, V]: every row has those at the last place of each row.
-        logits = logits[rows, rows if chooses_logits else last_places]
-        return logits, *states
+        return self._forward(self._slots, tokens, starts, lengths.max(), last_places=lengths - 1)
 
 
 def example(num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ class SharedPrefixRunner(WrappedRunner):
     """A `Runner` around another one: `start` reads the common beginning once, then the rest of each
     prompt.
 
-    The wrapped runner computes identical rows once; `keep` removes the padding of shorter suffixes.
+    The wrapped runner computes identical rows once; `read` keeps no padding of shorter suffixes.
     """
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
@@ -32,16 +32,11 @@ class SharedPrefixRunner(WrappedRunner):
 
         ends = [prompt[num_shared:] for prompt in prompts]
         lengths = [len(end) for end in ends]
-        step = self._runner.extend(to_device(padded(ends, max(lengths)), device))
-        self._runner.keep(lengths)
-
-        rows = torch.arange(len(prompts), device=device)
-        last_places = to_device(lengths, device) - 1
-        logits = step.logits[rows, last_places]
+        step = self._runner.read(to_device(padded(ends, max(lengths)), device), lengths)
         if shared.hidden is None or step.hidden is None:
-            return Step(logits)
+            return step
         hidden = torch.cat([shared.hidden, step.hidden], dim=1)
-        return Step(logits, right_aligned(hidden, [len(prompt) for prompt in prompts]))
+        return Step(step.logits, right_aligned(hidden, [len(prompt) for prompt in prompts]))
 
 
 def _num_shared(prompts: Sequence[Sequence[int]]) -> int:

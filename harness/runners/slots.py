@@ -201,8 +201,6 @@ class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
     captured.
 
-    `chooses_logits` is whether the model computes the logits of chosen tokens alone.
-
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
 
@@ -211,7 +209,6 @@ class SlotForward:
         self._options = options
         self._windows = attention_windows(model)
         self._context = context_of(model)
-        self.chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         # This may change the model's attention to PACKED, until `close`.
         self._packing = HeadPacking(model)
         self.heads_per_key = self._packing.heads_per_key
@@ -240,7 +237,7 @@ class SlotForward:
                 take the position of the last one that counts, so that no position is outside of the
                 model's context. None: all.
             tree: the tokens are of a tree for each row. None: of a text.
-            arguments: more of them for the model.
+            arguments: more of them for `run_model`.
         """
         num_tokens = tokens.shape[1]
         device = tokens.device

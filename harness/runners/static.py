@@ -139,21 +139,12 @@ class StaticRunner(CacheRunner):
         # model's own.
         tokens = to_device(padded(prompts, max(lengths)), self._device)
 
-        # Logits are computed after the last token of any prompt alone: [B, these places, V].
-        last_places = [length - 1 for length in lengths]
-        arguments: dict[str, Any] = {}
-        if "logits_to_keep" in self._parameters:
-            computed_places = sorted(set(last_places))
-            # On the CPU, as hidden states may be on another GPU.
-            arguments["logits_to_keep"] = torch.tensor(computed_places)
-            last_places = [computed_places.index(place) for place in last_places]
+        last_places = to_device(lengths, self._device) - 1
         with without_cudnn():
             logits, *hidden = run_model(
-                self._model, self._options, tokens, self._cache, **arguments
+                self._model, self._options, tokens, self._cache, last_places
             )
-        rows = torch.arange(len(prompts), device=self._device)
-        last_logits = logits[rows, to_device(last_places, self._device)]
-        return last_logits, *(right_aligned(states, lengths) for states in hidden)
+        return logits, *(right_aligned(states, lengths) for states in hidden)
 
     def _begin(self) -> None:
         states = self._take_read()

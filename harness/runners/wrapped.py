@@ -27,6 +27,9 @@ class WrappedRunner(TreeRunner):
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
         return self._runner.extend(tokens, tree)
 
+    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
+        return self._runner.read(tokens, lengths)
+
     def keep(self, counts: Sequence[int]) -> None:
         self._runner.keep(counts)
 

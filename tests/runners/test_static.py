@@ -66,6 +66,31 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> Non
         runs.clear()
 
 
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_logits_are_made_after_the_last_token_of_each_prompt_alone(
+    name: str, runner: str, shares: bool
+) -> None:
+    """Not after all tokens, nor for each row after the last tokens of the others."""
+    model = random_model(name)
+    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(3, 48, (1, 2), longest_prompt=16))
+    numbers: list[int] = []
+    model.lm_head.register_forward_hook(
+        lambda module, inputs, output: numbers.append(output.numel())
+    )
+    prompts = [[5, 6, 7, *row] for row in ([1, 2, 3], [4, 5, 6, 7, 8], [9])]
+    logits = (SharedPrefixRunner(runs) if shares else runs).start(prompts).logits
+    if shares:  # one row for the common beginning, which is read before
+        assert numbers.pop(0) == VOCABULARY
+    assert numbers == [len(prompts) * VOCABULARY]
+    for row, prompt in enumerate(prompts):
+        assert close(logits[row], logits_without_cache(model, prompt)[-1])
+
+
 @pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runner: str) -> None:
