@@ -12,7 +12,6 @@ from harness.engines.pair import PlacedPair
 from in_process import Harness
 
 URL = "engine=server engine.url=http://h/v1"
-SPLIT = "latency placement=tensor_parallel placement.gpus=2"
 LONG = 300 * "x"
 VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
@@ -220,12 +219,7 @@ MISTAKES = {
         "decoding.synthetic_acceptance=0.5: replaces the acceptance rule, so that lenience has no effect",
     "recovery decoding.synthetic_acceptance=0.5 fault=rollback_off_by_one":
         "fault=rollback_off_by_one: must be none where decoding.synthetic_acceptance replaces the acceptance rule",
-    f"{SPLIT} decoding.num_draft_tokens=auto":
-        "decoding.num_draft_tokens=auto: must be a number with tensor_parallel",
-    f"{SPLIT} model=tiny_8bit": "model.quantization=8bit: cannot be combined with tensor_parallel",
-    f"{SPLIT} placement.offload=cpu": "placement.offload=cpu: cannot be combined with tensor_parallel",
-    f"{SPLIT} placement.device_map={{model:cpu}}": "placement.device_map={model:cpu}: cannot be combined with",
-    f"{SPLIT} draft.placement=balanced": "draft.placement=balanced: cannot be combined with tensor_parallel",
+    "latency placement=tensor_parallel": "placement=tensor_parallel: was removed: placement=balanced divides",
     # Engines
     "latency engine=huggingface batch_size=2": "batch_size=2: must be 1 with engine=huggingface",
     "latency engine=huggingface runner=static": "runner=static: needs engine=local",
@@ -374,7 +368,6 @@ MISTAKES = {
     "serve batch_size=0": "batch_size=0: must be at least 1",
     "serve max_new_tokens=32": "decoding.max_new_tokens=64: must be at most max_new_tokens=32",
     "serve engine=huggingface batch_size=1": "engine=huggingface: must be local: serve runs our own loop",
-    "serve placement=tensor_parallel": "placement=tensor_parallel: is for the other commands",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from harness.cli import ranks, signals
+from harness.cli import signals
 from harness.cli.manifest import NEEDS_JOBS, Manifest, SweepFile, collects_in
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
@@ -72,23 +72,21 @@ def run(config: Any) -> Sequence[Any]:
 
     # A signal that came during the imports so far.
     signals.raise_postponed()
-    num_ranks = ranks.num_ranks(settings) if command.measures else 1
     if sweep is None or manifest is None:
-        share_cores(num_ranks)
+        share_cores(1)
         if command.row is None:
             signals.load(command.module).run(settings, signals.leaving)
             return []
         job = jobs.Job(command.name, settings, directory)
         may_crash = engine_of(settings).may_crash and command.sweeps and command.measures
-        # In other processes where several share the models, or where one may crash.
-        return jobs.run_on_ranks(job, num_ranks) if num_ranks > 1 or may_crash else job.run()
+        return jobs.run_in_worker(job) if may_crash else job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{command.name} has no sweeps")
     # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. joblib and Ray limit the
     # threads of their jobs themselves; Hydra's own launcher runs one after the other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
     jobs_at_once = hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1
-    share_cores(num_ranks * jobs_at_once)
+    share_cores(jobs_at_once)
     overrides = tuple(hydra.overrides.task)
     number = int(hydra.job.num)
     return jobs.run_job(jobs.Job(command.name, settings, directory, sweep, number, overrides))
@@ -133,7 +131,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
         methods = {method_name(draft) for draft in [*choices.get("draft", ()), *of_pairs]}
         plain["draft"] = METHODS.without_others(plain["draft"], methods)
         plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
-    settings = ranks.with_ranks(conversion.from_config(settings_of(command), plain))
+    settings = conversion.from_config(settings_of(command), plain)
     if manifest is None:
         limit = settings.job_timeout_s
         if limit is not None:

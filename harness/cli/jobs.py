@@ -17,7 +17,6 @@ import psutil
 
 from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
-from harness.cli.ranks import num_ranks
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
@@ -75,7 +74,7 @@ class Crew:
             if not (getattr(settings, "race", False) and _has_room()):
                 self._end_workers()
             gpus = lease(settings.gpus_per_job)
-            self.workers[pair] = Worker(num_ranks(settings, len(gpus)), gpus)
+            self.workers[pair] = Worker(gpus)
         worker = self.workers[pair]
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
@@ -202,15 +201,13 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     return rows
 
 
-def run_on_ranks(job: Job, num_ranks: int) -> Sequence[RunRow]:
-    """The rows of a single run by several processes.
-
-    Rank 0 prints and writes; if it dies, this process writes.
+def run_in_worker(job: Job) -> Sequence[RunRow]:
+    """The rows of a single run by another process, which may crash; this process then writes them.
 
     Raises:
-        HarnessError: the error that ended the run; RunError if a process died.
+        HarnessError: the error that ended the run; RunError if the process died.
     """
-    worker = Worker(num_ranks)
+    worker = Worker()
     try:
         error = worker.run(job)
     finally:

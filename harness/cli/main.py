@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from harness.cli import ranks, signals
+from harness.cli import signals
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
 from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
@@ -83,8 +83,6 @@ def main() -> None:
     _outcome = _Outcome()
     terminal.prepare_streams()
     machine.note_command_line(sys.argv[1:])
-    if ranks.take_over_from_torchrun():
-        sys.exit(0)
     try:
         with signals.interrupting(_end_process):
             try:

@@ -4,9 +4,6 @@ Loading weights and running them may exhaust memory, crash inside a library or h
 in a process that may die. It runs job after job with the pair that it has loaded, and the user's
 process, which runs the sweep, reads the files that it writes.
 
-If a model is split over ranks, each rank is such a process, and all run the same job. Rank 0 alone
-prints and writes. When a rank fails or dies the others would wait for it, so they are ended.
-
 These messages are sent:
 
     to the process     a `Job`; then perhaps an exception, which is raised in it and ends the job
@@ -19,18 +16,16 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -41,23 +36,21 @@ import psutil
 from harness.cli import signals
 from harness.cli.manifest import Manifest
 from harness.config.errors import HarnessError, RunError, in_one_line
-from harness.config.machine import MEETING_FILE
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.measuring.progress import live_on
 from harness.menu.commands import COMMANDS
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
-from harness.results.locked_files import write_nothing
 from harness.results.schema import RunRow
 
 if TYPE_CHECKING:
     from harness.engines.keeper import PairKeeper
 
-# How long a rank may take to write its rows and end after an error was raised in it.
+# How long a process may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
-# How long ranks may go on after one of them has failed: they soon notice.
-_RANKS_GRACE_S = 10.0
+# How long a process may go on after it has closed its connection.
+_ENDING_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -88,13 +81,10 @@ class Job:
         """The run's own file of rows."""
         return self.directory / f"{COMMANDS[self.command].stem}.csv"
 
-    def run(
-        self, directory: Path | None = None, keeper: PairKeeper | None = None
-    ) -> Sequence[RunRow]:
+    def run(self, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
         """Run it in this process, with the pair that the keeper holds.
 
         Args:
-            directory: for the run's files; None for the job's own. Ranks other than 0 have another.
             keeper: see `run_command`.
 
         Raises:
@@ -108,7 +98,7 @@ class Job:
         rows: Sequence[RunRow] = runner.run_command(
             self.command,
             self.settings,
-            directory or self.directory,
+            self.directory,
             keeper,
             signals.finishing,
             run_id=self.run_id,
@@ -145,59 +135,43 @@ def row_kind(command: str) -> type[RunRow]:
 
 @dataclass(frozen=True)
 class _JobEnded:
-    """A rank's last message about a job.
+    """A process's last message about a job.
 
     Attributes:
         error: as `Worker.run` returns it.
-        is_last: whether the rank's process ends after this message.
-        died: whether the user's process made this message itself, because the rank's process is gone.
+        is_last: whether the process ends after this message.
     """
 
     error: HarnessError | None
     is_last: bool
-    died: bool = False
 
 
 class Worker:
-    """A process for the jobs of one pair, or one per rank.
+    """A process for the jobs of one pair.
 
     Args:
-        num_ranks: processes over which models are split.
-        gpus: the only GPUs that the processes see, each with the file descriptor of its lock, which
-            they inherit (`gpus.lease`); empty for all GPUs.
+        gpus: the only GPUs that the process sees, each with the file descriptor of its lock, which
+            it inherits (`gpus.lease`); empty for all GPUs.
 
     Attributes:
         loading: whether it is loading the pair, or failed or died while loading.
         has_ended: whether it runs no more jobs.
     """
 
-    def __init__(self, num_ranks: int, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
         self.loading = False
         self.has_ended = False
-        self._connections: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        common = {
+        environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `prepare_streams`
         }
         if gpus:
-            common["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        ranks: list[dict[str, str]] = [{}]
-        self._meeting: tempfile.TemporaryDirectory[str] | None = None
-        if num_ranks > 1:
-            # Ranks find each other at a file: a port that is free now may be taken before rank 0 opens it.
-            self._meeting = tempfile.TemporaryDirectory(prefix="harness-ranks-")
-            common[MEETING_FILE] = f"{self._meeting.name}/meeting"
-            common["WORLD_SIZE"] = str(num_ranks)
-            ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
-        for rank in ranks:
-            ours, theirs = Pipe()
-            process = start_process(theirs, common | rank, list(gpus.values()))
-            # With the only other copy in the process, its death ends the connection.
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        self._connection, theirs = Pipe()
+        self._process = start_process(theirs, environment, list(gpus.values()))
+        # With the only other copy in the process, its death ends the connection.
+        theirs.close()
         for lock in gpus.values():
             os.close(lock)
 
@@ -208,73 +182,56 @@ class Worker:
             The error that ended it early; a VerdictError of a run that succeeded with a bad answer; None otherwise.
         """
         try:
-            for connection in self._connections:
-                # The death of a process is noticed in `_watch`.
-                with suppress(OSError):
-                    connection.send(job)
+            # The death of the process is noticed in `_watch`.
+            with suppress(OSError):
+                self._connection.send(job)
             return self._watch(timeout_s)
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)
             raise
 
     def close(self) -> None:
-        """Kill the processes, and free everything they hold on a GPU."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-        if self._meeting is not None:
-            self._meeting.cleanup()
+        """Kill the process, and free everything it holds on a GPU."""
+        self._process.kill()
+        self._process.wait()
 
     def _watch(self, timeout_s: float | None) -> HarnessError | None:
-        """Wait until all ranks have ended the job, and return the first error, from which the others follow."""
-        error: HarnessError | None = None
+        """Wait until the process has ended the job, and return its error."""
         deadline = time.monotonic() + (timeout_s or math.inf)
-        running = list(self._connections)
-        while running:
+        while True:
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
-                if error is None:
-                    error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
+                error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
                 self.has_ended = True
                 self._end(error)
                 return error
-            messages: list[tuple[Connection, bool | _JobEnded]] = []
-            for connection in wait(running, min(seconds_left, 3600)):
-                assert isinstance(connection, Connection)
-                messages.append((connection, self._receive(connection)))
-            # Deaths first: they explain the errors of other ranks.
-            messages.sort(key=lambda pair: isinstance(pair[1], bool) or not pair[1].died)
-            for connection, message in messages:
-                if isinstance(message, bool):
-                    self.loading = message
-                    continue
-                running.remove(connection)
-                self.has_ended = self.has_ended or message.is_last
-                if message.error is not None:
-                    error = error or message.error
-                    deadline = min(deadline, time.monotonic() + _RANKS_GRACE_S)
-        return error
+            if not self._connection.poll(min(seconds_left, 3600)):
+                continue
+            message = self._receive()
+            if isinstance(message, bool):
+                self.loading = message
+                continue
+            self.has_ended = self.has_ended or message.is_last
+            return message.error
 
     def _end(self, error: BaseException) -> None:
-        """Raise an error in rank 0, which then writes its rows, and end all ranks."""
+        """Raise an error in the process, which then writes its rows, and end it."""
         try:
             with suppress(OSError, subprocess.TimeoutExpired):
-                self._connections[0].send(error)
-                self._processes[0].wait(_GRACE_S)
+                self._connection.send(error)
+                self._process.wait(_GRACE_S)
         finally:
             self.close()
 
-    def _receive(self, connection: Connection) -> bool | _JobEnded:
-        """A message of a rank; the cause of its death if it is dead."""
+    def _receive(self) -> bool | _JobEnded:
+        """A message of the process; the cause of its death if it is dead."""
         try:
-            message: bool | _JobEnded = connection.recv()
+            message: bool | _JobEnded = self._connection.recv()
             return message
         except (EOFError, OSError):
-            rank = self._connections.index(connection)
-        cause = "its process" if len(self._processes) == 1 else f"the process of rank {rank}"
+            cause = "its process"
         try:
-            code = self._processes[rank].wait(_RANKS_GRACE_S)
+            code = self._process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
             cause += " closed its connection and went on"
         else:
@@ -285,7 +242,7 @@ class Worker:
             if code == -signal.SIGKILL:
                 free = psutil.virtual_memory().available / 1e9
                 cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
-        return _JobEnded(RunError(cause), is_last=True, died=True)
+        return _JobEnded(RunError(cause), is_last=True)
 
 
 def start_process(
@@ -331,9 +288,6 @@ def serve(file_descriptor: int) -> None:
             signal.SIGTERM, lambda: errors[0] if errors else KeyboardInterrupt("stopped by SIGTERM")
         )
         threading.Thread(target=receive, daemon=True).start()
-        rank = int(os.environ.get("RANK", "0"))
-        if rank:
-            write_nothing()
         job = jobs.get()
         for name, value in engine_of(job.settings).environment.items():
             # Before torch is imported, which has to find them.
@@ -341,42 +295,38 @@ def serve(file_descriptor: int) -> None:
         keepers = signals.load("harness.engines.keeper", must_go_on=True)
         keeper = keepers.PairKeeper(connection.send)
         terminal = None
-        if sys.stderr.isatty() and not rank:
+        if sys.stderr.isatty():
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
-            error = _run(job, keeper, rank, terminal)
+            error = _run(job, keeper, terminal)
             is_last = isinstance(error, RunError) or keeper.needs_new_process()
             connection.send(_JobEnded(error, is_last))
             if is_last:
                 break
             job = jobs.get()
-    # Do not wait for a group of ranks: the others may be gone.
+    # At once: threads of libraries may wait for a device that no longer answers.
     os._exit(0)
 
 
-def _run(job: Job, keeper: PairKeeper, rank: int, terminal: IO[str] | None) -> HarnessError | None:
+def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError | None:
     """Run the job, and return the error that ended it early.
-
-    Each rank but the first has a directory of its own, which is kept only if the rank fails.
 
     Args:
         keeper: holds the pair of the job before, if there was one.
         terminal: of the user's process, for the line about progress; None where its stderr is none.
     """
-    directory = job.directory / f"rank-{rank}" if rank else job.directory
-    directory.mkdir(parents=True, exist_ok=True)
-    is_logged = bool(rank or job.sweep)
-    if is_logged:
-        if terminal is not None and job.sweep:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    if job.sweep:
+        if terminal is not None:
             differing = Manifest.read(job.sweep).differing(job.overrides)
             live_on(terminal, f"[{job.number + 1}] {' '.join(differing)}: ")
-        with (directory / "log.txt").open("ab") as log:
+        with (job.directory / "log.txt").open("ab") as log:
             # Below Python's own streams, to log the output of libraries that crash too.
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     error: HarnessError | None = None
     try:
-        job.run(directory, keeper)
+        job.run(keeper)
     except HarnessError as known:
         error = known
     except Exception as exception:
@@ -385,12 +335,7 @@ def _run(job: Job, keeper: PairKeeper, rank: int, terminal: IO[str] | None) -> H
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
-    if is_logged and error is not None:
+    if job.sweep and error is not None:
         lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
         print("\n".join(lines), file=sys.stderr, flush=True)
-    if not rank:
-        return error
-    if not isinstance(error, RunError):
-        shutil.rmtree(directory)
-        return error
-    return RunError(f"rank {rank}: {error}")
+    return error

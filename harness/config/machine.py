@@ -15,13 +15,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import pynvml
 
 _COMMAND_LINE = "HARNESS_COMMAND_LINE"
-# The variable with the file at which processes that share a model find each other.
-MEETING_FILE = "HARNESS_MEETING_FILE"
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
@@ -33,18 +30,6 @@ for index in range(torch.cuda.device_count()):
 # The OMP_NUM_THREADS that `share_cores` has set; None where it left it unset. Any other value is the
 # user's own.
 _shared: str | None = None
-
-
-class World(NamedTuple):
-    """This process among those that share a model, the ranks; without ranks it is the only one."""
-
-    rank: int
-    size: int
-
-
-def world() -> World:
-    """The rank of this process, and the number of ranks."""
-    return World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 @functools.cache

@@ -26,7 +26,6 @@ RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_on
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
-_NOT_COMBINED = "cannot be combined with tensor_parallel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +95,6 @@ class RunSettings:
         timeout = self.job_timeout_s
         if timeout is not None:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
-        if self.tensor_parallel:
-            self._check_ranks()
 
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use."""
@@ -124,15 +121,9 @@ class RunSettings:
         return models
 
     @property
-    def strategies(self) -> dict[str, Strategy]:
-        """How each model with weights is placed, by its role."""
-        strategy_for = self.placement.strategy_for
-        return {role: strategy_for(role, model) for role, model in self.models.items()}
-
-    @property
     def strategy(self) -> Strategy:
         """How the target is placed."""
-        return self.strategies["model"]
+        return self.model.placement or self.placement.strategy
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -155,35 +146,6 @@ class RunSettings:
         """The most levels of the trees that are proposed; None for chains."""
         is_tree = self.draft is not None and self.draft.most_nodes
         return self.most_draft_tokens if is_tree else None
-
-    @property
-    def tensor_parallel(self) -> bool:
-        """Whether a model is split over several processes."""
-        return "tensor_parallel" in self.strategies.values()
-
-    def _check_ranks(self) -> None:
-        """Check what cannot be combined with `tensor_parallel`."""
-        num_draft_tokens = self.decoding.num_draft_tokens
-        rule = "must be a number with tensor_parallel: its processes time the same iteration differently"
-        is_number = num_draft_tokens != "auto"
-        require(is_number, "decoding.num_draft_tokens", rule, num_draft_tokens)
-        offload = self.placement.offload
-        require(offload == "none", "placement.offload", _NOT_COMBINED, offload)
-        device_map = self.placement.device_map
-        rule = f"{_NOT_COMBINED}, which needs none"
-        require(device_map is None, "placement.device_map", rule, device_map)
-        for role, strategy in self.strategies.items():
-            if strategy != "tensor_parallel":
-                rule = (
-                    f"{_NOT_COMBINED}: a model is whole on each rank (single, cpu) or split as well"
-                )
-                is_whole = strategy in ("single", "cpu")
-                require(is_whole, f"{role}.placement", rule, strategy)
-                continue
-            model = self.models[role]
-            rule = f"{_NOT_COMBINED}, which splits plain weights only"
-            require(model.quantization == "none", f"{role}.quantization", rule, model.quantization)
-            require(model.gguf_file is None, f"{role}.gguf_file", rule, model.gguf_file)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from harness.config.synthetic import Rates, check_rates, conditional_rates, rate
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Strategy = Literal["auto", "balanced", "sequential", "single", "cpu", "tensor_parallel"]
+Strategy = Literal["auto", "balanced", "sequential", "single", "cpu"]
 TooLong = Literal["refuse", "skip", "truncate"]
 LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
@@ -149,11 +149,8 @@ class PlacementSettings:
     Attributes:
         strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
             over them; `balanced` spreads them over all GPUs; `sequential` fills one GPU after the other; `single` takes
-            one GPU; `cpu` takes none. On a machine without a GPU every strategy means the CPU. `tensor_parallel` splits
-            every layer of the target over all GPUs, one process per GPU, and copies the draft to each;
-            `draft.placement=tensor_parallel` splits the draft too.
-        gpus: how many GPUs may be used, starting with the first visible one; None for all. With `tensor_parallel` on a
-            CPU: how many processes share it.
+            one GPU; `cpu` takes none. On a machine without a GPU every strategy means the CPU.
+        gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations; in GB (10^9 bytes).
         offload: where layers that fit on no GPU go; `none` refuses them.
         device_map: an explicit map from module names to devices, for the target; overrides the strategy.
@@ -167,13 +164,6 @@ class PlacementSettings:
 
     def __post_init__(self) -> None:
         require_at_least(self, gpus=1, reserve_gb=0)
-
-    def strategy_for(self, role: str, model: ModelSettings) -> Strategy:
-        """The model's own strategy, else the run's. A draft is split over ranks only by its own setting."""
-        if model.placement is not None:
-            return model.placement
-        is_copied = role == "draft" and self.strategy == "tensor_parallel"
-        return "single" if is_copied else self.strategy
 
 
 # Only `serve` may have K=0.

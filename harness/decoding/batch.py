@@ -4,7 +4,7 @@ between turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,15 +69,6 @@ class Change:
 
 Records = Generator[Iteration, Change | None, None]
 
-# Lets several processes go on with the same numbers: returns rank 0's copy of a tensor on every
-# rank.
-Agree = Callable[[Tensor], Tensor]
-
-
-def itself(numbers: Tensor) -> Tensor:
-    """Agree with no other process."""
-    return numbers
-
 
 class Progress(NamedTuple):
     """How far each row is when a turn begins. The numbers may be `transfer.Arriving`.
@@ -133,7 +124,6 @@ class Rows:
 
     Attributes:
         warp: of the rows; the loop's drafter may share it.
-        agree: applied to all that is drafted and decided, see `Agree`.
         members: the rows, in the order of the target's.
         uniforms: [B, P, len(Purpose)], of each row's positions; those of a shorter request are
             filled up with zeros that are never used.
@@ -142,7 +132,6 @@ class Rows:
     """
 
     warp: BatchWarp
-    agree: Agree = itself
     members: list[Row] = field(default_factory=list)
     uniforms: Tensor = field(default_factory=lambda: torch.empty(0))
     num_joined: int = 0
@@ -167,7 +156,7 @@ class Rows:
         kept_logits: dict[int, Tensor] = {}
         for request, after_prompts in zip(joining, parts, strict=True):
             drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
-            for place, token in enumerate(self.agree(drawn).tolist()):
+            for place, token in enumerate(drawn.tolist()):
                 self.check_exists(token, 0)
                 _, ended = request.cut([token], 0)
                 number = self.num_joined + len(begun)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from harness.decoding.adaptive import Constant, DraftLength, draft_length_of
-from harness.decoding.batch import Agree, Progress, Records, Request, Rows, itself
+from harness.decoding.batch import Progress, Records, Request, Rows
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.speculation import Speculation
 from harness.decoding.transfer import added
@@ -23,17 +23,14 @@ from harness.decoding.warp import BatchWarp
 
 
 @torch.inference_mode()
-def autoregressive(
-    target: Runner, request: Request, ahead: bool = False, agree: Agree = itself
-) -> Records:
+def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Records:
     """Regular decoding: one token per row and forward pass.
 
     Args:
         ahead: queue each step on the device before the host reads the tokens of the one before it.
             That changes no token, only when each record is yielded.
-        agree: for several processes that decode together: rank 0's copy of a tensor.
     """
-    rows = Rows(BatchWarp(), agree)
+    rows = Rows(BatchWarp())
 
     def step(progress: Progress) -> Turn:
         return regular_turn(target, rows, progress)
@@ -56,7 +53,6 @@ def speculative(
     redraw: bool = False,
     warp: BatchWarp | None = None,
     ahead: bool = False,
-    agree: Agree = itself,
 ) -> Records:
     """Speculative decoding: up to K proposed tokens, one target pass over them, one verdict.
 
@@ -66,10 +62,10 @@ def speculative(
         redraw: propose and accept with new random numbers in every iteration, for a rule whose
             decision depends on the tokens that it discards (block verification).
         warp: the drafter's own, if rows with other settings may join: it then follows the batch.
-        ahead, agree: as in `autoregressive`. Nothing is queued ahead where K is chosen or the
+        ahead: as in `autoregressive`. Nothing is queued ahead where K is chosen or the
             drafter reads verdicts on the host, nor where a row may reach its length meanwhile.
     """
-    rows = Rows(warp or BatchWarp(), agree)
+    rows = Rows(warp or BatchWarp())
     draft_length = draft_length_of(num_draft_tokens)
     most = draft_length.most
     num_per_iteration = most if redraw else 0

@@ -22,10 +22,7 @@ from harness.decoding.verify import Offer, Verdict
 
 @dataclass(frozen=True)
 class Speculation:
-    """The steps of `loops.speculative`; its arguments are explained there.
-
-    Where several processes decode together, `rows.agree` gives all of them the first one's tokens.
-    """
+    """The steps of `loops.speculative`; its arguments are explained there."""
 
     target: Runner
     drafter: Drafter
@@ -40,17 +37,16 @@ class Speculation:
         its tokens end with the longest offer: limits (4, 1) and a drafter that proposes (2, 3)
         tokens give the lengths (2, 1) and tokens [2, 2].
         """
-        rows = self.rows
         proposal = self.drafter.propose(max(limits), uniforms)
         offered = [proposal.tokens.shape[1]] * len(limits)
         if proposal.lengths is not None:
-            offered = rows.agree(torch.tensor(proposal.lengths)).tolist()
+            offered = list(proposal.lengths)
         lengths = [min(limit, count) for limit, count in zip(limits, offered, strict=True)]
         width = max(lengths)
         probabilities = proposal.probabilities
         if probabilities is not None:
             probabilities = probabilities[:, :width]
-        return Proposal(rows.agree(proposal.tokens[:, :width]), probabilities, lengths)
+        return Proposal(proposal.tokens[:, :width], probabilities, lengths)
 
     def verify(
         self,
@@ -99,7 +95,6 @@ class Speculation:
     ) -> ChainTurn:
         """Return the turn whose `Judge` decided these outputs, which are still on the device."""
         packed, target_probability, draft_probability = decided
-        packed = self.rows.agree(packed)
         # The first two of the `Figures` of all rows.
         num_accepted, next_token = packed[:, 0], packed[:, 1]
         verdict = Verdict(num_accepted, next_token, target_probability, draft_probability)

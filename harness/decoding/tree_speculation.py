@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength, draft_length_of
-from harness.decoding.batch import Agree, Progress, Records, Request, Rows, TurnUniforms, itself
+from harness.decoding.batch import Progress, Records, Request, Rows, TurnUniforms
 from harness.decoding.protocols import NonFiniteError, Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import to_device
 from harness.decoding.tree_decision import PackedFigures, TreeJudge, judge_inputs
@@ -76,7 +76,6 @@ def speculative_trees(
     budget: int,
     rule: TreeRule,
     warp: BatchWarp | None = None,
-    agree: Agree = itself,
 ) -> Records:
     """Speculative decoding with a tree in each iteration, one target pass over it, one verdict.
 
@@ -88,9 +87,9 @@ def speculative_trees(
             iteration; 0 is an iteration of regular decoding.
         budget: N, the number of nodes of a tree.
         rule: one of `tree_rules`.
-        warp, agree: as in `loops.speculative`.
+        warp: as in `loops.speculative`.
     """
-    rows = Rows(warp or BatchWarp(), agree)
+    rows = Rows(warp or BatchWarp())
     draft_length = draft_length_of(depth)
 
     def draft_and_verify(progress: Progress) -> Turn:
@@ -102,7 +101,7 @@ def speculative_trees(
         proposal = drafter.propose_tree(num_levels, limits, uniforms.draft)
         # The drafter's trees are as deep in every row. Each row is offered the levels it can use.
         shape = TreeShape(proposal.shape.parents, limits)
-        offered = replace(proposal, tokens=rows.agree(proposal.tokens), shape=shape)
+        offered = replace(proposal, shape=shape)
         return _verify(target, rows, rule, offered, uniforms, progress)
 
     def roll_back(turn: Turn, num_accepted: Sequence[int], next_tokens: Sequence[int]) -> None:
@@ -144,7 +143,7 @@ def _verify(
     step, (packed, *probabilities) = target.decide(
         torch.cat([root, tokens], dim=1), judge, *inputs, tree=shape
     )
-    figures = PackedFigures(rows.agree(packed))
+    figures = PackedFigures(packed)
     return TreeTurn(
         step=step,
         limits=shape.limits,

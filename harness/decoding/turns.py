@@ -167,7 +167,6 @@ def regular_turn(target: Runner, rows: Rows, progress: Progress) -> ChainTurn:
     uniforms = rows.uniforms_from(progress.num_generated, 1)[:, 0, Purpose.TARGET]
     last_tokens = to_device(next_tokens, rows.uniforms.device).unsqueeze(1)
     step, (drawn,) = target.decide(last_tokens, Draw(rows.warp.current), uniforms)
-    drawn = rows.agree(drawn)
     read = to_host(drawn)
     none = [0] * len(next_tokens)
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from harness.config.machine import world
-
 if TYPE_CHECKING:
     import torch
 
@@ -75,16 +73,13 @@ def gpus_of(devices: Sequence[torch.device]) -> list[str]:
     """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
 
     [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
-    is of all its instances. Where several processes (ranks) share the models, a rank's own devices
-    are one GPU: all are meant.
+    is of all its instances.
     """
-    places: Sequence[int] = [device.index or 0 for device in devices if device.type == "cuda"]
+    places = [device.index or 0 for device in devices if device.type == "cuda"]
     if not places:
         return []
     import torch
 
-    if world().size > 1:
-        places = range(world().size)
     try:
         pynvml.nvmlInit()
         gpus = [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in places]

@@ -59,17 +59,6 @@ def check_pair(
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
         require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
-    strategies = {
-        checkpoint.role: planned.placement.strategy_for(checkpoint.role, checkpoint.settings)
-        for checkpoint in planned.checkpoints
-    }
-    if "tensor_parallel" in strategies.values():
-        rule = (
-            "must be tensor_parallel like the other model: copies may round differently, and ranks "
-            "hang in generate()"
-        )
-        for role, strategy in strategies.items():
-            require(strategy == "tensor_parallel", f"{role}.placement", rule, strategy)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"

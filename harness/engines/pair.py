@@ -274,13 +274,6 @@ class PlacedPair(PlannedPair):
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
-        from harness.models.ranks import join, of_every_rank
-        from harness.runners.agreement import exchange_by
-
-        split = [placement for placement in self.placements if placement.split]
-        if split:
-            join(split[0].devices[0], split[0].num_ranks)
-            exchange_by(of_every_rank)
         target, *others = [model.load() for model in self.models]
         draft = others[0] if others else None
         if self.shared and isinstance(self.draft_settings, ModelSettings):

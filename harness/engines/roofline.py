@@ -99,8 +99,6 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
             for place in read
         }
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
-        if placement.split:
-            floor_ms /= placement.num_ranks  # which read their parts at the same time
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[1]

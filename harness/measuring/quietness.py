@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from harness.config.machine import num_usable_cores, threads_are_set, world
+from harness.config.machine import num_usable_cores, threads_are_set
 from harness.engines.energy import throttle_reasons
 
 # A run that has lasted this many seconds warns if it gets less than this share of the processor time
@@ -69,13 +69,13 @@ def crowding() -> str | None:
 def _num_others(pids: set[int]) -> int:
     """The number of these processes that do not belong to this run.
 
-    A server that the run starts is its descendant; ranks are descendants of one parent.
+    A server that the run starts is its descendant.
     """
     others = pids - {os.getpid()}
     if not others:
         return 0  # nothing is to be looked up
     with suppress(psutil.Error):
-        first = psutil.Process(os.getppid() if world().size > 1 else os.getpid())
+        first = psutil.Process()
         descendants = first.children(recursive=True)
         others -= {first.pid, *(process.pid for process in descendants)}
     return len(others)

@@ -83,5 +83,3 @@ def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
     rates = decoding.synthetic_acceptance
     require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)
-    rule = "must be chain with tensor_parallel"
-    require(not run.tensor_parallel, "draft.tree", rule, tree)

@@ -11,11 +11,18 @@ from harness.config.errors import SettingError
 _TRAINING = (
     "train with speculators or SpecForge; draft= reads their heads by directory or repository"
 )
+_SPLIT_LAYERS = "placement=balanced divides the layers over GPUs; vllm serve --tensor-parallel-size splits each layer"
 REMOVED: dict[str, str] = {
     "distill": _TRAINING,
     **dict.fromkeys(
         ("draft=eagle3", "draft=dflash", "draft=dflash2", "draft=jetspec", "draft=medusa"),
         _TRAINING,
+    ),
+    **dict.fromkeys(
+        ("placement=tensor_parallel", "placement.strategy=tensor_parallel"), _SPLIT_LAYERS
+    ),
+    **dict.fromkeys(
+        ("model.placement=tensor_parallel", "draft.placement=tensor_parallel"), _SPLIT_LAYERS
     ),
 }
 

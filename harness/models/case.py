@@ -119,16 +119,11 @@ class Placement:
         device_map: from module names to devices; `""` is the whole model.
         bytes_per_device: weights and buffers, by `cuda:0`, `cpu` or `disk`.
         cache_per_device: keys, values and graphs, when they are largest.
-        num_ranks: processes that hold the model. `device_map` is for this process, bytes are for
-            all.
-        split: whether each process has a part of every layer; otherwise each has a copy.
     """
 
     device_map: DeviceMap
     bytes_per_device: dict[str, int]
     cache_per_device: dict[str, int] = field(default_factory=dict)
-    num_ranks: int = 1
-    split: bool = False
 
     @property
     def devices(self) -> list[torch.device]:
@@ -227,16 +222,14 @@ class Case:
             return "static"
         return runner
 
-    def misfit(self, sketch: Sketch, room: Memory, num_ranks: int = 1) -> Misfit:
+    def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """The error for a model that does not fit into the room it was offered."""
         on_gpu = "cpu" not in room
         number_format = str(sketch.dtype).removeprefix("torch.")
         if sketch.quantization != "none":
             number_format = sketch.quantization
-        if num_ranks > 1:
-            number_format += f" with {num_ranks} ranks"
         text = f"its weights need {amount(sketch.weight_bytes)} in {number_format}"
-        needs = self.needs(sketch, whole=len(room) == 1 or num_ranks > 1, on_gpu=on_gpu)
+        needs = self.needs(sketch, whole=len(room) == 1, on_gpu=on_gpu)
         cache = sum(sketch.block_caches(needs.tokens, needs.states))
         if cache:
             text += f" and its KV cache {amount(cache + needs.graph_bytes)}"
@@ -259,7 +252,7 @@ def effective_placement(
     role: str, settings: ModelSettings, placement: PlacementSettings
 ) -> PlacementSettings:
     """The run's placement with a model's own settings; an explicit map is the target's alone."""
-    strategy = placement.strategy_for(role, settings)
+    strategy = settings.placement or placement.strategy
     device_map = placement.device_map if role == "model" else None
     if device_map is not None:
         devices = map(parse_device, device_map.values())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from harness.config.errors import RunError, SettingError
-from harness.config.machine import world
 from harness.config.settings import PlacementSettings
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ _SHARED_POOL = (0, 0)
 
 def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") -> list[int]:
     """Indices of the GPUs that `placement` may use, in order; empty if the CPU alone may be used.
-
-    With several ranks, each has one GPU.
 
     Raises:
         SettingError: `setting` wants more GPUs than are visible (a machine without any uses the
@@ -49,12 +46,11 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
     except RuntimeError as exception:
         error = RunError(f"CUDA does not start: {first_line(exception)}")
         raise as_run_error(exception) or error from exception
-    ranks = world()
-    num_wanted = max(placement.gpus or 1, ranks.size)
+    num_wanted = placement.gpus or 1
     if num_wanted > count:
         rule = f"must not exceed the number of visible GPUs, {count}"
         raise SettingError(setting, rule, num_wanted)
-    return [ranks.rank] if ranks.size > 1 else list(range(count))[: placement.gpus]
+    return list(range(count))[: placement.gpus]
 
 
 def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
@@ -95,15 +91,13 @@ def reset_peak_memory(devices: Sequence[torch.device]) -> None:
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     """The most bytes that torch had allocated since the last reset; None without a GPU.
 
-    The sum of every GPU's own peak, over all ranks. It may exceed the total at any one moment.
+    The sum of every GPU's own peak. It may exceed the total at any one moment.
     Memory that CUDA graphs hold for their replays counts as well.
     """
     gpus = _gpus(devices)
     if not gpus:
         return None
     import torch
-
-    from harness.models.ranks import sum_over_ranks
 
     num_bytes = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
     # Torch does not count what pools of captured graphs hold as allocated.
@@ -112,7 +106,7 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
         is_of_graph = tuple(segment["segment_pool_id"]) != _SHARED_POOL
         if is_of_graph and segment["device"] in indices:
             num_bytes += segment["total_size"] - segment["allocated_size"]
-    return sum_over_ranks(num_bytes)
+    return num_bytes
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

@@ -78,20 +78,13 @@ _REPOSITORY = {
 def as_run_error(exception: BaseException) -> RunError | None:
     """A failure of the machine that is known, in one or two lines; None for any other exception.
 
-    Knows exhausted memory, a full disk, ranks that ended, and CUDA that does not start or does not
-    suit the GPU.
+    Knows exhausted memory, a full disk, and CUDA that does not start or does not suit the GPU.
     """
     if isinstance(exception, RunError):
         return exception
-    import torch.distributed  # it takes seconds, and an engine elsewhere needs none of it
+    import torch  # it takes seconds, and an engine elsewhere needs none of it
 
     text = str(exception)
-    ended = "gloo|Connection closed by peer"
-    waited_for_rank = _matches(exception, torch.distributed.DistBackendError, ended)
-    if torch.distributed.is_initialized() and waited_for_rank:
-        # Without the place in gloo's source before it, and the advice after it.
-        what = re.sub(r"^\[\S*\] ", "", first_line(exception)).partition(". ")[0]
-        return RunError(f"another rank of tensor_parallel ended or hangs ({what})")
     if _matches(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
         settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
         advice = f"what helps: {settings}, more GPUs"

@@ -8,8 +8,6 @@ those before it have left. Two GPUs with room for 24 GB each, a target of 30 GB,
 2. Both GPUs hold the target, 15 GB each; no GPU then has 14 GB left for a whole draft.
 3. The draft comes first, on GPU 0. The target gets 10 GB there and 20 GB on GPU 1: it fits.
 4. (Not needed any more: the draft divided over both GPUs; then layers outside the GPUs.)
-
-Where the processes of `tensor_parallel` share a model there is no choice (`fit_on_ranks`).
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from typing import Any
 from harness.config.amounts import amount
 from harness.config.errors import SettingError
 from harness.models.case import Case, Memory, Misfit, Placement, parse_device
-from harness.models.fit_on_ranks import num_ranks_of, place_on_ranks
 from harness.models.sketch import Device, DeviceMap, Sketch, device_name, offloads
 
 
@@ -40,9 +37,6 @@ def fit(case: Case) -> list[Placement]:
         SettingError: an explicit map that does not suit model or machine, or a model that cannot
             be split or offloaded.
     """
-    num_ranks = num_ranks_of(case)
-    if num_ranks > 1:
-        return _place_in_turn(case.models, case.room, partial(place_on_ranks, case, num_ranks))
     for attempt in _attempts(case):
         order = -1 if attempt.draft_first else 1
         place = partial(_place, case, attempt)

@@ -21,7 +21,6 @@ from harness.models.checkpoints import Checkpoint, source_arguments
 from harness.models.failures import explained
 from harness.models.quantization import bitsandbytes_config
 from harness.models.random_weights import random_state
-from harness.models.ranks import compute_on_plain_parts, split_arguments
 from harness.models.sketch import Sketch, device_name, offloads
 
 
@@ -62,13 +61,10 @@ class PlacedModel:
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
             facts.append(self.sketch.quantization)
-        if placement.num_ranks > 1:
-            how = "split over" if placement.split else "a copy on each of"
-            facts.append(f"{how} {placement.num_ranks} ranks")
         facts.append(str(self.dtype).removeprefix("torch."))
         sizes = [f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
-        if settings.gpus and placement.num_ranks == 1 and not torch.cuda.is_available():
+        if settings.gpus and not torch.cuda.is_available():
             # A driver that does not work would otherwise be noticed late.
             text += f", because no GPU is visible (asked for: {settings.gpus})"
         return text
@@ -77,8 +73,6 @@ class PlacedModel:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         placement = self.placement
         model = self._from_pretrained()
-        if placement.split:
-            compute_on_plain_parts(model)
         devices = list(dict.fromkeys(placement.device_map.values()))
         gpus = [device for device in devices if isinstance(device, int)]
         input_device = torch.device(device_name(gpus[0] if gpus else "cpu"))
@@ -116,12 +110,9 @@ class PlacedModel:
             quantization = transformers.GgufConfig(dequantize=True)
         if quantization is not None:
             arguments["quantization_config"] = quantization
-        if self.placement.split:
-            arguments |= split_arguments(self.placement.num_ranks)
-        else:
-            arguments["device_map"] = self.placement.device_map
-            if "disk" in self.placement.device_map.values():
-                arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
+        arguments["device_map"] = self.placement.device_map
+        if "disk" in self.placement.device_map.values():
+            arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
         try:
             model: PreTrainedModel
             model, report = factory.from_pretrained(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -37,12 +36,8 @@ from harness.models.sketch import (
 )
 from harness.models.tokenizers import vocabulary_size
 
-# Projections whose output holds the keys, so that splitting one splits the cache.
-_KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 # Names that configurations have for the number of experts in a layer.
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-# Kinds of attention heads in words, and the names that configurations have for their numbers.
-_NUM_HEADS = {"attention": "num_attention_heads", "key and value": "num_key_value_heads"}
 
 # Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, TensorSketch]
@@ -83,16 +78,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
             quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
         quantizable = _quantizable_modules(model)
-    text_config = checkpoint.config.get_text_config(decoder=True)
-    heads: dict[str, int] = {}
-    for kind, name in _NUM_HEADS.items():
-        number = getattr(text_config, name, None)
-        if isinstance(number, int):
-            heads[kind] = number
-    splits_cache = False
-    for name, style in (model.tp_plan or {}).items():
-        _, _, module_name = name.rpartition(".")
-        splits_cache |= style == "colwise" and module_name in _KEY_PROJECTIONS
     return Sketch(
         role=checkpoint.role,
         settings=settings,
@@ -104,9 +89,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         vocabulary_size=vocabulary_size(checkpoint.config),
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
-        heads=heads,
-        supports_tensor_parallel=bool(model.tp_plan),
-        splits_cache=splits_cache,
         estimated_cache=not measured,
     )
 
@@ -276,7 +258,6 @@ def sketch_tensor(
         itemsize,
         outputs=outputs,
         read_per_token=_read_share(model, module, name, tensor),
-        split_length=_split_length(model.tp_plan or {}, name, tensor),
     )
 
 
@@ -296,22 +277,3 @@ def _read_share(
             if num_experts and num_used:
                 return float(num_used / num_experts)
     return 1.0
-
-
-def _split_length(plan: Mapping[str, str], name: str, parameter: torch.Tensor) -> int:
-    """Length of the dimension along which ranks split a parameter; 0 if they do not.
-
-    Weights are [..., outputs, inputs], biases [outputs].
-    """
-    generic = re.sub(r"\.\d+\.", ".*.", name)
-    owner, _, kind = generic.rpartition(".")
-    style = plan.get(generic) or plan.get(owner) or ""
-    if style.startswith("embedding"):
-        return parameter.shape[0 if style == "embedding_rowwise" else 1]
-    if style == "grouped_gemm":
-        return parameter.shape[0]
-    if "colwise" in style:
-        return parameter.shape[max(0, parameter.ndim - 2)]
-    if "rowwise" in style and kind != "bias":
-        return parameter.shape[-1]
-    return 0

@@ -103,7 +103,7 @@ class RandomTensor:
     device: int | str
 
     def get_shape(self) -> list[int]:
-        """The shape, for ranks that read only their part; safetensors' slices have this method."""
+        """The shape; safetensors' slices have this method."""
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:

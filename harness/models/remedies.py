@@ -90,7 +90,7 @@ def in_4bit(sketch: Sketch) -> str:
 def _fits(case: Case) -> bool:
     try:
         return bool(fit(case))
-    except (Misfit, SettingError):  # for example, quantized weights cannot be split over ranks
+    except (Misfit, SettingError):
         return False
 
 

@@ -10,7 +10,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -32,8 +32,6 @@ class TensorSketch:
         outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
         read_per_token: share that a forward pass of one token reads: 0 for embeddings that are
             looked up, less than 1 for experts.
-        split_length: length of the dimension that is divided among ranks, such as 4096 rows; 0 if
-            each rank has the whole tensor.
     """
 
     name: str
@@ -41,7 +39,6 @@ class TensorSketch:
     itemsize: int | None = None
     outputs: int = 0
     read_per_token: float = 1.0
-    split_length: int = 0
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Return the bytes in memory, scales of quantized matrices included."""
@@ -98,9 +95,6 @@ class Sketch:
         stored: quantization of the repository's own weights; None for none.
         num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
         modules: names of all modules, the empty one included.
-        heads: numbers of attention heads, {"attention": 32, "key and value": 8}.
-        supports_tensor_parallel: whether transformers can split the model over ranks.
-        splits_cache: whether each rank keeps the keys and values of its own heads alone.
         spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
             a model, whose runner holds the cache.
         borrowed_bytes: for a draft: weights of the target that each of its passes reads too.
@@ -119,9 +113,6 @@ class Sketch:
     vocabulary_size: int = 0
     class_name: str = ""
     modules: frozenset[str] = frozenset([""])
-    heads: Mapping[str, int] = field(default_factory=dict)
-    supports_tensor_parallel: bool = False
-    splits_cache: bool = False
     spare_slots: int | None = None
     borrowed_bytes: int = 0
     drafts_in_one_pass: bool = False
@@ -239,20 +230,6 @@ class Sketch:
                 name = device_name(device if isinstance(device, int) else fallback_device)
                 total[name] += cache.nbytes(self.dtype, num_tokens, num_states)
         return dict(total)
-
-    def rank_bytes(self, num_ranks: int) -> int:
-        """Return the bytes of the largest rank: its part of split tensors, and all other tensors.
-
-        A model that ranks share is never quantized.
-        """
-        total = 0
-        for tensor in self.tensors:
-            size = tensor.nbytes(self.dtype, "none")
-            if tensor.split_length:
-                longest = math.ceil(tensor.split_length / num_ranks)
-                size = round(size * longest / tensor.split_length)
-            total += size
-        return total
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:

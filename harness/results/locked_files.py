@@ -27,17 +27,6 @@ _LOCKS = ".locks"
 _LOCK_TIMEOUT_S = 60.0
 # Failures of the disk. Any other comes from the place, and a different setting fixes it.
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# Whether this process leaves all files as they are; see `write_nothing`.
-_reads_only = False
-
-
-def write_nothing() -> None:
-    """From now on this process changes no content of files: it is one of several ranks, and rank 0 writes.
-
-    Locks and `check_writable` still touch the disk.
-    """
-    global _reads_only
-    _reads_only = True
 
 
 def replace_file(path: str | Path, content: bytes) -> None:
@@ -57,7 +46,7 @@ def remove_locks(directory: Path) -> None:
 
 def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """Append records to a JSONL file that this process alone writes: quickly, because requests are timed meanwhile."""
-    if records and not _reads_only:
+    if records:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
@@ -151,8 +140,6 @@ class LockedFile:
 
     def replace(self, content: bytes) -> None:
         """Give the file this content, in one step."""
-        if _reads_only:
-            return
         try:
             with self._temporary.open("wb") as file:
                 file.write(content)
@@ -166,8 +153,6 @@ class LockedFile:
 
     def append(self, content: bytes) -> None:
         """Append to the file, which exists, all or nothing."""
-        if _reads_only:
-            return
         begin = self.path.stat().st_size
         try:
             with self._note.open("w") as file:
@@ -185,7 +170,7 @@ class LockedFile:
 
     def remove_unfinished(self) -> None:
         """Remove bytes that a process did not append to the end."""
-        if _reads_only or not self._note.exists():
+        if not self._note.exists():
             return
         if self.path.exists():
             size = self.path.stat().st_size

@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.decoding.protocols import Runner
-from harness.runners.agreement import agreeing
 from harness.runners.attention import without_cudnn
 from harness.runners.base import Options, captured, capturing
 from harness.runners.slots import UnsupportedModelError
@@ -143,18 +142,17 @@ def plain_outputs(
 @contextmanager
 def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
     """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works
-    without them. Of several ranks, all refuse then (`is_agreed`: they have exchanged the refusal already).
+    without them.
     """
-    with agreeing():
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except UnsupportedModelError as error:
-            raise refusal(str(error), is_agreed=error.is_agreed) from error
-        except Exception as error:
-            message = f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]
-            raise refusal(message) from error
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except UnsupportedModelError as error:
+        raise refusal(str(error)) from error
+    except Exception as error:
+        message = f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]
+        raise refusal(message) from error
 
 
 def is_precise(model: PreTrainedModel) -> bool:
@@ -173,11 +171,10 @@ def require_close(
     Drawn tokens and other integers are not compared: rounding may change any of them.
     """
     tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
-    with agreeing():
-        for output, reference in zip(actual, expected, strict=True):
-            if output is None or reference is None or not reference.is_floating_point():
-                continue
-            _require_within(tolerance, output, reference, difference)
+    for output, reference in zip(actual, expected, strict=True):
+        if output is None or reference is None or not reference.is_floating_point():
+            continue
+        _require_within(tolerance, output, reference, difference)
 
 
 def _require_within(tolerance: float, output: Tensor, reference: Tensor, difference: str) -> None:

@@ -24,7 +24,6 @@ from harness.decoding.transfer import Arriving, added
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import AnyWarp, current_warp
 from harness.runners import prompt_passes, tree_passes
-from harness.runners.agreement import of_every_rank
 from harness.runners.attention import is_faster_without_cudnn, without_cudnn
 from harness.runners.base import Options, require_tokens
 from harness.runners.checks import compare_with_plain
@@ -91,8 +90,7 @@ class PreparedRunner(StaticRunner):
 
         Prepared calls keep the kernels that they find here.
         """
-        # All ranks take the same way: in each there are messages, for which a rank waits for all others.
-        if any(of_every_rank(self._is_faster_without_cudnn(shapes))):
+        if self._is_faster_without_cudnn(shapes):
             with without_cudnn():
                 return self._made(shapes)
         try:
@@ -101,7 +99,7 @@ class PreparedRunner(StaticRunner):
             may_be_cudnn = self._device.type == "cuda" and cudnn_sdp_enabled()
             # A missing plan ends the warm-up before a capture. After a capture that failed, nothing
             # more can be captured in this process.
-            if not may_be_cudnn or any(of_every_rank(GraphRecorder.has_failed)):
+            if not may_be_cudnn or GraphRecorder.has_failed:
                 raise
         with without_cudnn():
             return self._made(shapes)

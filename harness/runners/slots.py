@@ -30,13 +30,7 @@ _SLIDING = "sliding_attention"
 class UnsupportedModelError(RuntimeError):
     """A model that needs the eager runner. The message says why and completes a sentence that
     begins with its name.
-
-    `is_agreed` is whether all ranks have refused it, see `runners.agreement`.
     """
-
-    def __init__(self, message: str, *, is_agreed: bool = False) -> None:
-        super().__init__(message)
-        self.is_agreed = is_agreed
 
 
 @dataclass(frozen=True)

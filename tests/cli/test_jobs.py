@@ -27,7 +27,7 @@ class SomeJob:
 class SlowLoader:
     """A worker that needs 100 s to load a pair."""
 
-    def __init__(self, num_ranks: int, gpus: Mapping[str, int]) -> None:
+    def __init__(self, gpus: Mapping[str, int]) -> None:
         self.gpus = list(gpus)
         self.loading = False
         self.has_ended = False

@@ -83,12 +83,7 @@ def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
     assert set(typing.get_args(Task)) == {*OPERATIONS, "gsm8k"}
 
 
-def test_a_split_target_is_the_strategy_of_the_run_and_its_draft_is_copied() -> None:
-    settings = from_config(
-        LatencySettings, {**COMPLETE, "draft": MODEL, "placement": {"strategy": "tensor_parallel"}}
-    )
-    assert settings.strategy == "tensor_parallel"
-    assert settings.strategies["draft"] == "single"
+def test_a_models_own_placement_is_the_strategy_of_the_run() -> None:
     assert from_config(LatencySettings, COMPLETE).strategy == "auto"
     own = from_config(LatencySettings, {**COMPLETE, "model": {**MODEL, "placement": "cpu"}})
     assert own.strategy == "cpu"

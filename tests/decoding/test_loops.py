@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,7 @@ from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small
 from fakes import MarkovRunner, TableDrafter
 from harness.decoding.batch import Request
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Proposal, Step
+from harness.decoding.protocols import Iteration, NonFiniteError, Origin, Step
 from harness.decoding.rules import AcceptByCoin, verify_block, verify_typical
 from harness.decoding.trees import TreeShape
 from harness.decoding.verify import Offer, Verdict, verify
@@ -41,42 +40,6 @@ def test_greedy_output_is_the_regular_one(k: int, most: int, prompts: list[list[
     assert all(len(row) == 20 for row in expected)
     accepted = [count for iteration in iterations for count in iteration.num_accepted]
     assert (min(accepted), max(accepted)) == (0, most)
-
-
-class Unsure(ModelDrafter):
-    """Offers as many of its tokens as its own device's rounding lets it."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), GREEDY)
-        self._random = random.Random(seed)
-
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        proposal = super().propose(num_draft_tokens, uniforms)
-        lengths = [self._random.randint(0, num_draft_tokens) for _ in proposal.tokens]
-        return Proposal(proposal.tokens, proposal.probabilities, lengths)
-
-
-def test_ranks_offer_as_many_tokens_as_rank_0() -> None:
-    """The ranks run one after the other: the second hears what the first has said."""
-    said: list[Tensor] = []
-
-    def tell(numbers: Tensor) -> Tensor:
-        said.append(numbers)
-        return numbers
-
-    def hear(numbers: Tensor) -> Tensor:
-        told = said.pop(0)
-        assert numbers.shape == told.shape, "a broadcast between them would hang"
-        return told
-
-    first, second = (
-        list(speculative(MarkovRunner(chain(0)), Unsure(seed), request(RAGGED), 4, agree=agree))
-        for seed, agree in enumerate([tell, hear])
-    )
-    assert not said
-    assert [one.proposed for one in first] == [one.proposed for one in second]
-    assert texts(first, 3) == texts(second, 3)
-    assert len({len(row) for one in first for row in one.proposed}) == 5
 
 
 def test_the_same_model_as_draft_is_never_rejected() -> None:

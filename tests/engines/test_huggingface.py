@@ -82,18 +82,6 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
     engine.close()
 
 
-def test_ranks_that_could_part_are_refused(save_model: Callable[..., ModelSettings]) -> None:
-    model, draft = save_model(), as_draft(save_model(name="draft", num_hidden_layers=1))
-    split = PlacementSettings(strategy="tensor_parallel", gpus=2)
-    split_too = dataclasses.replace(draft, placement="tensor_parallel")
-    check_pair(plan_pair(model, split_too, split), GREEDY)
-    check_pair(plan_pair(model, None, split), GREEDY)
-    with pytest.raises(
-        SettingError, match=r"draft.placement=single: must be tensor_parallel like the other model"
-    ):
-        check_pair(plan_pair(model, draft, split), GREEDY)
-
-
 def read(arm: Arm, question: Question) -> list[Iteration]:
     return list(arm.stream(question))
 

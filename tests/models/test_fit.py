@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import PlacementSettings
 from harness.models.case import Case, Demand, Misfit
 from harness.models.fit import balanced, filled, fit
 from harness.models.remedies import fit_or_explain, remedies
@@ -457,110 +456,6 @@ def test_force_places_what_does_not_fit() -> None:
     assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {
         "": "cpu"
     }
-
-
-# Ranks ---------------------------------------------------------------------------------------------------------------
-
-
-def ranks(*models: Any, free: dict[int | str, int] | None = None, **settings: Any) -> Case:
-    return Case(
-        models,
-        PlacementSettings(**{"strategy": "tensor_parallel", "reserve_gb": 0.0} | settings),
-        machine(40, 40) if free is None else free,
-        Demand(batch_size=1, prompt_tokens=50, new_tokens=50, num_draft_tokens=0, runner="eager"),
-    )
-
-
-def splittable(**fields: Any) -> Any:
-    """Layers that ranks share, and what they do not."""
-    whole = sketch(supports_tensor_parallel=True, splits_cache=True, cache=1000, **fields)
-    shared = [
-        dataclasses.replace(
-            block,
-            tensors=tuple(
-                dataclasses.replace(tensor, split_length=1000) for tensor in block.tensors
-            ),
-        )
-        for block in whole.blocks[1:-1]
-    ]
-    return dataclasses.replace(whole, blocks=(whole.blocks[0], *shared, whole.blocks[-1]))
-
-
-def test_ranks_share_the_target_and_copy_the_draft() -> None:
-    split, copied = fit(ranks(splittable(), draft()))
-    assert split.bytes_per_device == dict.fromkeys(["cuda:0", "cuda:1"], 5 * GB + 0.2 * GB)
-    assert split.cache_per_device == dict.fromkeys(["cuda:0", "cuda:1"], 100 * 10 * 1000 * 2 // 2)
-    assert copied.bytes_per_device == dict.fromkeys(["cuda:0", "cuda:1"], 2.2 * GB)
-    assert (split.split, copied.split, copied.num_ranks) == (True, False, 2)
-    _, both = fit(
-        ranks(splittable(), splittable(role="draft", settings={"placement": "tensor_parallel"}))
-    )
-    assert both.split
-    target, both = fit(
-        ranks(
-            splittable(settings={"placement": "single"}),
-            splittable(role="draft", settings={"placement": "tensor_parallel"}),
-        )
-    )
-    assert (target.split, both.split) == (False, True)
-
-
-def test_ranks_on_the_cpu_share_main_memory() -> None:
-    split, copied = fit(ranks(splittable(), draft(), free=machine(), gpus=2))
-    assert split.bytes_per_device == {"cpu": 10.4 * GB}
-    assert copied.bytes_per_device == {"cpu": 4.4 * GB}
-
-
-def test_what_does_not_fit_says_so_for_each_rank() -> None:
-    asked = ranks(splittable(), splittable(role="draft"), free=machine(12, 12, cpu_gb=0))
-    first, second = refused(asked)
-    assert mentions(first, "draft: 7B does not fit")
-    assert " with 2 ranks" in first
-    assert "draft=7B_8bit" in second
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"supports_tensor_parallel": False}, "model=13B: .*transformers has no tp_plan for Tower"),
-        (
-            {"heads": {"attention": 3}},
-            "over 2 ranks, which cannot share its 3 attention heads evenly",
-        ),
-        (
-            {"stored": "gptq"},
-            r"cannot be combined with tensor_parallel: its weights are quantized \(gptq\)",
-        ),
-    ],
-)
-def test_what_cannot_be_split_is_refused_by_name(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        fit(ranks(dataclasses.replace(splittable(), **changed)))
-
-
-def test_graphs_of_a_part_need_memory_on_each_rank() -> None:
-    """A split model is captured, too."""
-    case = ranks(dataclasses.replace(splittable(), vocabulary_size=1000))
-    caches = []
-    for runner in ("static", "graphs"):
-        demand = dataclasses.replace(case.demand, runner=runner)
-        [placement] = fit(dataclasses.replace(case, demand=demand))
-        caches.append(placement.cache_per_device["cuda:0"])
-    assert caches[0] < caches[1]
-
-
-def test_a_number_of_ranks_that_can_share_the_heads_is_named() -> None:
-    """LLaMA 30B has 52 heads, which 8 GPUs cannot share."""
-    model = dataclasses.replace(splittable(), heads={"attention": 52, "key and value": 52})
-    with pytest.raises(SettingError, match=r"52 attention heads evenly; placement.gpus=4 is"):
-        fit(ranks(model, free=machine(*[80] * 8)))
-
-
-def test_a_copy_is_on_one_gpu() -> None:
-    with pytest.raises(
-        SettingError, match=r"draft\.gpus=2: must be 1 where 2 ranks hold a copy each"
-    ):
-        fit(ranks(splittable(), draft(settings={"gpus": 2})))
 
 
 def test_a_misfit_names_what_was_offered() -> None:

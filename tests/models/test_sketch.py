@@ -13,10 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
-from harness.engines import pair
-from harness.engines.pair import plan_pair
-from harness.engines.roofline import known_gpu, roofs
-from harness.models import cache_sizes, meta
 from harness.models.case import Demand
 from harness.models.fit import fit
 from harness.models.meta import bare_model, sketch_model
@@ -26,9 +22,7 @@ from harness.runners.recurrent_state import map_tensors
 from harness.runners.snapshot import SnapshotRunner
 from sketches import GB, case, gpus_of, machine
 from tiny_checkpoints import (
-    SMALL_DEMAND,
     as_checkpoint,
-    as_draft,
     held_bytes,
     load_pair,
     make_config,
@@ -292,140 +286,10 @@ def test_idle_experts_are_not_read() -> None:
     assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
 
 
-# Ranks ---------------------------------------------------------------------------------------------------------------
-
-
-def test_what_ranks_share() -> None:
+def test_stored_quantization_is_read() -> None:
     one = sketched(make_config("llama"), torch.float32)
-    # Norms, and with transformers 5.17 the embedding too, which is 4 % of this model, are whole on each.
-    assert 0.5 <= one.rank_bytes(2) / one.weight_bytes < 0.55
-    assert one.rank_bytes(1) == one.weight_bytes
-    assert (one.supports_tensor_parallel, one.splits_cache) == (True, True)
-    assert one.heads == {"attention": 4, "key and value": 2}
-    assert not sketched(make_config("gpt2")).supports_tensor_parallel
     gptq = make_config(
         "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
     )
     assert sketched(gptq).stored == "4bit"
     assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
-
-
-# Built once ----------------------------------------------------------------------------------------------------------
-
-
-def test_each_model_is_built_once_on_the_way_to_a_placed_pair(
-    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = []
-
-    def count(checkpoint: Any, dtype: torch.dtype) -> Any:
-        built.append(checkpoint.role)
-        return bare_model(checkpoint, dtype)
-
-    monkeypatch.setattr(meta, "bare_model", count)
-    planned = plan_pair(save_model("llama"), as_draft(save_model("gpt2")), PlacementSettings())
-    assert planned.excess([[1, 2, 3]], 8) is None
-    ready = planned.place(SMALL_DEMAND)
-    ready.describe()
-    roofs(ready, 1, 20)
-    planned.place(dataclasses.replace(SMALL_DEMAND, batch_size=4))
-    assert built == ["model", "draft"]
-    ready.load()
-    assert built == ["model", "draft"]
-    # Remedies are arithmetic too.
-    monkeypatch.setattr(pair, "free_memory", lambda gpus: {"cpu": 1000})
-    with pytest.raises(Exception, match="does not fit"):
-        planned.place(SMALL_DEMAND)
-    assert built == ["model", "draft"]
-
-
-# GPUs ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A40", "A40"),
-        ("NVIDIA A10G", "A10G"),
-        ("NVIDIA RTX A6000", "RTX A6000"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("Tesla V100-SXM2-16GB", "V100 16GB"),
-        ("Tesla T4", "T4"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA A100X", None),
-        ("NVIDIA RTX A4000", None),
-    ],
-)
-def test_gpus_are_known_by_the_names_that_torch_gives(device: str, name: str | None) -> None:
-    gpu = known_gpu(device)
-    assert (gpu and gpu.name) == name
-
-
-# On a GPU ------------------------------------------------------------------------------------------------------------
-
-SEVEN_BILLION = {
-    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 32, "max_position_embeddings": 2048,
-}  # fmt: skip
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-def test_peak_memory_of_a_7b_shape_is_as_planned(save_model: Any, quantization: Any) -> None:
-    settings: ModelSettings = save_model(
-        dtype=torch.float16,
-        settings={"quantization": quantization, "gpus": 1},
-        vocab_size=32000,
-        **SEVEN_BILLION,
-    )
-    # What other tests of this process still hold is not this model's.
-    before = torch.cuda.memory_allocated()
-    demand = Demand(
-        batch_size=4, prompt_tokens=500, new_tokens=12, num_draft_tokens=0, runner="eager"
-    )
-    loaded = plan_pair(settings, None, PlacementSettings(), "float16").place(demand).load().target
-    torch.cuda.reset_peak_memory_stats()
-    runner = EagerRunner(loaded.model)
-    runner.start([[5] * demand.prompt_tokens] * demand.batch_size)
-    for _ in range(demand.new_tokens):
-        runner.extend(torch.full((demand.batch_size, 1), 9, device=loaded.input_device))
-    peak = torch.cuda.max_memory_allocated() - before
-    assert peak == pytest.approx(loaded.placement.taken(0), rel=0.05)
-
-
-def test_equal_models_are_looked_at_once(
-    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever they are. Another configuration or dtype is another model."""
-    passes: list[int] = []
-
-    def counted(
-        model: Any, original: Callable[..., Any] = cache_sizes._caches_after_one_token
-    ) -> Any:
-        passes.append(model.config.num_key_value_heads)
-        return original(model)
-
-    monkeypatch.setattr(cache_sizes, "_known_caches", {})
-    monkeypatch.setattr(cache_sizes, "_caches_after_one_token", counted)
-
-    def cache(name: str, dtype: torch.dtype = torch.float32, num_heads: int = 2) -> int:
-        model = save_model(name=name, num_attention_heads=2, num_key_value_heads=num_heads)
-        config = AutoConfig.from_pretrained(model.repository)
-        return sum(sketch_model(as_checkpoint(config), dtype).block_caches())
-
-    assert cache("first") == cache("copy") == 2 * cache("other", num_heads=1)
-    assert passes == [2, 1]
-    cache("half", torch.float16)
-    assert passes == [2, 1, 2]

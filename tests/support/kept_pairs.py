@@ -68,7 +68,7 @@ def _is_shipped(settings: RunSettings) -> bool:
 
 
 def _load_once(placed: PlacedModel) -> LoadedModel:
-    if id(placed.checkpoint) not in _checkpoints or placed.placement.num_ranks > 1:
+    if id(placed.checkpoint) not in _checkpoints:
         return _load(placed)
     key = id(placed.checkpoint), repr(placed.placement.device_map)
     kept = _models.get(key)

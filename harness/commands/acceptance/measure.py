@@ -223,7 +223,7 @@ class AcceptanceOfTexts(Experiment):
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
-        return [least_iteration_steps(case, placed.placements, number) for number in numbers]
+        return [least_iteration_steps(case, number) for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

@@ -38,8 +38,6 @@ class CompareSettings(PromptedSettings):
         super().__post_init__()
         rule = "must be 1: compare decodes one prompt at a time"
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)
-        rule = "must be given with tensor_parallel, whose processes share no keyboard"
-        require(not self.tensor_parallel or self.prompt is not None, "prompt", rule, None)
         is_empty = self.prompt is not None and not self.prompt.strip()
         require(not is_empty, "prompt", "must hold text", self.prompt)
         # Stray bytes of a command line become half characters, which no tokenizer takes.

@@ -108,9 +108,9 @@ class Plan(Experiment):
             self.figures["instead"] = "\n".join(remedies(case)) or None
             placements = fit_regardless(case)
         self.figures |= _sizes(case, machine, placements)
-        self.figures |= _limits(case, placements, machine.bandwidths)
+        self.figures |= _limits(case, machine.bandwidths)
         if self.accepted and all(sketch.knows_cache for sketch in case.models):
-            self.figures |= _prediction(case, placements, self.accepted)
+            self.figures |= _prediction(case, self.accepted)
 
     def _case(self, machine: Machine) -> Case:
         """Sketch the pair and check it, as far as the configurations allow."""
@@ -289,9 +289,7 @@ def _model_sizes(prefix: str, sketch: Sketch, placement: Placement) -> dict[str,
     }
 
 
-def _limits(
-    case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]
-) -> dict[str, Any]:
+def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     """The bytes that a token must read, its least time, and the most that speculation can gain.
 
     Speculation at its best: every draft token is accepted, and a verification takes as long as
@@ -304,8 +302,7 @@ def _limits(
     num_draft_tokens = demand.num_draft_tokens
     bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
     target = case.models[0]
-    target_placement = placements[0]
-    target_step = _step_bytes(demand, target, target_placement)
+    target_step = _step_bytes(demand, target)
     figures: dict[str, Any] = {
         "read_bytes": round(target_step),
         "bandwidths": bandwidths,
@@ -314,11 +311,10 @@ def _limits(
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
-    steps = least_iteration_steps(case, placements, num_draft_tokens)
+    steps = least_iteration_steps(case, num_draft_tokens)
     bytes_per_token = steps * target_step / most_tokens
     return figures | {
-        "verification_steps": _step_bytes(demand, target, target_placement, most_tokens)
-        / target_step,
+        "verification_steps": _step_bytes(demand, target, most_tokens) / target_step,
         "speculative_read_bytes": round(bytes_per_token),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
@@ -326,14 +322,12 @@ def _limits(
     }
 
 
-def _prediction(
-    case: Case, placements: Sequence[Placement], accepted: Sequence[AcceptanceRow]
-) -> dict[str, Any]:
+def _prediction(case: Case, accepted: Sequence[AcceptanceRow]) -> dict[str, Any]:
     """The highest speed-up by the bytes that each K must read, of the tokens per iteration that were found for it."""
     predictions = []
     for row in accepted:
         if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-            cost = least_iteration_steps(case, placements, row.num_draft_tokens)
+            cost = least_iteration_steps(case, row.num_draft_tokens)
             predictions.append((row.tokens_per_iteration.scaled(1 / cost), row))
     speedup, best = max(predictions, key=lambda prediction: prediction[0].estimate)
     assert best.tokens_per_iteration is not None
@@ -344,23 +338,18 @@ def _prediction(
     }
 
 
-def least_iteration_steps(
-    case: Case, placements: Sequence[Placement], num_draft_tokens: int
-) -> float:
+def least_iteration_steps(case: Case, num_draft_tokens: int) -> float:
     """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
     target, draft = case.models[0], case.models[-1]
-    num_bytes = _step_bytes(case.demand, target, placements[0], num_draft_tokens + 1)
+    num_bytes = _step_bytes(case.demand, target, num_draft_tokens + 1)
     if len(case.models) > 1 or case.shared:
         num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
-        num_bytes += num_steps * _step_bytes(case.demand, draft, placements[-1])
-    return num_bytes / _step_bytes(case.demand, target, placements[0])
+        num_bytes += num_steps * _step_bytes(case.demand, draft)
+    return num_bytes / _step_bytes(case.demand, target)
 
 
-def _step_bytes(
-    demand: Demand, sketch: Sketch, placement: Placement, tokens_of_a_row: int = 1
-) -> float:
-    """The bytes that one pass reads. If every layer is split over GPUs, these read at the same
-    time, so that the bytes of one of them count.
+def _step_bytes(demand: Demand, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
+    """The bytes that one pass reads.
 
     Args:
         tokens_of_a_row: 1 for a step, K + 1 for a verification.
@@ -369,9 +358,7 @@ def _step_bytes(
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
     cache = sum(sketch.block_caches(tokens, demand.batch_size))
     weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
-    num_parts = len(placement.bytes_per_device) if placement.split else 1
-    num_cache_parts = num_parts if sketch.splits_cache else 1
-    return weights / num_parts + cache / num_cache_parts
+    return weights + cache
 
 
 def _gain_of_8bit_draft(
@@ -386,9 +373,9 @@ def _gain_of_8bit_draft(
     if len(bandwidths) != 1:
         return None
     [bandwidth] = bandwidths.values()
-    target_ms = _step_bytes(case.demand, target, placements[0]) / bandwidth / 1e6
+    target_ms = _step_bytes(case.demand, target) / bandwidth / 1e6
     in_4bits = dataclasses.replace(draft, quantization="4bit")
-    floor_ms = _step_bytes(case.demand, in_4bits, placements[-1]) / bandwidth / 1e6
+    floor_ms = _step_bytes(case.demand, in_4bits) / bandwidth / 1e6
     drafting_ms = k * 1000 * num_8bit_layers(draft) * SECONDS_PER_WAIT
     length = sum(_ACCEPTANCE**place for place in range(k + 1))
     gain = predicted_speedup(length, drafting_ms, target_ms, target_ms)
@@ -407,11 +394,6 @@ def _note(case: Case, placements: Sequence[Placement], bandwidths: dict[str, flo
         notes.append(
             "layers outside the GPUs are fetched for every token,"
             " which takes far longer than reading them"
-        )
-    copies_draft = len(placements) > 1 and placements[0].split and not placements[1].split
-    if copies_draft:
-        notes.append(
-            "each process has a copy of the draft; draft.placement=tensor_parallel splits it"
         )
     notes.append(advice_on_8bit(case.models, placements))
     notes.append(_gain_of_8bit_draft(case, placements, bandwidths))

@@ -35,9 +35,7 @@ class PlanRow(RunRow):
         "llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes"
     )
     draft_rule_of_thumb_bytes: MaybeInt = figure("the same for the draft", "bytes")
-    read_bytes: MaybeInt = figure(
-        "what one forward pass of the target must read; on each GPU with tensor_parallel", "bytes"
-    )
+    read_bytes: MaybeInt = figure("what one forward pass of the target must read", "bytes")
     speculative_read_bytes: MaybeInt = figure(
         "the same per token with the draft, all tokens accepted", "bytes"
     )

@@ -208,10 +208,6 @@ def _predicted(row: PlanRow) -> str | None:
     )
 
 
-def _is_split(row: PlanRow) -> bool:
-    return row.placement == "tensor_parallel" and (row.num_gpus or 0) > 1
-
-
 def free_in_words(row: PlanRow) -> str | None:
     count = f"{row.num_gpus} × " if row.num_gpus else ""
     return None if row.free_bytes is None else f"{count}{gigabytes(row.free_bytes)}"
@@ -284,8 +280,6 @@ def _layers(row: PlanRow, device: str) -> list[str]:
     lines = []
     for model, device_map in (("model", row.device_map), ("draft", row.draft_device_map)):
         layers = layers_on(device_map or {}, device)
-        if _is_split(row) and model == "model" and layers == "all of it":
-            layers = "its part of every layer"
         if layers:
             lines.append(f"{model}: {layers}")
     return lines
@@ -396,7 +390,7 @@ def _limits(row: PlanRow) -> list[Line | Table]:
         unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
         return [Line(unknown, "dim")]
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    read = f"{amount(row.read_bytes)}{' on each GPU' if _is_split(row) else ''}{batch}"
+    read = f"{amount(row.read_bytes)}{batch}"
     limits = [
         Line(f"One forward of {row.model} must read {read}, by any implementation."),
         _times_by_bandwidth(row),

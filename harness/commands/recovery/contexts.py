@@ -44,7 +44,6 @@ def choose_contexts(
     import torch
 
     from harness.engines.checks.reference import REFERENCE_BATCH
-    from harness.models.ranks import of_rank_0
 
     contexts_by_prompt = []
     for index, prompt in enumerate(prompts):
@@ -62,9 +61,7 @@ def choose_contexts(
     entropy: dict[tuple[int, ...], float] = {}
     for batch in in_batches(list(different), REFERENCE_BATCH):
         with torch.inference_mode():
-            open_there = recovered_entropy(reference, batch, decoding)
-        # Processes that share a split model may round differently, and must not choose differently.
-        entropies = of_rank_0(open_there).tolist()
+            entropies = recovered_entropy(reference, batch, decoding).tolist()
         entropy.update(zip(batch, entropies, strict=True))
 
     def entropy_of(context: Context) -> float:

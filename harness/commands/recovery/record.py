@@ -89,8 +89,6 @@ class RecoverySettings(PromptedSettings):
         if self.reference == "regular" and self.load is None:
             object.__setattr__(self, "load", min(self.batch_size, LOAD))
         require_at_least(self, load=1)
-        rule = "cannot be combined with tensor_parallel"
-        require(self.load is None or not self.tensor_parallel, "load", rule, self.load)
         beyond_model = self.engine.beyond_model
         rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)

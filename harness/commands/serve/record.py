@@ -55,9 +55,6 @@ class ServeSettings(RunSettings):
             "must be positive, and at most 1000",
             self.max_body_mb,
         )
-        require(
-            not self.tensor_parallel, "placement", "is for the other commands", "tensor_parallel"
-        )
         fault_of(self.fault)  # refuses unknown names
         is_planted = self.fault != "none"
         rule = "changes nothing with draft=none"

@@ -36,7 +36,6 @@ from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.models.quantization import eight_bit_layers
-from harness.models.ranks import of_rank_0
 from harness.runners.base import Options
 from harness.runners.checks import plain_outputs
 from harness.runners.graphs import release_memory
@@ -198,8 +197,6 @@ class LocalArm(Arm):
     def _records(self, question: Question) -> Records:
         """The loop's records; with stopwatches, the time in the target's `decide` is the phase `forward`, and the
         drafter's in `propose` the phase `drafting`.
-
-        Where ranks share the models, all go on with the tokens of rank 0 (`agree`).
         """
         request = self.request(question)
         decoding = question.decoding
@@ -209,7 +206,7 @@ class LocalArm(Arm):
             layers = eight_bit_layers(self.pair.target.model)
             target = self.phases.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
-            return autoregressive(target, request, ahead, agree=of_rank_0)
+            return autoregressive(target, request, ahead)
         fault = fault_of(self.fault)
         target = fault.runner(target)
         warp = fault.warp()
@@ -230,7 +227,6 @@ class LocalArm(Arm):
                 budget=self._most_nodes,
                 rule=tree_rule_of(decoding, self.fault),
                 warp=warp,
-                agree=of_rank_0,
             )
         reads_values = self.checks_rule is not None and self.checks_rule()
         verification, lenience = rule_of(decoding, self.fault, reads_values=reads_values)
@@ -244,7 +240,6 @@ class LocalArm(Arm):
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
             ahead=ahead,
-            agree=of_rank_0,
         )
 
     def _explained(self, records: Records) -> Records:

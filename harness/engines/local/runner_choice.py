@@ -20,7 +20,6 @@ from harness.config.run import RunnerName
 from harness.decoding.protocols import Runner
 from harness.models.checkpoints import recurrent_kind
 from harness.models.loading import LoadedModel
-from harness.runners.agreement import agreeing
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.prepared_calls import CompilationError, RunnerShapes
@@ -132,8 +131,7 @@ def first_possible(
         if chosen in PREPARED:
             say(f"{name}: preparing runner={chosen}")
         try:
-            with agreeing():
-                built = build(chosen)
+            built = build(chosen)
         except UnsupportedModelError as reason:
             if str(reason) not in reasons:
                 reasons.append(str(reason))

@@ -94,10 +94,6 @@ def test_gpus_are_found_by_what_both_cuda_and_nvml_call_them(
     assert gpus_of([second]) == []
     nvml.of_cuda = ("cccc",)
     assert gpus_of([first]) == []
-    # Of several processes that share the models, rank 0 reads the GPUs of all.
-    nvml.divided, nvml.of_cuda = False, ("bbbb", "aaaa")
-    monkeypatch.setattr(energy, "world", lambda: SimpleNamespace(size=2))
-    assert gpus_of([first]) == ["GPU-bbbb", "GPU-aaaa"]
 
 
 def test_a_gpu_that_does_not_count_has_no_joules(monkeypatch: pytest.MonkeyPatch) -> None:

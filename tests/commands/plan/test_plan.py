@@ -107,22 +107,6 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     assert row["break_even_tokens"] == pytest.approx(5 / best)
 
 
-def test_gpus_that_split_every_layer_read_at_once(plan: Plan) -> None:
-    asked = ["model=65B", "draft=7B", "gpus=8", "gpu_memory=80GB", "bandwidth=2000"]
-    one_after_the_other = plan(*asked)
-    split = plan(*asked, "placement=tensor_parallel")
-    times = [outcome.row["lowest_ms_per_token"] for outcome in (one_after_the_other, split)]
-    assert times[0] == pytest.approx(8 * times[1], rel=1e-3)
-    # Each reads the whole draft, so that there is less to gain.
-    assert split.row["highest_speedup"] < 1.8 < one_after_the_other.row["highest_speedup"]
-    assert "on each GPU" in split.stdout
-    assert "each process has a copy of the draft" in split.stdout
-    both = plan(*asked, "placement=tensor_parallel", "draft.placement=tensor_parallel")
-    assert both.row["highest_speedup"] == pytest.approx(
-        one_after_the_other.row["highest_speedup"], rel=1e-2
-    )
-
-
 def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
     own = ["draft.max_ngram=2", "draft.max_depth=8"]
     outcome = plan("-m", "draft=lookup,suffix,none", *own)

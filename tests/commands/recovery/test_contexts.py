@@ -60,20 +60,6 @@ def test_prompts_that_begin_alike_are_cut_at_different_places() -> None:
     assert choose_contexts(ENGINE, [[0], [0]], DECODING) == [Context(0, 1, (0,))]
 
 
-def test_ranks_choose_what_rank_0_finds_most_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks run one after the other: the second, whose draft is another, hears what the first has found."""
-    prompts, found = [[2, 1, 0, 2, 2], [1, 2, 0, 1]], list[torch.Tensor]()
-    other = TableEngine(TARGET, TARGET)
-    assert choose_contexts(other, prompts, DECODING) != choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr(
-        "harness.models.ranks.of_rank_0",
-        lambda numbers: found.append(numbers) or numbers,
-    )
-    chosen = choose_contexts(ENGINE, prompts, DECODING)
-    monkeypatch.setattr("harness.models.ranks.of_rank_0", lambda numbers: found.pop(0))
-    assert choose_contexts(other, prompts, DECODING) == chosen
-
-
 def test_a_few_prompts_are_enough() -> None:
     prompts = [[1, *[2] * length, last] for length in range(4) for last in (2, 0)]
     contexts = choose_contexts(ENGINE, prompts, DECODING)
