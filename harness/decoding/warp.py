@@ -87,24 +87,31 @@ class BatchWarp:
         return self.current(logits)
 
 
-@dataclass(frozen=True)
-class CommonWarp:
-    """Another warp over some of the tokens; all others have no probability.
-
-    A tensor of the tokens stays on each device, because a prepared call cannot copy them there.
+@dataclass(frozen=True, eq=False)
+class TokenIds:
+    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device: copying takes milliseconds,
+    and a prepared call cannot. Equal to itself alone, so that they are never compared one by one.
     """
 
+    ids: tuple[int, ...]
+    _on_devices: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device | str) -> Tensor:
+        device = torch.device(device)
+        if device not in self._on_devices:
+            self._on_devices[device] = to_device(self.ids, device)
+        return self._on_devices[device]
+
+
+@dataclass(frozen=True)
+class CommonWarp:
+    """Another warp over some of the tokens; all others have no probability."""
+
     warp: Warp | RowWarp
-    tokens: tuple[int, ...]
-    _on_devices: dict[torch.device, Tensor] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    tokens: TokenIds
 
     def __call__(self, logits: Tensor) -> Tensor:
-        device = logits.device
-        if device not in self._on_devices:
-            self._on_devices[device] = to_device(self.tokens, device)
-        tokens = self._on_devices[device]
+        tokens = self.tokens.on(logits.device)
         probabilities = self.warp(logits[..., tokens])
         return probabilities.new_zeros(logits.shape).index_copy_(-1, tokens, probabilities)
 

@@ -1,13 +1,8 @@
-"""A draft model with another tokenizer, in one of two ways (Timor et al. 2025, arXiv:2502.05202).
+"""A draft model with another tokenizer: it draws from the tokens that both vocabularies have.
 
-By `intersection` the draft draws from the tokens that both vocabularies have. Its distribution is
-then one over the target's vocabulary, and verification is the usual one.
-
-By `text` the draft takes its likeliest tokens, and the target's tokenizer reads their text. Such
-proposals are deterministic.
-
-Decided tokens are translated piece by piece. So the draft model may see other tokens than its
-tokenizer would make of the whole text. That lowers acceptance, but changes no distribution.
+Its distribution is then one over the target's vocabulary, and verification is the usual one (Timor et al. 2025,
+arXiv:2502.05202). Decided tokens that the draft lacks are spelt in its own, each by itself. So the draft model may see
+other tokens than its tokenizer would make of the whole text. That lowers acceptance, but changes no distribution.
 """
 
 from __future__ import annotations
@@ -16,15 +11,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.decoding.transfer import padded, to_device
-from harness.decoding.warp import AnyWarp, CommonWarp, Warp, current_warp
-from harness.drafting.teacher_forcing import NO_TOKEN, by_prefixes, own_probabilities, windows
+from harness.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
+from harness.drafting.teacher_forcing import NO_TOKEN, own_probabilities, windows
 
 
 @dataclass(frozen=True)
@@ -34,42 +28,39 @@ class Translation:
     Attributes:
         common: the tokens that both have: the draft's id for each of the target's, ascending.
         prompt_into_draft: turns the target's tokens of a prompt into the draft's, at least one.
-        into_draft: turns the target's next tokens into the draft's. It returns none while the text
-            ends within a character.
-        into_target: turns the draft's tokens into the target's, whole characters only.
+        spell: turns one token of the target into the draft's, at least one.
         target_vocabulary_size: the width of the target's logits.
-        method: how the draft's tokens become the target's.
     """
 
     common: Mapping[int, int]
     prompt_into_draft: Callable[[Sequence[int]], list[int]]
-    into_draft: Callable[[Sequence[int]], list[int]]
-    into_target: Callable[[Sequence[int]], list[int]]
+    spell: Callable[[int], Sequence[int]]
     target_vocabulary_size: int
-    method: Literal["intersection", "text"]
 
     @cached_property
-    def common_draft_tokens(self) -> tuple[int, ...]:
-        return tuple(self.common.values())
+    def common_target_tokens(self) -> TokenIds:
+        return TokenIds(tuple(self.common))
+
+    @cached_property
+    def common_draft_tokens(self) -> TokenIds:
+        return TokenIds(tuple(self.common.values()))
 
     @cached_property
     def _target_token(self) -> dict[int, int]:
         return {draft: target for target, draft in self.common.items()}
 
-    def drawing_warp(self, of_target: AnyWarp) -> AnyWarp:
-        """Return the warp for the draft's logits, given the one for the target's: by `text` the
-        likeliest token, by `intersection` over the common tokens alone.
-        """
-        if self.method == "text":
-            return Warp(0)
+    def drawing_warp(self, of_target: AnyWarp) -> CommonWarp:
+        """Return the warp for the draft's logits, given the one for the target's: over the common tokens alone."""
         current = current_warp(of_target)
         assert not isinstance(current, CommonWarp)
         return CommonWarp(current, self.common_draft_tokens)
 
-    def offered(self, drafted: Sequence[int]) -> list[int]:
-        """Return the target's tokens for the draft's; by `text` there may be more or fewer."""
-        if self.method == "text":
-            return self.into_target(drafted)
+    def into_draft(self, tokens: Sequence[int]) -> list[int]:
+        """Turn the target's next tokens into the draft's."""
+        return [own for token in tokens for own in self.spell(token)]
+
+    def into_target(self, drafted: Sequence[int]) -> list[int]:
+        """Turn tokens that the draft drew into the target's."""
         return [self._target_token[token] for token in drafted]
 
 
@@ -84,27 +75,16 @@ class _Row:
     fed tokens and `sky`; `unread` is [`!`].
 
     Attributes:
-        untranslated: the target's decided tokens that end within a character, and wait for more.
         unread: the draft's decided tokens that its runner has not read.
-        num_fed: how many tokens the last proposal fed before it drew; 0 if the row had none unread.
+        num_fed: how many tokens the last proposal fed before it drew; 0 where nothing was proposed since the verdict.
         drafted: the last proposal in the draft's tokens; the runner has read all but the last.
         offered: the last proposal in the target's tokens.
     """
 
-    untranslated: list[int] = field(default_factory=list)
-    unread: list[int] = field(default_factory=list)
+    unread: list[int]
     num_fed: int = 0
     drafted: list[int] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
-
-    def append(self, decided: Sequence[int], translation: Translation) -> list[int]:
-        """Translate the target's decided tokens -> those of the draft, none while the text ends
-        within a character.
-        """
-        waiting = [*self.untranslated, *decided]
-        translated = translation.into_draft(waiting)
-        self.untranslated = [] if translated else waiting
-        return translated
 
 
 class TranslatedDrafter(Drafter):
@@ -137,10 +117,9 @@ class TranslatedDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         logits = self._runner.start(self._translate_prompts(prompts)).logits
-        # Ids of the tokens that both have, on the device where each is used.
-        translation = self._translation
-        self._common_target_ids = to_device(tuple(translation.common), self._device)
-        self._common_draft_ids = to_device(translation.common_draft_tokens, logits.device)
+        # Of the tokens that both have, on the device where each is used.
+        self._common_target_ids = self._translation.common_target_tokens.on(self._device)
+        self._common_draft_ids = self._translation.common_draft_tokens.on(logits.device)
         self._rows = []
         self._join(first_tokens)
 
@@ -152,22 +131,15 @@ class TranslatedDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """A row without unread tokens is offered nothing: its decided text ends within a character."""
-        has_unread = [bool(row.unread) for row in self._rows]
         last = self._feed_all_but_last()
         warp = self._translation.drawing_warp(self._warp)
         drawn, draft_probabilities = self._runner.draw(last, uniforms.to(last.device), warp)
-        for row, is_fed, drafted in zip(self._rows, has_unread, drawn.tolist(), strict=True):
-            row.num_fed = last.shape[1] if is_fed else 0
+        for row, drafted in zip(self._rows, drawn.tolist(), strict=True):
+            row.num_fed = last.shape[1]
             row.drafted = drafted
-            # In text there may be more than K tokens.
-            row.offered = self._translation.offered(drafted)[:num_draft_tokens] if is_fed else []
-        probabilities: Tensor | None = None
-        if self._translation.method == "intersection":
-            probabilities = self._over_target(draft_probabilities)
-        offered = [row.offered for row in self._rows]
-        tokens = to_device(padded(offered, num_draft_tokens), self._device)
-        return Proposal(tokens, probabilities, [len(tokens) for tokens in offered])
+            row.offered = self._translation.into_target(drafted)
+        tokens = to_device([row.offered for row in self._rows], self._device)
+        return Proposal(tokens, self._over_target(draft_probabilities))
 
     def _feed_all_but_last(self) -> Tensor:
         """Feed the unread tokens of each row, but for the last [B, 1 or 2], which are returned.
@@ -175,8 +147,7 @@ class TranslatedDrafter(Drafter):
         Two are the usual number after a proposal that was accepted whole: its last token, and the
         token that follows it. Runners are prepared for a draw after one or two (`Method.passes`).
         """
-        # A row without unread tokens takes part with a filler.
-        unread = [row.unread or [0] for row in self._rows]
+        unread = [row.unread for row in self._rows]
         num_last = min([2, *map(len, unread)])
         num_before = [len(tokens) - num_last for tokens in unread]
         width = max(num_before)
@@ -193,9 +164,8 @@ class TranslatedDrafter(Drafter):
         has_proposed = any(row.drafted for row in self._rows)
         num_kept: list[int] = []
         for row, count, next_token in zip(self._rows, num_accepted, next_tokens, strict=True):
-            translated = row.append([*row.offered[:count], next_token], self._translation)
-            # The runner has read a filler, and drafted after it, in a row that was fed nothing.
-            num_same = _num_equal(translated, row.drafted) if row.num_fed else 0
+            translated = self._translation.into_draft([*row.offered[:count], next_token])
+            num_same = _num_equal(translated, row.drafted)
             num_kept.append(row.num_fed + num_same)
             row.unread += translated[num_same:]
             row.num_fed = 0
@@ -211,39 +181,23 @@ class TranslatedDrafter(Drafter):
     def along(
         self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
     ) -> Tensor:
-        """By `intersection` each token of the text is translated by itself, where decoding translates what a
-        verdict accepted together. By `text` the proposals are those of `most` draft tokens.
-        """
         translation = self._translation
-        if translation.method == "text":
-            found = by_prefixes(self, prompt, text, hidden, most)
-            assert found is not None
-            return found
         prompt = translation.prompt_into_draft(prompt)
         device = self._runner.start([prompt]).logits.device
-        row = _Row()
         read: list[int] = []
         wanted: list[int] = []
-        # For each token but the last: the number of the draft's tokens that write the text up to it, and whether
-        # they write all of it.
+        # For each token but the last: the number of the draft's tokens that write the text up to it.
         ends: list[int] = []
-        is_whole: list[bool] = []
         for token, following in itertools.pairwise(text):
-            translated = row.append([token], translation)
+            translated = translation.spell(token)
             read += translated
             # A token that the draft lacks has no probability.
-            wanted += [NO_TOKEN] * len(translated)
-            if translated:
-                wanted[-1] = translation.common.get(following, NO_TOKEN)
+            wanted += [NO_TOKEN] * (len(translated) - 1)
+            wanted.append(translation.common.get(following, NO_TOKEN))
             ends.append(len(read))
-            is_whole.append(bool(translated))
         warp = translation.drawing_warp(self._warp)
         own = own_probabilities(self._runner, warp, prompt, read, wanted, device).cpu()
-        whole = torch.tensor(is_whole)
-        of_text = torch.zeros(len(ends)).masked_scatter(whole, own[torch.tensor(ends)[whole] - 1])
-        found = windows(of_text, most)
-        found[~whole] = torch.nan
-        return found
+        return windows(own[torch.tensor(ends) - 1], most)
 
     def _translate_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
@@ -251,9 +205,7 @@ class TranslatedDrafter(Drafter):
     def _join(self, first_tokens: Sequence[int]) -> None:
         """Add rows whose first decided token is given."""
         for token in first_tokens:
-            row = _Row()
-            row.unread = row.append([token], self._translation)
-            self._rows.append(row)
+            self._rows.append(_Row(self._translation.into_draft([token])))
 
     def _over_target(self, probabilities: Tensor) -> Tensor:
         """Turn distributions [B, K, V of the draft] into ones over the target's [B, K, V]."""

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from harness.models.loading import PlacedModel
     from harness.models.sketch import Sketch
 
-# How a draft with another tokenizer is used, for the line that describes the pair.
-_TRANSLATIONS = {
-    "intersection": "it draws from the tokens that the model has too",
-    "text": "its text is read again as the model's tokens",
-}
-
 
 class Pair(LoadedPair):
     """A loaded pair as engines and commands see it."""
@@ -165,18 +159,23 @@ class PlannedPair(SketchedPair):
 
         Such a tokenizer was extended after the model's training.
         """
-        largest = max(map(max, token_ids), default=0)
-        readers = self.checkpoints if self.translation is None else self.checkpoints[:1]
-        for checkpoint in readers:
+        for checkpoint in self.checkpoints:
+            read = token_ids
+            owner = "model"
+            if checkpoint.role == "draft" and self.translation is not None:
+                read = [self.translation.prompt_into_draft(ids) for ids in token_ids]
+                owner = "draft"
+            largest = max(map(max, read), default=0)
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
-                token = self.tokenizer.convert_ids_to_tokens(largest)
+                token = str(largest)
+                if owner == "model":
+                    token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 rule = (
-                    f"has token {largest} ({token}), and {model} has {size} "
-                    "(resize_token_embeddings adds more)"
+                    f"has token {token}, and {model} has {size} (resize_token_embeddings adds more)"
                 )
-                raise SettingError("model.tokenizer", rule)
+                raise SettingError(f"{owner}.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Choose a device for every layer, by the memory that is free now.
@@ -256,8 +255,9 @@ class PlacedPair(PlannedPair):
         draft_settings = self.draft_settings
         if self.translation is not None:
             name = self.models[1].checkpoint.settings.name
+            number = f"{len(self.translation.common):,}"
             lines.append(
-                f"draft {name}: another tokenizer; {_TRANSLATIONS[self.translation.method]}"
+                f"draft {name}: another tokenizer; it draws from the {number} tokens that the model has too"
             )
         elif draft_settings is not None and len(self.models) == 1:
             how = method_of(draft_settings).model_part.describe(draft_settings)

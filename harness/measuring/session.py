@@ -393,8 +393,6 @@ class Session:
         if placed is not None:
             # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
             columns["draft_layers"] = getattr(placed.draft_settings, "layers", None)
-            if placed.translation is not None:
-                columns["translation"] = placed.translation.method
             target = placed.models[0]
             columns["dtype"] = str(target.dtype).removeprefix("torch.")
             columns["weight_bytes"] = target.placement.bytes_per_device

@@ -180,9 +180,6 @@ class RunRow(Row):
     schedule: MaybeText = setting(
         "schedule of Hugging Face's number of draft tokens", "engine.schedule"
     )
-    translation: MaybeText = circumstance(
-        "`intersection` or `text`, for a draft that has another tokenizer"
-    )
     runner: MaybeText = circumstance(
         "what ran the models; `eager+graphs` where target and draft differ"
     )

@@ -42,10 +42,8 @@ HEADS: dict[str, Callable[[], Any]] = {
 TRANSLATION = Translation(
     {token: token for token in range(0, 97, 2)},
     lambda tokens: [token // 2 * 2 for token in tokens],
-    lambda tokens: [token // 2 * 2 for token in tokens],
-    list,
+    lambda token: [token // 2 * 2],
     97,
-    "intersection",
 )
 
 

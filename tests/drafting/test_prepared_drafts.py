@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -25,25 +25,24 @@ from prepared_pairs import WARP, pair
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6]]
 
 
-def translation(name: Literal["intersection", "text"]) -> Translation:
-    """Odd tokens are unknown to the draft, and every seventh is two of its own."""
+def translation() -> Translation:
+    """Odd tokens are unknown to the draft, and every seventh of these is two of its own."""
 
-    def into_draft(tokens: Any) -> list[int]:
-        read: list[int] = []
-        for token in tokens:
-            read += [token // 2 * 2] * (2 if token % 7 == 0 else 1)
-        return read
+    def spell(token: int) -> list[int]:
+        return [token // 2 * 2] * (2 if token % 14 == 7 else 1)
+
+    def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
+        return [own for token in tokens for own in spell(token)]
 
     common = {token: token for token in range(0, 97, 2)}
-    return Translation(common, into_draft, into_draft, list, 97, name)
+    return Translation(common, prompt_into_draft, spell, 97)
 
 
-@pytest.mark.parametrize("name", ["intersection", "text"])
 def test_a_draft_with_another_tokenizer_draws_in_one_prepared_call(
-    name: Literal["intersection", "text"], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, draft = pair("llama")
-    between = translation(name)
+    between = translation()
     prepared = PreparedRunner(draft, compiled=False, captured=True)
     prepared.prepare(RunnerShapes(3, 60, (1, 2), [3], between.drawing_warp(WARP)))
 

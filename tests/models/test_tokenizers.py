@@ -45,7 +45,7 @@ def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
     ):
         found = check(make_tokenizer(extra_tokens=("<a>", "<b>")), other)
         assert found is not None
-        assert found.method == "intersection"
+        assert len(found.common) > 250
 
 
 def test_draft_with_fewer_outputs_than_tokens() -> None:
