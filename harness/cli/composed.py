@@ -17,6 +17,7 @@ from harness.cli import signals
 from harness.cli.manifest import NEEDS_JOBS, Manifest, SweepFile, collects_in
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
+from harness.config.packages import is_installed, require_local
 from harness.config.run import RunSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
@@ -52,7 +53,9 @@ def run(config: Any) -> Sequence[Any]:
     _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
     manifest = None if sweep is None else Manifest.read(sweep)
     settings = _settings(command, plain, manifest)
-    if command.measures:
+    if command.needs_local(settings):
+        require_local(command.name)
+    elif command.measures:
         engine_of(settings).check_installed()
     if command.measures and engine_of(settings).computes_here and not gpu_names():
         from harness.measuring.quietness import crowding
@@ -61,7 +64,7 @@ def run(config: Any) -> Sequence[Any]:
         # In a sweep only before its first job.
         if crowded is not None and (sweep is None or hydra.job.num == 0):
             say(crowded)
-    if sweep is None and "torch" not in sys.modules:
+    if sweep is None and "torch" not in sys.modules and is_installed("transformers"):
         # Before libraries are imported that take seconds.
         draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
         computes_here = engine_of(settings).computes_here

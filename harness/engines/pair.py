@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
+from harness.config.packages import is_installed
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.drafting.method import LoadedPair
 from harness.drafting.registry import method_of
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.quiet import quiet_libraries
+from harness.models.text_tokenizer import TextTokenizer
 from harness.models.tokenizers import load_tokenizer, max_context, vocabulary_size
 
 if TYPE_CHECKING:
@@ -393,11 +395,13 @@ def sketch_pair(
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:
-    """The tokenizer alone, for engines with the weights elsewhere. Raises SettingError or RunError
-    without one.
+    """The tokenizer alone, for engines with the weights elsewhere; text in its place where this
+    installation reads no tokenizers. Raises SettingError or RunError without one.
     """
-    quiet_libraries(loads_weights=False)
-    tokenizer = load_tokenizer(target)
+    tokenizer: Any = TextTokenizer()
+    if is_installed("transformers"):
+        quiet_libraries(loads_weights=False)
+        tokenizer = load_tokenizer(target)
     return PlannedPair(
         checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.engines import Abilities, EngineSettings
+from harness.config.packages import require_local
 from harness.config.registry import RecordWithSettings
 from harness.config.settings import require
 
@@ -146,6 +147,8 @@ class EngineRecord(RecordWithSettings, Abilities):
 
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
+        if self.computes_here:
+            require_local("engine", self.name)
 
     def location(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.

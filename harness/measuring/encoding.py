@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import SettingError
+from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
 from harness.engines.pair import PlannedPair
 from harness.measuring.progress import note, say
+from harness.models.text_tokenizer import TextTokenizer
 from harness.models.tokenizers import encode_prompts, uses_template
 from harness.prompts.prompt_files import fetched_commit
 from harness.prompts.sets import Prompt, PromptSet, listed
@@ -95,6 +97,9 @@ def encode(
             rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
             raise SettingError("chat_template", rule, template)
         template = "never"
+        if isinstance(planned.tokenizer, TextTokenizer):
+            rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
+            raise SettingError("prompts.lengths", rule)
     chats = [prompt.chat() for prompt in prompts]
     token_ids = []
     for prompt, ids in zip(

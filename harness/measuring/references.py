@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from harness.config.errors import HarnessError
+from harness.config.errors import HarnessError, SettingError
+from harness.config.packages import require_local
 from harness.engines.checks.divergence import Divergence, text_divergence
 from harness.engines.pair import plan_pair
 from harness.engines.protocol import Engine, Reference
@@ -61,6 +62,12 @@ class References:
     @functools.cached_property
     def _loaded(self) -> Reference | None:
         """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
+        settings = self._session.settings
+        try:
+            require_local("model", settings.model.name)
+        except SettingError as error:
+            say(f"no exact distribution: {error}")
+            return None
         # A run that only asks servers imports no torch.
         from harness.engines.checks.reference import (
             REFERENCE_BATCH,
@@ -69,7 +76,6 @@ class References:
         )
         from harness.models.case import Demand
 
-        settings = self._session.settings
         computes_here = engine_of(settings).computes_here
         demand = Demand(
             batch_size=REFERENCE_BATCH,

@@ -19,9 +19,11 @@ from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
 from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
+from harness.models.text_tokenizer import TextTokenizer
 from harness.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -114,6 +116,12 @@ class Session:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that the pair shares."""
         return self.planned.tokenizer
+
+    def text_of(self, request: RequestRecord, **options: Any) -> str:
+        """The text of an answer; `options` are those of the tokenizer's `decode`."""
+        if isinstance(self.tokenizer, TextTokenizer):
+            return request.text
+        return str(self.tokenizer.decode(request.token_ids, **options))
 
     def identify(self) -> Measurement:
         """The identity of the measurement, by which `resume` finds earlier rows; determined once.

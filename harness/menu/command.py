@@ -77,6 +77,10 @@ class Command(Record):
             return importlib.import_module(self.experiment).EXPERIMENT(settings)
         return self.experiment(settings)
 
+    def needs_local(self, settings: Any) -> bool:
+        """Whether it needs models on this machine, whatever the engine."""
+        return False
+
     def line(self, rows: Sequence[Any]) -> str:
         """The result of a job that succeeded, in a few words."""
         return ""

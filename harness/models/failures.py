@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import huggingface_hub
 import psutil
 
 from harness.config.amounts import amount
 from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
+from harness.config.packages import is_installed
 from harness.config.settings import ModelSettings
 
 # Meanings of CUDA's messages, by regular expression.
@@ -82,13 +83,12 @@ def as_run_error(exception: BaseException) -> RunError | None:
     """
     if isinstance(exception, RunError):
         return exception
-    import torch  # it takes seconds, and an engine elsewhere needs none of it
-
     text = str(exception)
-    if _matches(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
-        settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
-        advice = f"what helps: {settings}, more GPUs"
-        return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
+    # Where it was not imported, as in a run that asks servers, no error is its own.
+    torch: Any = sys.modules.get("torch")
+    of_torch = None if torch is None else _of_torch(exception, torch)
+    if of_torch is not None:
+        return of_torch
     if _matches(exception, MemoryError, "can't allocate memory|not enough memory"):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
@@ -98,6 +98,16 @@ def as_run_error(exception: BaseException) -> RunError | None:
     if full_disk or os.strerror(errno.ENOSPC) in text:
         full = getattr(exception, "filename", None) or first_line(exception)
         return RunError(f"the disk is full: {full}\n(HF_HOME chooses where downloaded weights go)")
+    return None
+
+
+def _of_torch(exception: BaseException, torch: Any) -> RunError | None:
+    """A failure of torch or its GPUs; None for any other exception."""
+    text = str(exception)
+    if _matches(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
+        settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
+        advice = f"what helps: {settings}, more GPUs"
+        return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
     for pattern, meaning in _CUDA.items():
         if re.search(pattern, text):
             return RunError(meaning.format(cuda=torch.version.cuda, torch=torch.__version__))
@@ -133,8 +143,8 @@ def explain(
         return setting_error
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in signs), None)
-    offline = huggingface_hub.constants.HF_HUB_OFFLINE and not Path(name).is_dir()
-    if meaning == _UNREACHABLE and offline:
+    # Only clients of the hub, which are imported by then, find it out of reach.
+    if meaning == _UNREACHABLE and not Path(name).is_dir() and _is_offline():
         meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"
@@ -147,12 +157,18 @@ def explain(
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
     line = first_line(exception)
-    known = version("transformers")
+    known = version("transformers") if is_installed("transformers") else None
     explained = meaning.format(
         name=name, page=page, line=line, nor_here=nor_here, transformers=known
     )
     error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
     return error_class(f"{role}: {explained}")
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_unreachable(exception: BaseException) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
 
 from harness.config.errors import SettingError
@@ -88,6 +87,7 @@ def _general_tokenizer(place: ModelSettings) -> PreTrainedTokenizerBase | None:
     where another class may be right, a repository was never fetched, or something fails, which
     `AutoTokenizer` explains.
     """
+    from huggingface_hub import try_to_load_from_cache
     from transformers import PreTrainedTokenizerFast
 
     if place.gguf_file is not None:

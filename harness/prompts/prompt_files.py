@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 
 from harness.config.errors import RunError, SettingError, nearest
+from harness.config.packages import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
 from harness.models.failures import explain, first_line
 
@@ -49,6 +49,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     cached = _cached(settings, file)
     if cached is not None:
         return cached
+    import huggingface_hub
+
     from harness.models.checkpoints import check_hub_access
 
     try:
@@ -72,7 +74,12 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
 def _cached(settings: PromptSettings, file: str) -> Path | None:
     """A file of a set on the hub as it was last fetched; None if it never was."""
     assert settings.repository is not None
-    path = huggingface_hub.try_to_load_from_cache(
+    if not is_installed("huggingface_hub"):
+        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
+        raise SettingError("prompts", rule, settings.name)
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(
         settings.repository, file, revision=settings.revision, repo_type="dataset"
     )
     return Path(path) if isinstance(path, str) else None

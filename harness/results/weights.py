@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from harness.config.packages import is_installed
 from harness.config.settings import ModelSettings
 
 # Files that a model and its tokenizer are made of; notes and pictures beside them do not count.
@@ -60,6 +61,8 @@ def files_digest(directory: Path) -> str:
 
 def hub_commit(repository: str, revision: str | None, kind: str = "model") -> str | None:
     """The commit that a repository's revision has in the hub's local cache; None if not there."""
+    if not is_installed("huggingface_hub"):
+        return None
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name

@@ -109,6 +109,9 @@ class AcceptanceCommand(Command):
     row = AcceptanceRow
     further_rows = (AcceptanceTextRow,)
 
+    def needs_local(self, settings: Any) -> bool:
+        return True
+
     def exit_code(self, rows: Sequence[Any]) -> int:
         return max((EXIT_CODES.get(str(row.health), 0) for row in rows), default=0)
 

@@ -65,6 +65,9 @@ class Compare(Command):
     row = CompareRow
     sweeps = False
 
+    def needs_local(self, settings: Any) -> bool:
+        return True
+
     def tables(self, runs: Sequence[Any]) -> Document:
         from harness.commands.compare.tables import races_table
 

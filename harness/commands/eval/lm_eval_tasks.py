@@ -15,15 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from harness.commands.eval.record import LM_EVAL
 from harness.commands.eval.tasks import Judgement, Problem, Task
 from harness.config.errors import RunError, SettingError
 from harness.models.failures import first_line, is_unreachable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Defaults of lm-evaluation-harness: the seed of its examples, and the longest answer.
 _EXAMPLES_SEED = 1234

@@ -274,10 +274,10 @@ class Evaluation(Experiment):
             batch: the questions, in the order of the generation's rows.
         """
         for problem, request in zip(batch, generation.requests, strict=True):
-            text = session.tokenizer.decode(
-                request.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            text = session.text_of(
+                request, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-            judgement = self.task.judge(str(text), problem)
+            judgement = self.task.judge(text, problem)
             yield session.row(
                 AnswerRow,
                 Acceptance.of(request.outcomes),
@@ -291,7 +291,7 @@ class Evaluation(Experiment):
                 completion=judgement.completion,
                 answer=judgement.answer,
                 correct=judgement.correct,
-                num_tokens=len(request.token_ids),
+                num_tokens=request.num_tokens,
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 answered_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -10,15 +10,18 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from harness.commands.published import MULTIPLICATION_ACCURACY
 from harness.config.errors import SettingError
 from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
+from harness.models.text_tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
@@ -238,7 +241,12 @@ def read_answer(completion: str) -> tuple[str, int | None]:
 
 
 def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:
-    """Every token whose text contains one of these; BPE vocabularies have many with a line break."""
+    """Every token whose text contains one of these; BPE vocabularies have many with a line break.
+
+    No token where only the server knows them.
+    """
+    if isinstance(tokenizer, TextTokenizer):
+        return frozenset()
     single_tokens = [[token] for token in range(len(tokenizer))]
     texts = tokenizer.batch_decode(single_tokens, clean_up_tokenization_spaces=False)
     tokens = set()

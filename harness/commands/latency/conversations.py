@@ -91,10 +91,9 @@ class Conversations:
 
     def keep(self, generation: Generation) -> None:
         """Remember what an arm has answered."""
-        tokenizer = self._session.tokenizer
         for request in generation.requests:
-            text = tokenizer.decode(request.token_ids, skip_special_tokens=True)
-            self._answers[generation.arm, request.index] = str(text)
+            text = self._session.text_of(request, skip_special_tokens=True)
+            self._answers[generation.arm, request.index] = text
 
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
         """The conversation up to a turn, with the answers of an arm, and its token ids.

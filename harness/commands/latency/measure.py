@@ -384,7 +384,7 @@ class Latency(Experiment):
             turn=prompt.turn,
             prompt=prompt.text,
             arm=arm,
-            completion=session.tokenizer.decode(request.token_ids, skip_special_tokens=False),
+            completion=session.text_of(request, skip_special_tokens=False),
             num_tokens=request.num_tokens,
             time_ms=1000 * seconds,
             time_to_first_token_ms=request.time_to_first_token_ms,

@@ -102,6 +102,9 @@ class Plan(Command):
     row = PlanRow
     measures = False
 
+    def needs_local(self, settings: Any) -> bool:
+        return True
+
     def line(self, rows: Sequence[Any]) -> str:
         return "fits"
 

@@ -191,6 +191,9 @@ class Recovery(Command):
     experiment = "harness.commands.recovery.measure"
     row = RecoveryRow
 
+    def needs_local(self, settings: Any) -> bool:
+        return bool(settings.reference == "weights")
+
     def line(self, rows: Sequence[Any]) -> str:
         """The verdict."""
         from harness.commands.recovery.tables import summarise

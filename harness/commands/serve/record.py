@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.config.engines import Abilities
 from harness.config.machine import is_loopback
@@ -98,6 +99,9 @@ Ctrl-C ends it. A question to it:
     experiment = "harness.commands.serve.command"
     measures = False
     sweeps = False
+
+    def needs_local(self, settings: Any) -> bool:
+        return True
 
 
 RECORD = Serve()

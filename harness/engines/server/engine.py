@@ -39,6 +39,7 @@ from harness.engines.server.launch import Served, StartedServer
 from harness.engines.server.logprobs import text_logprobs
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
+from harness.models.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     import httpx2
@@ -504,6 +505,8 @@ class ServerArm(Arm):
         if chat and arguments:
             extra = {"chat_template_kwargs": arguments, **extra}
         for takes_ids, takes_extensions in _FORMS:
+            if takes_ids and isinstance(self._engine.tokenizer, TextTokenizer):
+                continue
             self.form = RequestForm(
                 self._engine.tokenizer,
                 self.model.name,
@@ -534,7 +537,10 @@ class ServerArm(Arm):
         if self._url not in error.message:
             place += f"={self._url}"
         advice = ""
-        if chat and self._engine.tokenizer.chat_template is None and error.code in (400, 500):
+        has_none = self._engine.tokenizer.chat_template is None
+        if isinstance(self._engine.tokenizer, TextTokenizer):
+            has_none = False
+        if chat and has_none and error.code in (400, 500):
             advice = (
                 "\nthe server may have no chat template, which engine.chat=true needs there;"
                 " the model's tokenizer has none"

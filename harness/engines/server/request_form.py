@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import SettingError
 from harness.engines.protocol import Question
 from harness.engines.server.dialects import Dialect
+from harness.models.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,16 +67,17 @@ class RequestForm:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if question.ends and not dialect.stops_at_tokens:
+        knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
+        if question.ends and not (knows_tokens and dialect.stops_at_tokens):
             body["stop"] = list(question.ends[:_MOST_STOPS])
         extra = {**self.extra, **(parameters or {})}
         if self.takes_extensions:
             # By vLLM's names.
-            extensions = {
+            extensions: dict[str, Any] = {
                 "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "ignore_eos": not question.stop_tokens,
+                "ignore_eos": not question.stop_tokens if knows_tokens else decoding.ignore_eos,
                 "stop_token_ids": sorted(question.stop_tokens),
                 "return_token_ids": True,
                 "return_spec_tokens_details": True,

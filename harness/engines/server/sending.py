@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
+from harness.config.packages import INSTALL_LOCAL
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.server.connection import RequestFailed, answer_to, events
@@ -27,6 +28,7 @@ from harness.engines.server.events import (
     note_event,
     read_event,
 )
+from harness.models.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     import httpx2
@@ -146,7 +148,20 @@ class Sender:
                 request.from_text = True
                 request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
             outgoing.add(request.token_ids)
+        if isinstance(self._tokenizer, TextTokenizer):
+            self._take_counts(request)
         request.num_tokens = request.num_tokens or len(request.token_ids)
+
+    @staticmethod
+    def _take_counts(request: RequestRecord) -> None:
+        """Take the server's counts of tokens, where nobody can count them here."""
+        request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
+        is_whole = request.error is None and not request.may_be_left
+        if is_whole and request.from_text and request.text and not request.num_tokens:
+            reason = (
+                f"the server does not count its tokens, and no tokenizer is here: {INSTALL_LOCAL}"
+            )
+            request.error = RequestError(0, "AnswerError", reason)
 
     async def _read(self, outgoing: Outgoing) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""

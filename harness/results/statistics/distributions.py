@@ -1,34 +1,42 @@
 """Tails and quantiles of distributions.
 
 They come from `scipy.special`. `scipy.stats` has them too, but takes longer to import than everything else that a
-command needs before torch, so that its larger functions are imported where they are called.
+command needs before its first answer. Both are imported where they are called.
 """
 
 from __future__ import annotations
 
-from scipy import special
-
 
 def t_tail(value: float, degrees_of_freedom: float) -> float:
     """Chance that Student's t exceeds a value."""
+    from scipy import special
+
     return float(special.stdtr(degrees_of_freedom, -value))
 
 
 def t_quantile(tail: float, degrees_of_freedom: float) -> float:
     """The value that Student's t exceeds with this chance."""
+    from scipy import special
+
     return -float(special.stdtrit(degrees_of_freedom, tail))
 
 
 def normal_tail(value: float) -> float:
     """Chance that a standard normal number exceeds a value."""
+    from scipy import special
+
     return float(special.ndtr(-value))
 
 
 def normal_quantile(tail: float) -> float:
     """The value that a standard normal number exceeds with this chance."""
+    from scipy import special
+
     return -float(special.ndtri(tail))
 
 
 def binomial_cdf(num_successes: int, num_trials: int, chance: float) -> float:
     """Chance of at most this many successes."""
+    from scipy import special
+
     return float(special.bdtr(num_successes, num_trials, chance))

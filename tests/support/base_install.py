@@ -1,0 +1,104 @@
+"""What the base installation must do without models here. Also a program, for an environment that has no more:
+`base_install.py PYTHON` runs all of it with that interpreter, in a new directory."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from echo_server import EchoServer, serving
+
+_QUICK = ["num_prompts=8", "tokens=4"]
+_INSTALL = "pip install 'specharness[local]'"
+# These need models here, whatever the engine is.
+_LOCAL_COMMANDS = [
+    ["latency"],
+    ["latency", "engine=huggingface"],
+    ["plan"],
+    ["compare", "prompt=Hello"],
+    ["eval"],
+    ["map"],
+    ["acceptance"],
+    ["recovery"],
+    ["serve"],
+]
+
+
+def check_commands(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Run every command about servers, `report`, `regress`, help and completion; they must succeed.
+
+    Args:
+        command: that stands for `harness`.
+        directory: an empty one.
+
+    Returns:
+        The rows of `latency`.
+    """
+
+    def harness(*arguments: str, code: int | None = 0, **variables: str) -> str:
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=directory, env={**environment, **variables}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert code in (None, done.returncode), (arguments, done.returncode, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    assert "usage: harness" in harness("--help") == harness("help")
+    assert harness("--version").count(".") == 2
+    assert "num_prompts" in harness("latency", "--help")
+    asked = harness("-sc", "query=bash", COMP_LINE="harness latency engine=se")
+    assert "engine=server" in asked.split()
+    for arguments in _LOCAL_COMMANDS:
+        refused = harness(*arguments, code=2)
+        assert len(refused.splitlines()) == 1, refused
+        assert _INSTALL in refused, refused
+    with ExitStack() as stack:
+        regular = stack.enter_context(serving(EchoServer(delay_s=0.001)))
+        speculative = stack.enter_context(serving(EchoServer(delay_s=0.001, num_draft_tokens=4)))
+        servers = ["engine=server", f"engine.url={speculative}", f"engine.regular_url={regular}"]
+        assert "accepted" in harness("latency", *servers, *_QUICK, "decoding=greedy")
+        assert "identical" in harness("recovery", *servers, *_QUICK, "decoding=greedy")
+        refused = harness("recovery", *servers, *_QUICK, "reference=weights", code=2)
+        assert _INSTALL in refused, refused
+        refused = harness("latency", *servers, *_QUICK, "prompts.lengths=[20]", code=2)
+        assert _INSTALL in refused, refused
+        harness("map", *servers, *_QUICK, "batch_sizes=[1,2]")
+        harness("eval", *servers, "num_prompts=8")
+        harness("latency", *servers, *_QUICK, "decoding=greedy", "results.file=after.csv")
+        harness("latency", *servers, *_QUICK, "engine.chat=true")
+        swept = harness("latency", "-m", *servers, *_QUICK, "seed=1,2")
+        assert "2 of 2 jobs" in swept, swept
+    assert "report.html" in harness("report", "results")
+    # Whether one of two equal runs is slower is chance.
+    assert "after" in harness("regress", "results/latency.csv", "after.csv", code=None)
+    with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    speculative_row = next(row for row in rows if row["arm"] == "speculative")
+    # The server counts the tokens, which nobody here can: a draft of 4, half of it accepted.
+    assert (speculative_row["num_tokens"], speculative_row["mean_proposed"]) == ("32", "4.0")
+    assert speculative_row["num_threads"] == ""
+    return rows
+
+
+def main() -> None:
+    python = sys.argv[1]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as directory:
+        rows = check_commands([python, "-m", "harness"], Path(directory), environment)
+    absent = {row[f"{name}_version"] for row in rows for name in ("torch", "transformers")}
+    assert absent == {""}, absent
+    print("all commands about servers run without torch")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The base installation, which has no torch: everything about servers, and reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from base_install import check_commands
+
+ROOT = Path(__file__).parents[1]
+ABSENT = {"torch", "transformers", "accelerate", "bitsandbytes", "safetensors", "tokenizers"}
+
+
+@pytest.mark.slow
+def test_servers_and_reports_need_no_torch(tmp_path: Path) -> None:
+    places = [ROOT / "tests" / "support" / "without_local", ROOT]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
+    check_commands([sys.executable, "-m", "harness"], tmp_path, environment)
+
+
+def test_torch_is_an_extra_that_setup_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def packages(requirements: list[str]) -> set[str]:
+        names = set()
+        for requirement in requirements:
+            if requirement.startswith("specharness["):
+                for extra in requirement.partition("[")[2].rstrip("]").split(","):
+                    names |= packages(extras[extra])
+            else:
+                names.add(requirement.partition(">")[0].partition("[")[0])
+        return names
+
+    assert not packages(project["dependencies"]) & ABSENT
+    assert packages(extras["local"]) == ABSENT - {"tokenizers"}
+    for extra in ("all", "dev", "serve", "gguf"):
+        assert packages(extras[extra]) >= packages(extras["local"])
