@@ -1,4 +1,4 @@
-"""Amounts of memory in words, and how many slots a cache has."""
+"""Amounts of memory in words, how many slots a cache has, and times as they are typed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 # Slots of a KV cache are allocated in multiples of this number.
 BUCKET = 128
+# Units of the times that settings take.
+SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def round_up(number: int, step: int = BUCKET) -> int:

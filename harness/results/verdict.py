@@ -17,8 +17,15 @@ import numpy as np
 
 from harness.config.errors import VerdictError
 from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
+from harness.results.statistics.interval import (
+    CONFIDENCE,
+    FEWEST_FOR_INTERVAL,
+    Coverage,
+    Interval,
+    counted,
+)
 from harness.results.statistics.multiplicity import widened
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
@@ -499,4 +506,8 @@ def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval
     num_units = getattr(row, "num_prompts", None) or 0
     if coverage is not None:
         num_units = min(coverage.num_units, coverage.num_runs or coverage.num_units)
-    return widened(speedup, num_compared, num_units - 1)
+    # Of a run that stopped by itself; an interval over several runs has the usual level.
+    is_looked_at = getattr(row, "stopped_by", None) is not None
+    over_runs = coverage is not None and coverage.num_runs is not None
+    confidence = CONFIDENCE_OF_LOOKS if is_looked_at and not over_runs else CONFIDENCE
+    return widened(speedup, num_compared, num_units - 1, confidence)

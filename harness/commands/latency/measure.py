@@ -136,6 +136,10 @@ class Latency(Experiment):
             require("regular" in self.run.arms, "precision", rule, settings.precision)
             self.run.confidence = CONFIDENCE_OF_LOOKS
             self.run.stopped_by = "prompts"
+            if settings.num_asked != len(self.prompt_set.prompts):
+                self.run.stopped_by = "num_prompts"
+            if self.run.in_blocks:
+                self.run.stopped_by = "blocks"
         self.warmup, self.questions = questions_to_ask(
             session, settings, self.prompt_set, encoded, self.conversations
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
-from harness.config.amounts import quantity
+from harness.config.amounts import SECONDS, quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
@@ -22,7 +22,6 @@ OPEN_LOOP_LAP = 8
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
-_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,8 @@ class LatencySettings(PromptedSettings):
         num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
             order each time. `auto` is 15, and with larger batches, requests in flight together or a rate as many
             as an interval needs; with `precision` all prompts of the set.
-        precision: stop as soon as the speed-up's interval is no wider than this to each side, `2%`; at the latest after
-            `num_prompts`.
+        precision: stop as soon as half of the width of the speed-up's interval is at most this share of it, `2%`; at
+            the latest after `num_prompts`.
         budget: stop then in any case, `10min`; needs precision.
         num_warmup: batches that every arm decodes first and that are not counted.
         race: in a sweep, jobs that are slower than the best beyond chance leave, and the others are asked more prompts:
@@ -118,7 +117,7 @@ class LatencySettings(PromptedSettings):
     def budget_s(self) -> float | None:
         """Seconds after which no question is asked any more; None for no limit."""
         asked = self.budget
-        return quantity(asked, _SECONDS) if isinstance(asked, str) else asked
+        return quantity(asked, SECONDS) if isinstance(asked, str) else asked
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "needs engine=server or engine=vllm"

@@ -154,20 +154,29 @@ def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
     return Best(best, naive, Interval(estimate, low, high, covers))
 
 
-def widened(interval: Interval, num_intervals: int, degrees_of_freedom: float) -> Interval:
+def widened(
+    interval: Interval,
+    num_intervals: int,
+    degrees_of_freedom: float,
+    confidence: float = CONFIDENCE,
+) -> Interval:
     """Widen the interval of a ratio, so that it holds jointly with the others of a table.
 
     All of them hold in 95 % of the cases, however they depend on each other. For pairs on the same
     prompts use `ranking`: it compares them prompt by prompt, and finds smaller differences.
 
     Args:
-        interval: a 95 % interval, by Student's t on the log ratio.
+        interval: by Student's t on the log ratio.
         num_intervals: number of intervals in the table.
         degrees_of_freedom: those of that t; a smaller number makes the interval wider than needed.
+        confidence: level of the interval. Above 95 % it misses as often as one of 95 % should, because it was looked at
+            (`stopping.CONFIDENCE_OF_LOOKS`); what the wider one may miss is smaller by the same factor.
     """
     degrees_of_freedom = max(degrees_of_freedom, 1)
-    wider = _critical_t(num_intervals, degrees_of_freedom)
-    factor = wider / _critical_t(1, degrees_of_freedom)
+    of_one = 1 - confidence
+    of_all = (1 - CONFIDENCE ** (1 / num_intervals)) * of_one / (1 - CONFIDENCE)
+    wider = t_quantile(of_all / 2, degrees_of_freedom)
+    factor = wider / t_quantile(of_one / 2, degrees_of_freedom)
     low = interval.estimate * (interval.low / interval.estimate) ** factor
     high = interval.estimate * (interval.high / interval.estimate) ** factor
     return Interval(interval.estimate, low, high, interval.covers)

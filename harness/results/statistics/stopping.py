@@ -40,11 +40,14 @@ def is_precise(interval: Interval, precision: float) -> bool:
 
     Args:
         interval: with level `CONFIDENCE_OF_LOOKS`.
-        precision: half of the width, as a share of the estimate.
+        precision: half of the width, as a share of the estimate (`half_width`).
     """
-    return (
-        interval.has_bounds and (interval.high - interval.low) / 2 <= precision * interval.estimate
-    )
+    return interval.has_bounds and half_width(interval) <= precision
+
+
+def half_width(interval: Interval) -> float:
+    """Half of the width of an interval, as a share of its estimate."""
+    return (interval.high - interval.low) / 2 / interval.estimate
 
 
 # In how many shares the jobs of a race (`race=true`) are asked the prompts.

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.doubts import notes
 from harness.config.machine import note_command_line
 from harness.tables.table import Bar, Bars
 from harness.tables.terminal import as_text, print_document
@@ -74,6 +75,11 @@ def test_the_four_forms_of_the_verdict() -> None:
     refused = as_text(latency_answer([regular, dataclasses.replace(speculative, **error)]), 80)
     assert mentions(refused, "no verdict", "the regular server drafts")
     assert "Next" not in refused
+
+
+def test_an_answer_without_a_token_is_shorter_than_asked_for() -> None:
+    rows = latency_run(**FIGURES | {"shortest_answer": 0, "max_new_tokens": 64})
+    assert any("Answers ended before decoding.max_new_tokens=64" in note for note in notes(rows))
 
 
 def test_a_doubt_stands_above_the_verdict() -> None:

@@ -227,7 +227,7 @@ def test_a_race_of_restarted_servers_is_over_blocks(harness: Harness) -> None:
     ("settings", "blocks", "stopped_by"),
     [
         (["engine.blocks=6", "precision=99%"], 4, "precision"),
-        (["engine.blocks=2", "precision=99%"], 2, "prompts"),
+        (["engine.blocks=2", "precision=99%"], 2, "blocks"),
         (["engine.blocks=3", "precision=99%", "budget=0.001s"], 1, "budget"),
     ],
 )

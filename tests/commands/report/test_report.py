@@ -338,6 +338,14 @@ def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
     assert curve[1] == pytest.approx((1 - alpha**2) / (1 - alpha) / (draft + 1.1))
 
 
+def test_no_predicted_verification_is_faster_than_a_step(tmp_path: Path) -> None:
+    """Costs of 1.2 at K=2 and 1.01 at K=4, by noise, would be 0.63 at K=8: a curve that rises without end."""
+    runs = [latency_run(2), latency_run(4, verify_ms=101.0)]
+    curve = dict(predicted_curve(pairs_of(build([write(tmp_path / "latency.csv", *runs)]))))
+    for k, speedup in curve.items():
+        assert speedup <= (1 - 0.8 ** (k + 1)) / (1 - 0.8) / (k * 0.1 + 1) + 1e-9
+
+
 def test_a_pair_that_loses_says_why(tmp_path: Path) -> None:
     slow = latency_run(4, 0.8, draft_ms=400.0, predicted_speedup=0.85)
     report = build([write(tmp_path / "latency.csv", slow, latency_run(4, 1.5, model="30B"))])

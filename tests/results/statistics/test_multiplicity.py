@@ -190,3 +190,14 @@ def test_widened_intervals_hold_together() -> None:
         together += any(one.excludes(1.0) for one in wide)
     assert single > 0.2 * num_tables
     assert together < 0.08 * num_tables
+
+
+def test_an_interval_of_another_level_is_widened_by_as_many_misses() -> None:
+    """One of 97 %, which covers 95 % because it was looked at: of six, each may miss 0.6 times as often."""
+    error, freedom = 0.1, 14
+    level = 1 - (1 - 0.95 ** (1 / 6)) * 0.6
+    quantiles = [stats.t.ppf((1 + each) / 2, freedom) for each in (0.97, level)]
+    looked_at = Interval(1.0, math.exp(-quantiles[0] * error), math.exp(quantiles[0] * error))
+    wide = widened(looked_at, 6, freedom, confidence=0.97)
+    assert math.log(wide.high) == pytest.approx(quantiles[1] * error)
+    assert math.log(wide.low) == pytest.approx(-quantiles[1] * error)

@@ -172,7 +172,7 @@ class MeasuredRun:
     tokens_by_k: list[Interval] | None = None
     why_about: str | None = None
     smaller_k_follow: bool = True
-    stopped_by: Literal["precision", "prompts", "budget"] | None = None
+    stopped_by: Literal["precision", "budget", "blocks", "num_prompts", "prompts"] | None = None
     confidence: float = CONFIDENCE
 
     @property

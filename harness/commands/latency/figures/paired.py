@@ -27,8 +27,9 @@ class Speedup(Group, WithSpeedup):
     )
     stopped_by: MaybeText = pooled(
         "same",
-        "what ended a run with `precision`: that it was reached, the last prompt, or `budget`; its intervals have a"
-        " level of 97 %, so that they cover 95 % although they were looked at",
+        "what ended a run with `precision`: `precision` where it was reached, `budget`, `blocks` (the last of them),"
+        " `num_prompts` (as many as were asked for), or `prompts` (all of the set); its intervals have a level of 97 %,"
+        " so that they cover 95 % although they were looked at",
     )
     decode_speedup: Interval | None = with_interval(
         "mean",
@@ -92,7 +93,7 @@ class Speedup(Group, WithSpeedup):
         return cls(
             speedup=speedup,
             stopped_by=run.stopped_by,
-            decode_speedup=decode_times.speedup(*run.resampling),
+            decode_speedup=decode_times.speedup(*run.resampling, run.confidence),
             visible_difference=visible,
             drift=change.change,
             drifted=change.matters,

@@ -18,13 +18,15 @@ from harness.commands.latency.tables.costs import (
     proposed_per_iteration,
     tokens_per_iteration,
 )
-from harness.commands.latency.tables.doubts import doubts
+from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.commands.words import arm_name, settings_line, typed_again
+from harness.config.amounts import SECONDS, quantity
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
+from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 from harness.tables.table import Answer, Bar, Bars, interval
 
@@ -91,15 +93,30 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
 
 def _end(row: LatencyRow) -> Iterator[str]:
     """What ended a run with `precision`, and how precise it is."""
-    if row.stopped_by is None or row.speedup is None or not row.speedup.has_bounds:
+    if row.stopped_by is None or row.speedup is None:
         return
-    reasons = {
-        "precision": "as precise as asked",
-        "prompts": "all prompts were asked",
+    coverage = Coverage.of(row.speedup)
+    num_prompts = counted(row.num_prompts or 0, "prompt")
+    ends = {
         "budget": "the budget was spent",
+        "num_prompts": f"num_prompts={row.num_prompts} was reached",
+        "prompts": "all prompts were asked",
     }
-    half = (row.speedup.high - row.speedup.low) / 2 / row.speedup.estimate
-    yield f"{reasons[row.stopped_by]}: ±{100 * half:.0f} % after {row.num_prompts} prompts"
+    if coverage is not None:
+        ends["blocks"] = f"{counted(coverage.num_units, 'block')} were measured"
+    end = ends.get(row.stopped_by)
+    if not row.speedup.has_bounds:
+        if end is not None:
+            yield f"{end} after {num_prompts}: no interval"
+        return
+    reached = half_width(row.speedup)
+    figures = f"half of the interval's width is {percent(reached)} after {num_prompts}"
+    asked = row.precision
+    if asked is None or reached <= asked:
+        yield f"as precise as asked: {figures}"
+        return
+    yield f"not as precise as asked ({percent(asked)}): {end}"
+    yield figures
 
 
 def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
@@ -114,7 +131,9 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     coverage = Coverage.of(row.speedup)
     # An interval is over units: prompts, batches, or laps.
     prompts_per_unit = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
-    if coverage is not None and not verdict.speedup.has_bounds:
+    if coverage is not None and not verdict.speedup.has_bounds and row.stopped_by == "budget":
+        yield from _larger_budget(row, coverage)
+    elif coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", typed_again(f"num_prompts={number}"))
     elif verdict.includes_1 and row.visible_difference and coverage:
@@ -145,6 +164,15 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         yield from _other_drafts(rows, "it does not pay")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
         yield Step("how far off another run may be", typed_again("repeats=5"))
+
+
+def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:
+    """The budget with which there would be enough units for an interval, with some room."""
+    asked = (row.settings or {}).get("budget")
+    seconds = quantity(asked, SECONDS) if isinstance(asked, str) else asked
+    if seconds:
+        enough = math.ceil(2 * seconds * FEWEST_FOR_INTERVAL / max(coverage.num_units, 1))
+        yield Step("an interval", typed_again(f"budget={enough}s"))
 
 
 def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:

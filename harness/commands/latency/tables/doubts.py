@@ -267,14 +267,14 @@ def _limits_of_the_interval(row: LatencyRow) -> Iterator[str]:
     if speedup is None or not speedup.has_bounds or coverage is None:
         return
     if row.visible_difference:
-        yield f"{speedup.covers} can show a difference of {_percent(row.visible_difference)} (80 % power)."
+        yield f"{speedup.covers} can show a difference of {percent(row.visible_difference)} (80 % power)."
     if in_blocks:
         yield f"The interval covers what differs from start to start, over {coverage.num_units} of each server."
     elif coverage.num_runs is None:
         yield "This is one run: the interval does not cover what changes from run to run; repeats=5 does."
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
     digits = ".2g" if share < 0.995 else ".0f"
     return f"{100 * share:{digits}} %"
@@ -444,7 +444,7 @@ def _after_the_end(row: LatencyRow) -> str | None:
     share = row.share_after_end
     if not row.ignore_eos or share is None or share <= _MOST_AFTER_END:
         return None
-    return f"{_percent(share)} of the tokens came after the end of their text; ignore_eos=false stops there."
+    return f"{percent(share)} of the tokens came after the end of their text; ignore_eos=false stops there."
 
 
 def _before_the_end(row: LatencyRow) -> str | None:
@@ -525,7 +525,8 @@ def _experts(row: LatencyRow) -> str | None:
 
 def _shorter(rows: Sequence[LatencyRow]) -> str | None:
     asked_for = rows[0].max_new_tokens or 0
-    shortest = min(row.shortest_answer or asked_for for row in rows)
+    known = [row.shortest_answer for row in rows if row.shortest_answer is not None]
+    shortest = min(known, default=asked_for)
     if not rows[0].ignore_eos or shortest >= asked_for:
         return None
     means = [f"{row.arm} {mean_answer_length(row) or 0:.1f}" for row in rows]

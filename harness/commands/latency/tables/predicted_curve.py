@@ -17,7 +17,7 @@ def predicted_curve(series: pd.DataFrame) -> list[tuple[int, float]]:
     (1 − α^{K+1}) / ((1 − α)(K c + v)) of Leviathan et al. 2023 with what the runs measured: α and
     c are means over the runs; the cost v of verifying K + 1 tokens, in target steps, is the mean
     over the runs of that K, interpolated linearly between the measured ones and 1 at K = 0, and
-    extrapolated beyond them.
+    extrapolated beyond them. It is at least 1: no pass is faster than one over a single token, whatever noise says.
 
     Returns:
         (K, speed-up) pairs; none where no run has these figures.
@@ -44,5 +44,5 @@ def predicted_curve(series: pd.DataFrame) -> list[tuple[int, float]]:
     verify = make_interp_spline(measured, mean_costs, k=1)  # k is the spline's degree
     numbers = np.arange(1, max(measured[-1] + 2, _LEAST_END) + 1)
     tokens = (1 - alpha ** (numbers + 1)) / (1 - alpha)
-    speedups = tokens / (numbers * draft + verify(numbers))
+    speedups = tokens / (numbers * draft + np.maximum(verify(numbers), 1))
     return list(zip(numbers.tolist(), speedups.tolist(), strict=True))
