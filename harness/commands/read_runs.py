@@ -358,7 +358,14 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     both.
     """
     single = _each_once(runs)
-    pooled = {run for one in single for run in getattr(one.last, "pooled_runs", None) or ()}
+    by_id = {run.id: run for run in single}
+    pooled: set[str] = set()
+    for run in single:
+        of_run = getattr(run.last, "pooled_runs", None) or ()
+        pooled.update(of_run)
+        if of_run and run.directory is None and of_run[0] in by_id:
+            # Its command and its machine are those of the runs that it pools.
+            run.directory = by_id[of_run[0]].directory
     by_measurement: dict[str, list[Run]] = {}
     for run in single:
         if run.id in pooled:

@@ -231,7 +231,11 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     Those that failed are left out of the times. If each had taken ten times as long as the others,
     would the conclusion be different?
     """
-    failures = [f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed" for arm in arms]
+    failures = [
+        f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed"
+        for arm in arms
+        if arm.num_failed
+    ]
     if any(arm.num_failed > MOST_FAILURES * arm.num_prompts for arm in arms):
         return " and ".join(failures)
     if not speedup.has_bounds:

@@ -83,7 +83,8 @@ def test_failures_refuse_where_they_could_change_the_verdict(
     )
     assert (reason is not None) == refused
     if reason is not None:
-        assert f"{regular} of 200 regular requests failed" in reason
+        assert (f"{regular} of 200 regular requests failed" in reason) == (regular > 0)
+        assert (f"{speculative} of 200 speculative requests failed" in reason) == (speculative > 0)
 
 
 @pytest.mark.parametrize(

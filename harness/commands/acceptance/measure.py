@@ -44,6 +44,7 @@ from harness.menu.command import Experiment
 from harness.models.case import Demand
 from harness.prompts.sets import Occurrence, load_prompts
 from harness.results.locked_files import replace_file
+from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
 from harness.tables.table import Answer, Document
 
@@ -71,9 +72,8 @@ class AcceptanceOfTexts(Experiment):
         known = [prompt for prompt in self.prompt_set.prompts if prompt.completion is not None]
         self.source = "given" if known else "written"
         if 0 < len(known) < len(self.prompt_set.prompts):
-            say(
-                f"{len(self.prompt_set.prompts) - len(known)} prompts without an answer are left out"
-            )
+            without = counted(len(self.prompt_set.prompts) - len(known), "prompt")
+            say(f"{without} without an answer left out")
             self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(known))
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or WRITTEN

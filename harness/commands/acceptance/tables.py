@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
-from harness.commands.names import named_runs
+from harness.commands.names import Named, named_runs
 from harness.commands.read_runs import Run
 from harness.results.files import rows_in
 from harness.results.statistics.interval import Interval, counted
@@ -186,7 +187,10 @@ def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     """Runs by target, and by what distinguishes them."""
     found: dict[str, dict[str, Run]] = {}
     for named in named_runs(runs):
-        name = " · ".join([str(named.row.draft), *named.name.details])
+        # Where two drafts are called the same, their settings have the path that the name is already.
+        settings = {**named.name.settings, "draft": ""}
+        details = [*filter(None, settings.values()), *named.name.circumstances]
+        name = " · ".join([str(named.row.draft), *details])
         found.setdefault(str(named.row.model), {})[name] = named.run
     return found
 
@@ -256,13 +260,18 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
     if not named:
         return []
     first = max(named, key=lambda one: _expected(best_row(one.run.rows)))
-    expected = f"{first.name.pair}: {in_short(first.run.rows)}"
+    expected = f"{_without_k(first)}: {in_short(first.run.rows)}"
     bests = [best_row(one.run.rows) for one in named]
+    # Texts that were given have lengths of their own, and were not written in batches.
+    asked = [
+        replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
+        for row in bests
+    ]
     tables = comparison(runs)
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return answer_of_sweep(
-        bests,
-        [Line(expected, "strong", "from probabilities alone")],
+        asked,
+        [Line(expected, "strong", "computed from probabilities, not timed")],
         [tables[0].in_short()] if len(tables) == 1 else tables,
         doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
         why=[("Note", note) for note in notes],
@@ -273,6 +282,13 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
 def headlines(runs: Sequence[Run]) -> list[Line]:
     """Each pair at its best K."""
     return [
-        Line(f"{named.name.label()}: {in_short(named.run.rows)}, from probabilities alone.")
+        Line(
+            f"{_without_k(named)}: {in_short(named.run.rows)}, computed from probabilities, not timed."
+        )
         for named in named_runs([run for run in runs if run.has_figures])
     ]
+
+
+def _without_k(named: Named[AcceptanceRow]) -> str:
+    """The name of a run without its last K: the sentence has the best one."""
+    return " · ".join([named.name.pair, *named.name.details])

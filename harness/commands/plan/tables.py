@@ -192,9 +192,13 @@ def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
     # By identity, because rows hold dictionaries and cannot be keys.
     settings: dict[int, str] = {}
     for plans in grouped(rows, pair_name).values():
-        for row, name in zip(plans, distinct_names(plans), strict=True):
+        names = distinct_names(plans)
+        has_batches = any("batch_size" in name.settings for name in names)
+        for row, name in zip(plans, names, strict=True):
             # The number of pretended GPUs is among the devices already.
             differing = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
+            if has_batches and row.batch_size == 1:
+                differing = {"batch_size": "batches of 1", **differing}
             text = "\n".join(filter(None, differing.values()))
             settings[id(row)] = text.replace("pretended ", "")
     return [_NamedPlan(row, settings[id(row)]) for row in rows]
@@ -232,7 +236,7 @@ def _models(row: PlanRow) -> Table:
         Column("held in"),
         Column("weights", lambda size: amount(size) if size else "the model's"),
         Column("KV cache"),
-        Column("llama-ssp's\nrule", amount),
+        Column("rule of\nthumb", amount),
     )
     rows = [_sizes(row, prefix="", name=row.model, weights=row.model_bytes)]
     # A method without weights has no figures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     last = run.last
     regular = rows[0] if len(rows) > 1 else None
     yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
-    method = last.draft_method or "none"
+    method = "its server's own" if last.draft == "server" else last.draft_method or "none"
     served = f", served as {last.served_model}" if last.served_model else ""
     yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
     head = headline(last)
@@ -47,7 +48,11 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     if last.identical_prompts is not None:
         yield f"greedy texts of both arms: {last.identical_prompts} of {last.num_prompts} are equal"
     failed = " and ".join(f"{row.num_failed or 0} {row.arm}" for row in rows)
-    caches = {None: "none between prompts", True: "cold", False: "perhaps warm, without a salt"}
+    caches = {
+        None: "none between prompts",
+        True: "no prompt is in it (each has a salt)",
+        False: "prompts may be in it (no salt)",
+    }
     covers = last.speedup.covers if last.speedup is not None else f"{last.num_prompts} prompts"
     yield f"over {covers}; {failed} requests failed; prefix cache: {caches[last.salted]}"
     yield f"`{_command(run) or 'command unknown'}`"
@@ -83,7 +88,7 @@ def _command(run: Run) -> str | None:
         command = json.loads(text).get("command_line")
     except (OSError, ValueError, AttributeError):
         return None
-    return " ".join(command) if isinstance(command, list) else command
+    return shlex.join(map(str, command)) if isinstance(command, list) else command
 
 
 def last_runs(runs: Sequence[Run[LatencyRow]], paths: Sequence[Path]) -> Sequence[Run[LatencyRow]]:

@@ -40,6 +40,7 @@ from harness.engines.server.logprobs import text_logprobs
 from harness.engines.server.request_form import RequestForm
 from harness.engines.server.sending import Outgoing, Sender, arrival_times, send_all
 from harness.models.text_tokenizer import TextTokenizer
+from harness.results.statistics.interval import counted
 
 if TYPE_CHECKING:
     import httpx2
@@ -119,6 +120,7 @@ class ServerEngine(Engine):
             number = num_blocks * self.questions_per_block * len(served)
             at_once = len(served) if places else 1
             minutes = number / at_once * (self.setup_seconds or 0.0) / 60
+            duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             # Such a run ends as soon as its interval is narrow enough.
             up_to = " up to" if getattr(opening.settings, "precision", None) is not None else ""
             how = (
@@ -128,7 +130,7 @@ class ServerEngine(Engine):
             )
             opening.say(
                 f"engine.blocks={num_blocks}: each server is started{up_to}"
-                f" {number // len(served)} times, {how}; {number} starts take about {minutes:.1f} min"
+                f" {counted(number // len(served), 'time')}, {how}; {number} starts take {duration}"
             )
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.errors import RunError, SettingError, from_outside
-from harness.engines.server.identity import is_ready
+from harness.engines.server.identity import is_ready, page_of
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PORTS = range(15_000, 32_768)
@@ -153,10 +153,16 @@ class StartedServer:
             last = (self._log or [""])[-1]
             if seconds > self._launch.timeout_s:
                 limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
-                raise RunError(f"the {self.name} server was not ready within {limit}: {last}")
+                why = f"its last line is: {last}" if last else "it wrote nothing"
+                if page_of(self.url.removesuffix("/v1"), key) is not None:
+                    why = f"it answers, but {self.url}/models lists no model"
+                raise RunError(
+                    f"the {self.name} server was not ready within {limit}: {why} (all of it: {self._launch.log})"
+                )
             if seconds > next_line_s:
                 say(f"{self.name}: starting for {seconds:.0f} s: {last}")
-                next_line_s += _SAY_S
+                # The other server may have been waited for meanwhile.
+                next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:

@@ -147,7 +147,7 @@ def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> 
         "chat_template=never",
     )
     assert results("acceptance").iloc[-1].num_texts == 1
-    assert "1 prompts without an answer are left out" in outcome.stderr
+    assert "1 prompt without an answer left out" in outcome.stderr
 
 
 def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(

@@ -9,7 +9,7 @@ import pytest
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import StepCosts, held_back_in_words, main_limit
-from harness.commands.latency.tables.doubts import caveats
+from harness.commands.latency.tables.doubts import caveats, doubts
 from harness.commands.latency.tables.run import latency_document
 from harness.tables.terminal import print_document
 from report_files import latency_run, prompt_rows
@@ -191,7 +191,10 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "speculative (lossy)" in text
     assert "lenience 0.5: the speculative output no longer follows" in text
     assert "test=true" in text
-    assert "interrupted: the figures cover 15 prompts only" in text
+    assert "interrupted: the figures cover 15 prompts." in text
+    rows = latency_run(status="failed", ms_per_token=100.0)
+    rows[1] = dataclasses.replace(rows[1], num_prompts=14, num_failed=1)
+    assert doubts(rows)[0] == "failed: the figures cover 15 regular and 13 speculative prompts."
     text = printed(capsys, weights="random", synthetic_acceptance=0.8)
     assert text.startswith("30B with draft 7B, random weights, synthetic 0.8 on")
     assert "weights=random: the times are those of the architecture" in text

@@ -168,7 +168,7 @@ def test_plans_of_the_one_pair_in_the_heading_leave_room_for_the_speedup(
     monkeypatch.setenv("COLUMNS", "80")
     lines = printed(capsys, ROW, ROW | {"batch_size": 8})
     assert lines[0].startswith("30B with 7B")
-    assert any(mentions(line, "default", "yes", "3.00×") for line in lines)
+    assert any(mentions(line, "batches of 1", "yes", "3.00×") for line in lines)
     assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)
 
 

@@ -55,8 +55,7 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
     row = rows[-1]
     sentences: list[str | None] = []
     if row.status not in ("ok", NO_VERDICT):
-        covered = counted(row.num_prompts or 0, "prompt")
-        sentences.append(f"{row.status}: the figures cover {covered} only.")
+        sentences.append(f"{row.status}: the figures cover {_covered(rows)}.")
     sentences += [*_of_settings(row), _failures(rows, prompts), _unlike_its_weights(row)]
     if row.speedup is not None:
         sentences += [
@@ -278,6 +277,14 @@ def percent(share: float) -> str:
     """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
     digits = ".2g" if share < 0.995 else ".0f"
     return f"{100 * share:{digits}} %"
+
+
+def _covered(rows: Sequence[LatencyRow]) -> str:
+    """`19 prompts`, or `3 regular and 2 speculative prompts` of a run that ended between the arms."""
+    numbers = {row.arm: (row.num_prompts or 0) - (row.num_failed or 0) for row in rows}
+    if len(set(numbers.values())) == 1:
+        return counted(max(numbers.values()), "prompt")
+    return " and ".join(f"{number} {arm}" for arm, number in numbers.items()) + " prompts"
 
 
 def _failures(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow]) -> str | None:

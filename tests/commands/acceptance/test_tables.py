@@ -1,0 +1,45 @@
+"""Sentences of `acceptance` about several drafts, from planted rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.commands.acceptance.rows import AcceptanceRow
+from harness.commands.acceptance.tables import acceptance_sweep, headlines
+from harness.commands.read_runs import Run
+from harness.results.statistics.interval import Interval
+from harness.tables.terminal import as_text
+from report_files import run_id
+
+
+def checkpoint(path: str, *lengths: float, **columns: Any) -> Run[AcceptanceRow]:
+    """A run with tokens per iteration at K=1, 2 and so on; an iteration costs one step."""
+    shared = {"run": run_id(), "model": "13B", "draft": path, "status": "ok", "num_texts": 9}
+    shared |= {"text_source": "given", "max_new_tokens": 64, "batch_size": 64, "num_tokens": 99}
+    rows = [
+        AcceptanceRow(
+            **shared | columns,
+            num_draft_tokens=k,
+            tokens_per_iteration=Interval(length, length - 0.1, length + 0.1),
+            expected_speedup=Interval(length, length - 0.1, length + 0.1),
+        )
+        for k, length in enumerate(lengths, start=1)
+    ]
+    return Run(rows)
+
+
+def test_checkpoints_of_one_name_are_told_apart_and_k_is_said_once() -> None:
+    runs = [checkpoint("./a/step_100", 1.5, 2.5, 2.0), checkpoint("./b/step_100", 1.5, 1.7, 1.6)]
+    shown = " ".join(as_text(acceptance_sweep(runs), 120).split())
+    assert "./a/step_100: 2.50 tokens per iteration at K=2" in shown
+    assert "computed from probabilities, not timed" in shown
+    assert "./b/step_100 · " not in shown, "the path is the name already"
+    for line in headlines(runs):
+        assert line.text.count("K=") == 1
+
+
+def test_given_texts_were_not_written_in_batches() -> None:
+    given = [checkpoint("1B", 1.5, 2.5), checkpoint("2B", 1.5, 2.4)]
+    written = [checkpoint("1B", 1.5, text_source="written")]
+    assert "64" not in as_text(acceptance_sweep(given), 120).splitlines()[0]
+    assert "batches of 64" in as_text(acceptance_sweep(written), 120).splitlines()[0]
