@@ -269,6 +269,7 @@ MISTAKES = {
     f"latency {URL} 'engine.start.regular=\"s {{port}}\"'": "engine.url=http://h/v1: must be set with",
     "latency engine=harness_server engine.url=http://h/v1": "engine.url: needs engine=server",
     "latency engine=harness_server engine.blocks=-1": "engine.blocks=-1: must not be negative",
+    "latency K=8 gamma=4": "gamma=4: is another name for K=8: type one of them",
     "latency engine=harness_server engine.start_timeout_s=0": "engine.start_timeout_s=0.0: must be positive",
     "latency engine=harness_server draft=tiny_eagle3_tree": "draft.tree=dynamic: must be chain",
     "latency engine=llama_server": "model=tiny: must be a GGUF file",

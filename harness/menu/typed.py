@@ -76,6 +76,8 @@ def for_hydra(
     """
     options: list[str] = []
     settings: list[str] = []
+    # The name under which each of these was typed.
+    names_typed: list[str] = []
     topic = ""
     of_hydra = get_args_parser()._option_string_actions
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
@@ -98,14 +100,17 @@ def for_hydra(
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
             settings.append(_from_option(word, remaining, command, known))
+            names_typed.append(name.lstrip("-"))
         elif equals or word.startswith("~"):
             setting = _setting_meant_by(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
+            names_typed.append(name)
         elif asks_for_help:
             topic = word
         else:
             _refuse_word(word, remaining, known)
     _check(settings, command, known)
+    _refuse_other_names(names_typed, settings)
     return options, [_readable(setting) for setting in settings], topic
 
 
@@ -182,6 +187,17 @@ def group_of(name: str) -> str | None:
     for group in ("decoding", "placement", "prompts"):
         values[group] = names.presets(group)
     return next((setting for setting, presets in values.items() if name in presets), None)
+
+
+def _refuse_other_names(names_typed: Sequence[str], settings: Sequence[str]) -> None:
+    """Raise a SettingError where two names of one setting have two values; of one name the last value counts."""
+    first: dict[str, tuple[str, str]] = {}
+    for name, setting in zip(names_typed, settings, strict=True):
+        key, _, value = setting.partition("=")
+        other, other_value = first.setdefault(key, (name, value))
+        if name != other and value != other_value:
+            rule = f"is another name for {other}={other_value}: type one of them"
+            raise SettingError(name, rule, value)
 
 
 def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:

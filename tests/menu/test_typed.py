@@ -214,3 +214,23 @@ def test_a_wrong_change_is_one_line_and_changes_nothing(
         changed(settings, assignments, CHANGEABLE)
     assert str(error.value).startswith(complaint)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("K=8", "gamma=4"), "gamma=4: is another name for K=8"),
+        (("n=8", "--limit", "9"), "limit=9: is another name for n=8"),
+        (("decoding.temperature=0", "T=1"), "T=1: is another name for decoding.temperature=0"),
+    ],
+)
+def test_two_names_of_a_setting_with_two_values_are_refused(
+    words: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(SettingError, match=f"^{complaint}: type one of them$"):
+        overrides(*words)
+
+
+def test_of_one_name_the_last_value_counts_and_equal_values_are_one() -> None:
+    assert overrides("K=8", "K=4")[-1] == "decoding.num_draft_tokens=4"
+    overrides("K=8", "gamma=8")
