@@ -8,9 +8,7 @@ draws decide; trees have 6 nodes in 3 levels. All combinations are lossless but 
 draws some tokens without top-k. The level is that of `recovery`; `--shift` is what its tests must be
 able to see. `--head` adds a head that is stored elsewhere.
 
-Hybrids continue texts that repeat themselves, and take what a single known token says, so that the
-text proposes often: the table has the share of proposals in which it did. `pard` is `tiny_draft`
-with a mask token in its configuration. It was not trained with masks, so it is often wrong.
+`pard` is `tiny_draft` with a mask token in its configuration. It was not trained with masks, so it is often wrong.
 """
 
 from __future__ import annotations
@@ -26,19 +24,13 @@ from typing import NamedTuple
 
 import common
 import pandas as pd
-from torch import Tensor
 
 import harness
 from harness.config.errors import VerdictError
-from harness.decoding.protocols import Proposal
-from harness.drafting.text import TextDrafter
 from harness.menu.names import PACKAGE
 
 TREE_DRAFTS = ("tiny_eagle3", "tiny_draft", "tiny_medusa", "tiny_dflash")
-CHAIN_DRAFTS = (
-    *("lookup", "suffix", "early_exit", "pard"),
-    *("lookup+tiny_draft", "lookup+tiny_dflash", "suffix+tiny_eagle3"),
-)
+CHAIN_DRAFTS = ("lookup", "suffix", "early_exit", "pard")
 TREES = ("static", "dynamic")
 RULES = ("deepmind", "block")
 FILE = "results/lossless_combinations.csv"
@@ -46,11 +38,6 @@ FILE = "results/lossless_combinations.csv"
 FEW = (
     *("num_prompts=5", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=3"),
     *("decoding.temperature=1", "decoding.top_k=3", "runner=static"),
-)
-# A text that repeats itself proposes even where few tokens are read.
-REPEATED = (
-    *("and a red hat", "went to the mill and", "was very sad. He", "12 + 31 = 43"),
-    *("the yellow kite, and",),
 )
 
 
@@ -60,7 +47,6 @@ class Combination(NamedTuple):
     draft: str
     tree: str
     rule: str
-    own: Sequence[str] = ()  # settings of this draft alone
 
     @property
     def expected(self) -> str:
@@ -69,37 +55,9 @@ class Combination(NamedTuple):
 
     def overrides(self) -> list[str]:
         """The settings of `recovery`."""
-        named = [f"draft={self.draft}", f"decoding.rule={self.rule}", *self.own]
+        named = [f"draft={self.draft}", f"decoding.rule={self.rule}"]
         tree = [f"draft.tree={self.tree}", "draft.budget=6"]
         return named if self.tree == "chain" else [*named, *tree]
-
-
-class TextShare:
-    """Counts the rows of proposals, and those for which a text had a guess."""
-
-    def __init__(self) -> None:
-        self.num_rows = 0
-        self.num_guesses = 0
-        self._propose = TextDrafter.propose
-
-    def __enter__(self) -> TextShare:
-        share = self
-
-        def counted(drafter: TextDrafter, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-            proposal = share._propose(drafter, num_draft_tokens, uniforms)
-            lengths = proposal.lengths or []
-            share.num_rows += len(lengths)
-            share.num_guesses += sum(length > 0 for length in lengths)
-            return proposal
-
-        TextDrafter.propose = counted  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *about_errors: object) -> None:
-        TextDrafter.propose = self._propose  # type: ignore[method-assign]
-
-    def __str__(self) -> str:
-        return f"{self.num_guesses / self.num_rows:.0%}" if self.num_rows else ""
 
 
 def combinations(heads: Sequence[str], directory: Path) -> Iterator[Combination]:
@@ -111,34 +69,18 @@ def combinations(heads: Sequence[str], directory: Path) -> Iterator[Combination]
     """
     for draft in (*TREE_DRAFTS, *heads):
         yield from of_draft(draft, TREES)
-    repeated = repeated_prompts(directory)
     for draft in CHAIN_DRAFTS:
-        own = settings_of_hybrid(draft, repeated) if "+" in draft else []
         if draft == "pard":
             draft = parallel_draft(directory)
-        yield from of_draft(draft, (), own)
+        yield from of_draft(draft, ())
 
 
-def of_draft(draft: str, trees: Sequence[str], own: Sequence[str] = ()) -> Iterator[Combination]:
+def of_draft(draft: str, trees: Sequence[str]) -> Iterator[Combination]:
     """A draft with these trees and as a chain, under every rule."""
     for tree in (*trees, "chain"):
-        yield from (Combination(draft, tree, rule, own) for rule in RULES)
+        yield from (Combination(draft, tree, rule) for rule in RULES)
     if "dynamic" in trees:
-        yield Combination(draft, "dynamic", "eagle", own)
-
-
-def settings_of_hybrid(draft: str, prompts: Path) -> list[str]:
-    """Let a text propose wherever its last token occurred before."""
-    ngrams = ["draft.max_ngram=1"] if draft.startswith("lookup") else []
-    return ["draft.least_text=1", f"prompts={prompts}", *ngrams]
-
-
-def repeated_prompts(directory: Path) -> Path:
-    """Write the prompts of hybrids."""
-    file = directory / "repeated.jsonl"
-    lines = [json.dumps({"prompt": " ".join([text] * 4)}) for text in REPEATED]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
+        yield Combination(draft, "dynamic", "eagle")
 
 
 def parallel_draft(directory: Path) -> str:
@@ -155,10 +97,8 @@ def verdict(combination: Combination, options: argparse.Namespace) -> tuple[obje
     """Run `recovery`, and return the row of the table."""
     began = time.process_time()
     how = [f"shift={options.shift}", f"num_draws={options.draws}", f"results.file={FILE}", *FEW]
-    share = TextShare()
     try:
-        with share:
-            harness.run("recovery", *combination.overrides(), *how)
+        harness.run("recovery", *combination.overrides(), *how)
         found = "lossless"
     except VerdictError as error:
         found = str(error).partition(":")[0]
@@ -176,7 +116,6 @@ def verdict(combination: Combination, options: argparse.Namespace) -> tuple[obje
         f"{drawn.p_value.min():.2g}",
         f"{whole.power.min():.4f}",
         f"{whole.acceptance_rate.iloc[-1]:.0%}",
-        str(share),
         f"{seconds:.0f}",
     )
 
@@ -201,7 +140,7 @@ def main() -> None:
     )
     common.show(
         f"`recovery` with {how}, {common.versions()}",
-        [*columns, "accepted", "text", "processor s"],
+        [*columns, "accepted", "processor s"],
         rows,
     )
 

@@ -16,18 +16,12 @@ LONG = 300 * "x"
 VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
 MISTAKES = {
-    # Hybrids
-    "latency draft=suffix+lookup": "draft=suffix+lookup: must be TEXT+DRAFT, such as suffix+tiny_draft or",
-    "latency draft=suffix+none": "draft=suffix+none: must name a draft after the plus",
-    "latency draft=lookup+tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain for a hybrid",
-    "latency draft=lookup+tiny_eagle3 draft.least_text=0": "draft.least_text=0: must be at least 1",
+    # Drafts
+    "latency draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: was removed: no pair of drafts was faster",
+    "latency draft=suffix least_text=3": "least_text: was removed: no pair of drafts was faster",
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for models and heads, not for draft=lookup",
-    "latency draft=suffix draft.least_text=3": "draft.least_text=3: is for hybrids, not for draft=suffix",
-    "latency draft=tiny_draft+suffix": "draft=tiny_draft+suffix: no such preset (did you mean suffix+tiny_draft?)",
-    "latency draft=suffix+tiny_eagle": "draft=tiny_eagle: no such preset (did you mean tiny_eagle3?)",
     # acceptance
     "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
-    "acceptance draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: must not be a hybrid",
     "acceptance draft=tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: which branch of a tree",
     "acceptance decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "acceptance decoding.rule=google decoding.lenience=0.5": "decoding.lenience=0.5: below 1 has no closed form",
@@ -233,11 +227,9 @@ MISTAKES = {
         "decoding.num_draft_tokens=auto: must be a number with engine=huggingface",
     "recovery engine=huggingface batch_size=1 fault=lenience": "fault=lenience: needs engine=local",
     "latency engine=vllm draft=early_exit": "draft=early_exit: must be a model, a head, lookup, suffix or mtp",
-    "plan engine=vllm draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: must be a model, a head, lookup, suffix",
     "plan engine=vllm draft=tiny_eagle3 draft.layers=[1,2,3]": "draft.layers=[1,2,3]: must be null with engine=vllm",
     "plan engine=vllm draft=tiny_draft_8bit": "draft.quantization=8bit: must be none or 4bit with engine=vllm",
     "plan engine=vllm placement=sequential": "placement=sequential: must be auto with engine=vllm",
-    "plan engine=huggingface draft=lookup+tiny_draft": "draft=lookup+tiny_draft: must be a model, a DFlash head, mtp",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "plan engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "latency engine=vllm model.quantization=8bit": "model.quantization=8bit: must be none or 4bit with engine=vllm",

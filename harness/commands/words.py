@@ -116,12 +116,9 @@ def _draft_name(row: RunRow, joint: str) -> str:
 
 def called(typed: str) -> str:
     """A model or method as people call it: `llama` of `./models/llama`, `MyMethod` of `./my.py:MyMethod`."""
-    names = []
-    for part in typed.split("+"):
-        is_path = part.startswith((".", "/", "~")) or part.count("/") > 1
-        last = part.rstrip("/").rpartition("/")[2]
-        names.append(last.rpartition(".py:")[2] if is_path and last else part)
-    return "+".join(names)
+    is_path = typed.startswith((".", "/", "~")) or typed.count("/") > 1
+    last = typed.rstrip("/").rpartition("/")[2]
+    return last.rpartition(".py:")[2] if is_path and last else typed
 
 
 def arm_name(row: Any) -> str:

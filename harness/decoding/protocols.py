@@ -185,20 +185,6 @@ class Drafter(Protocol):
         ...
 
 
-class FollowingDrafter(Drafter, Protocol):
-    """A drafter that can be part of a hybrid: in some rows another drafter's tokens are proposed
-    instead of its own, and it goes on from the text that this leaves.
-    """
-
-    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        """Learn that tokens [B, n] are proposed, which are another drafter's in the rows where
-        `replaced` is true.
-
-        Called after `propose`, or instead of it where all rows are replaced. `observe` follows.
-        """
-        ...
-
-
 class TreeDrafter(Drafter, Protocol):
     """A drafter that proposes trees, of at most the number of nodes that it was made for."""
 

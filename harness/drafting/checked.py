@@ -18,7 +18,6 @@ from torch import Tensor
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
 from harness.decoding.randomness import existing_index
-from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.text import Text, TextDrafter
 from harness.models.failures import as_run_error
 
@@ -105,11 +104,10 @@ class CheckedDrafter(Drafter):
         self._vocabulary_size = vocabulary_size
         self._num_rows = 0
         self.layers = tuple(drafter.layers)
-        text = drafter.text if isinstance(drafter, HybridDrafter) else drafter
-        if isinstance(text, TextDrafter):
+        if isinstance(drafter, TextDrafter):
             # For good: a drafter answers one question.
-            new_text = text.new_text
-            text.new_text = lambda: CheckedText(new_text(), name, vocabulary_size)
+            new_text = drafter.new_text
+            drafter.new_text = lambda: CheckedText(new_text(), name, vocabulary_size)
 
     def __getattr__(self, name: str) -> Any:
         """What only some drafters have, such as `propose_tree`."""

@@ -84,8 +84,6 @@ class Method(RecordWithSettings):
             is shown.
         deterministic: whether its proposals come without probabilities; None if only some do.
         batches: whether it drafts for several prompts at once.
-        can_join_hybrid: whether it can draft beside a text method in a hybrid; its drafters are
-            then `FollowingDrafter`s.
         named: whether `draft=NAME` alone chooses it; False for models, which have names of their
             own.
     """
@@ -95,15 +93,7 @@ class Method(RecordWithSettings):
     memory: ClassVar[str | None] = None
     deterministic: ClassVar[bool | None] = False
     batches: ClassVar[bool] = True
-    can_join_hybrid: ClassVar[bool] = False
     named: ClassVar[bool] = True
-
-    @property
-    def model_part(self) -> Method:
-        """Return the method that may have weights, hidden states and a runner: this one, or of a
-        hybrid the one beside the text.
-        """
-        return self
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return the settings that a name stands for, or None for another method's name.
@@ -209,15 +199,10 @@ class Method(RecordWithSettings):
 
 
 class TextMethod(Method):
-    """A way to draft that reads nothing but the text; it makes a `Text` for each row.
-
-    Attributes:
-        hybrid_defaults: defaults that replace the method's own in a hybrid.
-    """
+    """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
 
     memory = "none"
     deterministic = True
-    hybrid_defaults: ClassVar[dict[str, Any]] = {}
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""

@@ -154,9 +154,6 @@ class ParallelDrafter(Drafter):
         counts = to_device(self._num_unseen, unseen.device).unsqueeze(1)
         return unseen.masked_fill(places >= counts, self._mask)
 
-    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        self._proposed = tokens.to(self._unseen.device)
-
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         decided = decided_tokens(self._proposed, num_accepted, next_tokens)
         # Numbers of an earlier verdict have reached the host by now.

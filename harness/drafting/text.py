@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import Drafter, Proposal, Step
-from harness.decoding.transfer import padded, to_device, to_host
+from harness.decoding.transfer import padded, to_device
 
 
 class Text(Protocol):
@@ -35,18 +35,10 @@ class TextDrafter(Drafter):
         new_text: makes the empty text of a row.
         device: the target's, where proposals are used.
         begin_batch: called before the texts of a new batch are made.
-
-    Attributes:
-        least: how many tokens a text must offer; with fewer it proposes nothing. A hybrid sets it.
-            A K below it shortens the proposal, but does not prevent it: K depends on other rows.
     """
 
     layers = ()
     reads_verdicts = True
-    least = 1
-    # Returns the tokens that each row was offered; in a hybrid, where another drafter may have
-    # proposed them, once they have reached the host.
-    _read_proposed: Callable[[], list[list[int]]]
 
     def __init__(
         self,
@@ -58,6 +50,7 @@ class TextDrafter(Drafter):
         self._device = device
         self._begin_batch = begin_batch
         self._texts: list[Text] = []
+        self._proposed: list[list[int]] = []
         self._propose_nothing()
 
     def start(
@@ -77,8 +70,8 @@ class TextDrafter(Drafter):
         self._propose_nothing()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        proposed = [self._guess(text, num_draft_tokens) for text in self._texts]
-        self._read_proposed = lambda: proposed
+        proposed = [text.continuation(num_draft_tokens) for text in self._texts]
+        self._proposed = proposed
         lengths = [len(guess) for guess in proposed]
         width = max(lengths)
         # One flat list is what `to_device` copies fastest.
@@ -92,7 +85,7 @@ class TextDrafter(Drafter):
         (row,) = self._texts
         found = torch.full((len(text) - 1, most), torch.nan)
         for place in range(len(text) - 1):
-            proposed = self._guess(row, most)
+            proposed = row.continuation(most)
             upcoming = text[place + 1 : place + 1 + most]
             for ahead, (token, following) in enumerate(zip(proposed, upcoming, strict=False)):
                 found[place, ahead] = float(token == following)
@@ -100,22 +93,10 @@ class TextDrafter(Drafter):
         return found
 
     def _propose_nothing(self) -> None:
-        nothing: list[list[int]] = [[] for _ in self._texts]
-        self._read_proposed = lambda: nothing
-
-    def _guess(self, text: Text, most: int) -> list[int]:
-        guess = text.continuation(max(most, self.least))
-        return guess[:most] if len(guess) >= self.least else []
-
-    def replace(self, tokens: Tensor) -> None:
-        """Learn that tokens [B, K] are proposed, some of them by another drafter.
-
-        The host reads them with the verdict: reading them now would wait for the draft.
-        """
-        self._read_proposed = to_host(tokens)
+        self._proposed = [[] for _ in self._texts]
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        decided = zip(self._texts, self._read_proposed(), num_accepted, next_tokens, strict=True)
+        decided = zip(self._texts, self._proposed, num_accepted, next_tokens, strict=True)
         for text, proposed, count, token in decided:
             text.extend([*proposed[:count], token])
         self._propose_nothing()

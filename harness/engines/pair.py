@@ -262,7 +262,7 @@ class PlacedPair(PlannedPair):
                 f"draft {name}: another tokenizer; it draws from the {number} tokens that the model has too"
             )
         elif draft_settings is not None and len(self.models) == 1:
-            how = method_of(draft_settings).model_part.describe(draft_settings)
+            how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
                 how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
             lines.append(f"draft {draft_settings.name}: {how}")
@@ -386,7 +386,7 @@ def sketch_pair(
             sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
         sketches.append(sketch)
     if plan is not None:
-        method = method_of(plan.settings).model_part
+        method = method_of(plan.settings)
         own_sketch = method.sketch(plan, checkpoints[0], sketches[0].dtype)
         sketches += [] if own_sketch is None else [own_sketch]
     return SketchedPair(

@@ -44,7 +44,7 @@ class NameSource(ConfigSource):
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("", "draft", "engine", "pair", names.DRAFT_OF_HYBRID)
+        return config_path in ("", "draft", "engine", "pair")
 
     def is_config(self, config_path: str) -> bool:
         return names.configuration(config_path) is not None

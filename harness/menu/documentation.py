@@ -13,8 +13,6 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
-from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
-from harness.drafting.hybrid_method import HybridSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import names
@@ -157,8 +155,6 @@ def document() -> str:
         parts += [f"### {title}", sentence(method.summary)]
         if own := of_method(method.settings):
             parts.append(_table(own))
-    parts += ["### draft=TEXT+OTHER", sentence(HYBRID_SUMMARY)]
-    parts.append(_table(of_method(HybridSettings)))
     parts.append("## Engines")
     for name, engine in ENGINES.built_in().items():
         parts += [f"### engine={name}", sentence(engine.summary)]

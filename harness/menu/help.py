@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.errors import SettingError, as_typed
 from harness.config.machine import terminal_width
 from harness.config.run import RunSettings
-from harness.drafting.hybrid_method import SUMMARY as HYBRID_SUMMARY
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu import documentation, names
@@ -113,7 +112,7 @@ def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
         if options and (group.startswith("+") or group in config):
             presets.append(Setting(f"{group}=", " ".join(options)))
     drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
-    drafts = {"none": "the model alone", **drafts, "TEXT+OTHER": HYBRID_SUMMARY}
+    drafts = {"none": "the model alone", **drafts}
     engines = {name: record.summary for name, record in ENGINES.all().items()}
     common, own = documentation.of_command(command.settings or RunSettings)
     sections = {

@@ -15,7 +15,6 @@ from hydra import errors
 
 from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.model_names import without_suffixes
-from harness.drafting.registry import METHODS
 from harness.menu import names
 from harness.menu.typed import GROUPS
 
@@ -85,10 +84,6 @@ def _no_such_preset(
     if len(known) > 12:
         listed = f"harness help {command} presets lists them"
     meant = _meant_preset(choice, known)
-    # `tiny_draft+suffix`: a hybrid's text method comes first.
-    other, _, text = choice.rpartition("+")
-    if group == "draft" and other in known and METHODS.split(f"{text}+{other}"):
-        meant = did_you_mean([f"{text}+{other}"])
     rule = f"no such preset{meant}; {listed}"
     if group == "draft":
         # Hydra looks for drafts first, and stops at the first name that it does not find: the target's may be

@@ -14,8 +14,7 @@ There are configurations for
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, which are names with a slash, and prompt files by their extension;
 - the group `draft`, which has every name of the group `model`, and further `none`, the methods
-  without weights, `early_exit_8` for the first 8 layers, `tiny_eagle3_tree` for dynamic trees,
-  and hybrids such as `suffix+tiny_eagle3`;
+  without weights, `early_exit_8` for the first 8 layers, and `tiny_eagle3_tree` for dynamic trees;
 - the group `engine`: engines of this project and of installed packages, and
   `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
@@ -36,9 +35,7 @@ from omegaconf import OmegaConf
 
 from harness.config.model_names import split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
-from harness.config.settings import PROMPT_FILES, PromptSettings, require
-from harness.drafting.hybrid_method import HybridSettings
-from harness.drafting.method import TextMethod
+from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES
 from harness.menu.commands import COMMANDS
@@ -49,10 +46,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-# The group of a hybrid's second part, with the same names as the group `draft`: what the user types
-# as `draft=` takes the place of every choice in that group, so that the hybrid would begin with
-# itself.
-DRAFT_OF_HYBRID = "draft_of_hybrid"
 # Ends the name of a draft that proposes dynamic trees.
 _TREE_SUFFIX = "_tree"
 # Begins the name of the configuration of a command that has no file in `conf/`.
@@ -102,8 +95,6 @@ def _draft(name: str) -> dict[str, Any] | None:
     if name == "none":
         return {"name": "none"}
     METHODS.check_names_class(name)
-    if found := METHODS.split(name):
-        return _hybrid(name, *found)
     if (drafter := _drafter_of_trees(name)) is not None:
         return {"defaults": [drafter, "_self_"], "name": name, "tree": "dynamic"}
     method, chosen = _method_and_choice(name)
@@ -125,25 +116,6 @@ def _drafter_of_trees(name: str) -> str | None:
     return drafter if method_name(drafter) == "model" else None
 
 
-def _hybrid(name: str, text: str, other: str) -> dict[str, Any]:
-    """The configuration of a hybrid: the other draft's, with the text method's settings.
-
-    For `suffix+tiny_eagle3` it begins with all of `tiny_eagle3`, then sets `least_text`, the
-    settings of `suffix`, and `method: suffix+model`.
-    """
-    method = method_name(name)
-    require(other != "none", "draft", "must name a draft after the plus", name)
-    record = METHODS[text]
-    assert isinstance(record, TextMethod)
-    own = _defaults(HybridSettings) | _defaults(record.settings) | record.hybrid_defaults
-    return {
-        "defaults": [{f"/{DRAFT_OF_HYBRID}@_here_": other}, "_self_"],
-        **own,
-        "name": name,
-        "method": method,
-    }
-
-
 def method_name(draft: str) -> str:
     """The method of what `draft=` names."""
     return _method_and_choice(draft)[0]
@@ -155,9 +127,6 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
     `early_exit_8` -> ("early_exit", {"layers": [8]}), `lookup` -> ("lookup", {}), and any name that
     no other method knows is one of a model or a head: `7B` -> ("model", {}).
     """
-    if found := METHODS.split(name):
-        text, other = found
-        return f"{text}+{_method_and_choice(other)[0]}", {}
     if METHODS.is_in_file(name):
         return name, {}
     for method, record in METHODS.all().items():
@@ -260,7 +229,6 @@ def _parsed(file: Path) -> dict[str, Any]:
 _GROUPS = {
     "model": _model,
     "draft": _draft,
-    DRAFT_OF_HYBRID: _draft,
     "engine": _engine,
     "prompts": _prompts,
     "pair": _pair,

@@ -12,6 +12,9 @@ _TRAINING = (
     "train with speculators or SpecForge; draft= reads their heads by directory or repository"
 )
 _SPLIT_LAYERS = "placement=balanced divides the layers over GPUs; vllm serve --tensor-parallel-size splits each layer"
+_ONE_PART = (
+    "no pair of drafts was faster than its better part: -m draft=suffix,tiny_eagle3 finds that one"
+)
 REMOVED: dict[str, str] = {
     "distill": _TRAINING,
     **dict.fromkeys(
@@ -21,6 +24,7 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         ("placement=tensor_parallel", "placement.strategy=tensor_parallel"), _SPLIT_LAYERS
     ),
+    **dict.fromkeys(("draft=lookup+*", "draft=suffix+*", "draft.least_text"), _ONE_PART),
     **dict.fromkeys(
         ("model.placement=tensor_parallel", "draft.placement=tensor_parallel"), _SPLIT_LAYERS
     ),

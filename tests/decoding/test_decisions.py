@@ -23,9 +23,7 @@ from harness.decoding.randomness import uniforms
 from harness.decoding.rules import AcceptByCoin, verify_block
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import BatchWarp, Warp
-from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.model import ModelDrafter
-from harness.drafting.registry import METHODS
 from harness.engines.local.fault import FaultyRule, fault_names, fault_of
 from harness.engines.local.rules import decisions_of
 from harness.runners.compiled import PreparedRunner
@@ -113,31 +111,9 @@ def test_a_drafter_without_probabilities(plain: list[int]) -> None:
     assert 0 < len(plain) < num_verdicts, "some rows are offered less"
 
 
-def test_turns_of_a_hybrid_in_which_the_text_alone_proposes_are_prepared(plain: list[int]) -> None:
-    target, draft = pair("llama")
-    judges = [Judge(GREEDY, verify, is_deterministic=kind) for kind in (False, True)]
-    found: list[list[Iteration]] = []
-    what = request([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]], GREEDY, 30)
-    for prepared_judges in ([], judges):
-        fast = PreparedRunner(target, compiled=False, captured=True)
-        fast.prepare(RunnerShapes(1, 60, (1, 4), decisions={4: prepared_judges}))
-        model = ModelDrafter(EagerRunner(draft), GREEDY)
-        drafter = HybridDrafter(lookup_drafter(), model, NUM_DRAFT_TOKENS)
-        del plain[:]
-        found.append(list(speculative(fast, drafter, what, NUM_DRAFT_TOKENS)))
-        assert (4 in plain) == (not prepared_judges)
-    require_same(found[1], found[0])
-    certain = [
-        one.verdict is not None and bool((one.verdict.draft_probability == 1).all())
-        for one in found[0]
-    ]
-    assert any(certain)
-
-
-def test_a_hybrid_has_verdicts_of_both_kinds() -> None:
+def test_a_method_that_may_or_may_not_know_probabilities_has_verdicts_of_both_kinds() -> None:
     decoding = DecodingSettings(num_draft_tokens=3)
-    method = METHODS["lookup+model"]
-    found = decisions_of(decoding, "none", [1, 4], deterministic=method.deterministic)
+    found = decisions_of(decoding, "none", [1, 4], deterministic=None)
     assert [one.is_deterministic for one in found[4] if isinstance(one, Judge)] == [False, True]
 
 

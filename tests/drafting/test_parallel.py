@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from architectures import VOCABULARY, generated, random_model
-from chains import GREEDY, RAGGED, chain, request, texts
-from fakes import MarkovRunner, Scripted
+from chains import GREEDY, request, texts
+from fakes import Scripted
 from harness.config.errors import SettingError
-from harness.decoding.loops import autoregressive, speculative
+from harness.decoding.loops import speculative
 from harness.decoding.protocols import Proposal, Step
 from harness.decoding.warp import Warp
-from harness.drafting.hybrid import HybridDrafter
 from harness.drafting.parallel import ParallelDrafter, checked_mask
 from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 from head_references import PROMPTS
-from text_drafters import suffix_drafter
 
 MASK = 96
 
@@ -97,15 +95,6 @@ def test_greedy_output_is_that_of_generate() -> None:
             runner.prepare(RunnerShapes(len(PROMPTS), 48, (6,)))
         actual = texts(speculative(StaticRunner(target), drafter, what, 3), len(PROMPTS))
         assert actual == expected
-
-
-def test_beside_a_text_it_follows_what_the_text_proposes() -> None:
-    target = chain(0)
-    draft = ParallelDrafter(MarkovRunner(chain(1)), GREEDY, 0)
-    drafter = HybridDrafter(suffix_drafter(), draft, 2)
-    what = request(RAGGED, GREEDY, length=40, stop=[8])
-    actual = texts(speculative(MarkovRunner(target), drafter, what, 4), 3)
-    assert actual == texts(autoregressive(MarkovRunner(target), what), 3)
 
 
 @pytest.mark.parametrize(("mask", "message"), [(VOCABULARY, "97, is not in"), ("<mask>", "<mask>")])

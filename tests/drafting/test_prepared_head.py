@@ -22,8 +22,6 @@ from harness.decoding.loops import speculative
 from harness.decoding.warp import Warp
 from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.prepared import PreparedHead
-from harness.drafting.hybrid import HybridDrafter
-from harness.drafting.text import TextDrafter
 from harness.runners.graphs import GraphRecorder
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
@@ -39,7 +37,6 @@ from small_heads import (
     selector_head,
     target_model,
 )
-from text_drafters import lookup_drafter
 
 KINDS = {
     "eagle3": lambda: eagle_head(layer_config("llama")),
@@ -107,13 +104,10 @@ def decided(
     prepared: PreparedHead | None,
     what: Request,
     k: int | DraftLength,
-    beside: TextDrafter | None = None,
 ) -> list[Any]:
     assert isinstance(what.warp, Warp)
     drafter = head.drafter(target, what.warp, confidence=0.3)
     drafter.prepared = prepared
-    if beside is not None:
-        drafter = HybridDrafter(beside, drafter, least=2)
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = speculative(runner, drafter, what, k)
     return [(record.rows, record.tokens, record.proposed) for record in records]
@@ -163,20 +157,6 @@ def test_a_longer_prepared_proposal_offers_no_more_than_is_asked() -> None:
     proposal = drafter.propose(2, torch.full((1, 2), 0.5))
     assert proposal.tokens.shape == (1, 2)
     assert proposal.lengths == [2]
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_the_head_of_a_hybrid(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After turns in which the text proposed it has more to read than after its own."""
-    counting = Counting(monkeypatch)
-    target, head = target_and_head(kind)
-    prepared = prepare(head, target, GREEDY, (3,))
-    what = request([[5, 9, 5, 9, 5, 9], *PROMPTS[1:]], GREEDY, length=LENGTH)
-    expected = decided(head, target, None, what, 3, lookup_drafter())
-    counting.num_eager = 0
-    assert decided(head, target, prepared, what, 3, lookup_drafter()) == expected
-    assert counting.num_prepared
-    assert counting.num_eager == 0
 
 
 def test_what_was_not_prepared_is_drafted_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

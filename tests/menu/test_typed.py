@@ -43,7 +43,6 @@ def value_of(argument: str) -> Any:
         ("tokens=128", "decoding.max_new_tokens=128"),
         ("limit=3", "num_prompts=3"),
         ("max_ngram=8", "draft.max_ngram=8"),
-        ("least_text=2", "draft.least_text=2"),
         ("device=cpu", "placement=cpu"),
         ("--num-prompts 30", "num_prompts=30"),
         ("--num-prompts=30", "num_prompts=30"),

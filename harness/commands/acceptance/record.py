@@ -67,8 +67,6 @@ class AcceptanceSettings(PromptedSettings):
         require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
         rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
         require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
-        rule = "must not be a hybrid: it chooses by earlier acceptance, which does not follow from the text alone"
-        require("+" not in self.draft.method, "draft", rule, self.draft.name)
         rule = "must be stored: how often random weights agree means nothing"
         require(self.weights == "stored", "weights", rule, self.weights)
 

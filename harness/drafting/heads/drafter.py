@@ -282,10 +282,6 @@ class HeadDrafter(TreeDrafter):
         with without_cudnn():
             return call(unread, *inputs)
 
-    def replace(self, tokens: Tensor, replaced: Sequence[bool]) -> None:
-        # The target's features do not depend on who proposed a token.
-        self._proposed = tokens.to(self.device)
-
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         if most(self._unread.counts) > MOST_UNREAD:

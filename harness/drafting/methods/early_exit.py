@@ -52,7 +52,6 @@ class EarlyExit(Method):
     summary = "the target's own first layers, a quarter of them; early_exit_8 has 8"
     settings = EarlyExitSettings
     memory = "shared"
-    can_join_hybrid = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return no settings for `early_exit`, and 8 layers for `early_exit_8`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from harness.config.settings import (
     DecodingSettings,
@@ -89,8 +89,6 @@ class Lookup(TextMethod):
     name = "lookup"
     summary = "what followed the same n-gram in prompt and output"
     settings = LookupSettings
-    # Only matches of the longest n-gram count.
-    hybrid_defaults: ClassVar[dict[str, Any]] = {"min_ngram": "${.max_ngram}"}
 
     def texts(
         self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase | None = None

@@ -139,7 +139,6 @@ class ModelDraft(Method):
     )
     settings = ModelDraftSettings
     trains = True
-    can_join_hybrid = True
     named = False
 
     def plan(

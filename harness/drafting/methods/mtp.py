@@ -18,7 +18,6 @@ class Mtp(HeadMethod):
 
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
-    can_join_hybrid = True
 
     def plan(
         self,

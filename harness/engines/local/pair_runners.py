@@ -11,8 +11,8 @@ from harness.config.run import RunnerName
 from harness.decoding.protocols import Drafter, Runner
 from harness.decoding.tree_decision import TreeJudge
 from harness.decoding.warp import AnyWarp
+from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.prepared import PreparedHead
-from harness.drafting.hybrid import part_with_head
 from harness.drafting.method import MakeDrafter
 from harness.drafting.registry import method_of
 from harness.drafting.trees.prepared_trees import PreparedTrees
@@ -101,7 +101,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target_name
-    draft_model = None if settings is None else method_of(settings).model_part.model(pair)
+    draft_model = None if settings is None else method_of(settings).model(pair)
     if draft_model is not None:
         draft, draft_name = _draft_runner(pair, draft_model, preparation)
     prepared: list[PreparedRunner | PreparedHead] = []
@@ -169,7 +169,7 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
         longest_prompt=preparation.longest_prompt,
         trees=trees,
     )
-    hidden_layers = () if method is None else tuple(method.model_part.layers(pair))
+    hidden_layers = () if method is None else tuple(method.layers(pair))
     return build_runner(
         pair.target,
         preparation.runner,
@@ -190,7 +190,7 @@ def _draft_runner(
         size = vocabulary_size(model.model.config)
     draft_settings = pair.draft_settings
     assert draft_settings is not None
-    method = method_of(draft_settings).model_part
+    method = method_of(draft_settings)
     passes = method.passes(pair, preparation.numbers_drafted)
     num_drawn = passes.num_drawn
     trees = TreeDemand()
@@ -235,8 +235,8 @@ def _prepared_head(
     def build(chosen: RunnerName) -> PreparedHead | None:
         if chosen not in PREPARED:
             return None
-        drafter = part_with_head(make_drafter(warp_of(preparation.decoding)))
-        if drafter is None:
+        drafter = make_drafter(warp_of(preparation.decoding))
+        if not isinstance(drafter, HeadDrafter):
             raise UnsupportedModelError("drafts by code of its own")
         kind = PreparedHead if drafter.plan is None else PreparedTrees
         prepared = kind(
@@ -254,9 +254,8 @@ def _prepared_head(
 
 
 def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
-    """A drafter whose head, which may be one part of a hybrid, drafts by the prepared proposals."""
+    """A drafter whose head drafts by the prepared proposals."""
     drafter = make_drafter(warp)
-    part = part_with_head(drafter)
-    assert part is not None  # `_prepared_head` prepares nothing where no part has a head
-    part.prepared = head
+    assert isinstance(drafter, HeadDrafter)  # `_prepared_head` prepares no other
+    drafter.prepared = head
     return drafter

@@ -205,10 +205,8 @@ def _positions(rates: Sequence[float | None]) -> str:
 
 def _memory(words: Mapping[str, str], pair: Any) -> str | None:
     """Bytes of the draft's own weights, or the method's word for them: `none`, `shared`."""
-    # A hybrid, `suffix+model`, takes what the head or model in it takes.
-    in_hybrid = (pair.row.draft_method or "").rpartition("+")[2]
-    if in_hybrid in words:
-        return words[in_hybrid]
+    if pair.row.draft_method in words:
+        return words[pair.row.draft_method]
     sizes = pair.row.draft_weight_bytes
     return amount(sum(sizes.values())) if sizes else None
 
