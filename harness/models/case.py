@@ -90,6 +90,14 @@ class Demand:
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.row_tokens + 1) + self.prompt_tokens
 
+    def prompt_bytes(self, sketch: Sketch) -> int:
+        """Estimate what reading all prompts at once takes beyond weights and caches: a layer's work,
+        and logits after each prompt, in float32 too.
+        """
+        num_tokens = self.batch_size * self.prompt_tokens
+        layer = num_tokens * sketch.pass_numbers * sketch.dtype.itemsize
+        return layer + self.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
+
     def graph_bytes(self, sketch: Sketch, role: str) -> int:
         """Estimate the memory of captured graphs: their results, and as much again to work in.
 
@@ -173,8 +181,20 @@ class Case:
         """Bytes that may be filled: on each GPU all free ones but the reserve."""
         room = dict(self.free)
         for gpu in self.gpus:
-            room[gpu] = max(0, room[gpu] - int(self.placement.reserve_gb * 1e9))
+            room[gpu] = max(0, room[gpu] - self.reserve_bytes)
         return room
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more where the prompts need
+        more to be read.
+        """
+        return max(int(self.placement.reserve_gb * 1e9), self._prompt_bytes)
+
+    @property
+    def _prompt_bytes(self) -> int:
+        # The models read one after the other.
+        return max(map(self.demand.prompt_bytes, self.models))
 
     def placement_of(self, sketch: Sketch) -> PlacementSettings:
         """The settings of the run's placement, or a model's own where it has some."""
@@ -234,18 +254,21 @@ class Case:
         if cache:
             text += f" and its KV cache {amount(cache + needs.graph_bytes)}"
         where = " next to the model" if sketch.role == "draft" else ""
-        free = _describe_room(list(room.values()), on_gpu)
+        reserve = "placement.reserve_gb"
+        if self._prompt_bytes > self.placement.reserve_gb * 1e9:
+            reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
+        free = _describe_room(list(room.values()), on_gpu, reserve)
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
 
 
-def _describe_room(sizes: list[int], on_gpu: bool) -> str:
+def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:
     if not on_gpu:
         return f"{amount(sizes[0])} of main memory are free"
     count = "one GPU has" if len(sizes) == 1 else f"{len(sizes)} GPUs have"
     amounts = " + ".join(map(amount, sizes))
     if len(sizes) > 2 and len(set(sizes)) == 1:
         amounts = f"{amount(sizes[0])} each"
-    return f"{count} {amounts} free beyond placement.reserve_gb"
+    return f"{count} {amounts} free beyond {reserve}"
 
 
 def effective_placement(

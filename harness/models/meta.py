@@ -66,6 +66,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     settings = checkpoint.settings
     stored = stored_quantization(checkpoint.config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    pass_numbers = _pass_numbers(model)
     measured = measured_caches(model)
     caches = measured or configured_caches(checkpoint.config)
     quantizable: set[str] = set()
@@ -89,8 +90,31 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         vocabulary_size=vocabulary_size(checkpoint.config),
         class_name=type(model).__name__,
         modules=frozenset(name for name, _ in model.named_modules()),
+        pass_numbers=pass_numbers,
         estimated_cache=not measured,
     )
+
+
+def _pass_numbers(model: PreTrainedModel) -> int:
+    """Estimate how many numbers a layer works with at once for each token of a pass.
+
+    These are the inputs of its widest matrix, what they are made of, and some copies of the state:
+    6 % too few for GPT-2, 20 % too many for Llama, up to 90 % too many for mixtures.
+    """
+    config = model.config.get_text_config(decoder=True)
+    hidden_size = getattr(config, "hidden_size", None) or 0
+    output_matrix = model.get_output_embeddings()
+    widest = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not output_matrix:
+            widest = max(widest, module.in_features)
+        elif isinstance(module, Conv1D):
+            widest = max(widest, module.weight.shape[0])
+    num_used = getattr(config, "num_experts_per_tok", None)
+    if isinstance(num_used, int):
+        inner = getattr(config, "moe_intermediate_size", getattr(config, "intermediate_size", 0))
+        widest = max(widest, num_used * max(inner, hidden_size))
+    return 4 * (widest + hidden_size)
 
 
 # Quantization -------------------------------------------------------------------------------------

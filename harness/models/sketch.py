@@ -99,6 +99,8 @@ class Sketch:
             a model, whose runner holds the cache.
         borrowed_bytes: for a draft: weights of the target that each of its passes reads too.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
+        pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
+            where unknown.
         estimated_cache: whether cache sizes were estimated from the configuration, because the
             model's code does not reveal them.
     """
@@ -116,6 +118,7 @@ class Sketch:
     spare_slots: int | None = None
     borrowed_bytes: int = 0
     drafts_in_one_pass: bool = False
+    pass_numbers: int = 0
     estimated_cache: bool = False
 
     @property

@@ -212,6 +212,24 @@ def test_the_reserve_comes_on_top_of_the_caches() -> None:
     assert fit(case(model, free=machine(cpu_gb=12.3), demand=demand))
 
 
+def test_what_reading_the_prompts_takes_is_kept_free() -> None:
+    """The reserve is for it; where that is too small, more is kept free."""
+    demand = Demand(
+        batch_size=64, prompt_tokens=1000, new_tokens=10, num_draft_tokens=0, runner="eager"
+    )
+    model = sketch(10, vocabulary_size=100_000, pass_numbers=40_000)
+    # 5.12 GB for a layer, and 0.04 GB for logits in float16 and float32; 10.2 GB of weights.
+    asked = case(model, free=machine(15.4), demand=demand)
+    assert asked.reserve_bytes == 64 * 1000 * 40_000 * 2 + 64 * 100_000 * 6
+    assert fits(asked)
+    misfit, advice = refused(dataclasses.replace(asked, free=machine(15.3)))
+    assert mentions(misfit, "beyond the 5.16 GB that reading the prompts takes")
+    assert mentions(advice, "batch_size=63")
+    alone = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=1))
+    assert alone.reserve_bytes == 2 * GB
+    assert fit(dataclasses.replace(asked, free=machine()))[0].device_map == {"": "cpu"}
+
+
 def test_layers_make_way_for_their_own_keys_and_values() -> None:
     demand = Demand(
         batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager"

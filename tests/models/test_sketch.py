@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
@@ -293,3 +296,66 @@ def test_stored_quantization_is_read() -> None:
     )
     assert sketched(gptq).stored == "4bit"
     assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
+
+
+# What a pass works with ----------------------------------------------------------------------------------------------
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that are made and not yet freed, and the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        made = function(*arguments, **(named or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        self._now += storage.nbytes()
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model_type": "llama"},
+        {"model_type": "gemma2", "head_dim": 16},
+        {"model_type": "phi3", "pad_token_id": 0},
+        {"model_type": "gpt2"},
+        {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 4},
+        {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    ],
+    ids=lambda sizes: sizes["model_type"],
+)  # fmt: skip
+def test_what_a_pass_works_with_is_about_what_reading_prompts_takes(sizes: dict[str, Any]) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = bare_model(as_checkpoint(make_config(**{**shape, **heads, **sizes})), torch.float32)
+    model.to_empty(device="cpu").eval()
+    most = []
+    for num_rows in (2, 4):
+        tokens = torch.zeros(num_rows, 32, dtype=torch.long)
+        with torch.inference_mode(), _LiveBytes() as live:
+            model(input_ids=tokens, use_cache=False, logits_to_keep=1)
+        most.append(live.most)
+    numbers_per_token = (most[1] - most[0]) / (2 * 32 * 4)
+    estimate = sketched(model.config).pass_numbers
+    assert 0.9 * numbers_per_token < estimate < 2 * numbers_per_token

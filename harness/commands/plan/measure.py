@@ -240,7 +240,7 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
     }
     if machine.num_gpus:
         figures["free_bytes"] = min(machine.free[gpu] for gpu in case.gpus)
-        figures["reserve_bytes"] = int(case.placement.reserve_gb * 1e9)
+        figures["reserve_bytes"] = case.reserve_bytes
     for sketch, placement in zip(case.models, placements, strict=True):
         prefix = "" if sketch is case.models[0] else "draft_"
         figures |= _model_sizes(prefix, sketch, placement)

@@ -20,7 +20,10 @@ class PlanRow(RunRow):
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
     free_bytes: MaybeInt = figure("free memory of the GPU that has least", "bytes")
-    reserve_bytes: MaybeInt = figure("kept free on each GPU", "bytes")
+    reserve_bytes: MaybeInt = figure(
+        "kept free on each GPU: `placement.reserve_gb`, or what reading the prompts takes where that is more",
+        "bytes",
+    )
     num_tokens: MaybeInt = figure(
         "tokens of a row: prompt, new tokens and what is drafted beyond", "tokens"
     )
