@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = [
     "setup.sh",
     "machine-install.sh",
+    "scripts/action.sh",
     "scripts/collect_gpu_wheels.sh",
     "recipes/report_capture.sh",
     ".ci/run",
