@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import signals
-from harness.cli.manifest import NEEDS_JOBS, Manifest, SweepFile, collects_in
+from harness.cli.manifest import Manifest, SweepFile, collects_in
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
 from harness.config.packages import is_installed, require_local
@@ -147,12 +147,8 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
                     "when it starts, so that all jobs would measure the same"
                 )
                 raise SettingError(name, rule)
-    # If typed as `manifest.round_overrides` reads them, these are a sweep over `share` or `repeat` by now.
-    if getattr(settings, "race", False) and getattr(settings, "share", None) is None:
-        raise SettingError("race", "must be typed as race=true, in a sweep", True)
-    if manifest is not None and manifest.rounds == "share" and len(manifest.names) < 2:
-        raise SettingError("race", NEEDS_JOBS, True)
+    # If typed as `manifest.round_overrides` reads it, it is a sweep over `repeat` by now.
     repeats = getattr(settings, "repeats", 1)
-    if repeats > 1 and (manifest is None or manifest.rounds is None):
+    if repeats > 1 and (manifest is None or not manifest.is_repeated):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings

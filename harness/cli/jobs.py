@@ -13,8 +13,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
@@ -27,29 +25,29 @@ from harness.config.errors import (
     UnreachableError,
     VerdictError,
 )
-from harness.config.machine import gpu_names
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
 from harness.menu.commands import COMMANDS
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.schema import RunRow
-from harness.tables.table import Document
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
 _IDLE_S = 5.0
 
 
 class Crew:
-    """The workers of this process's sweep: one, and in a race one for each pair, as far as memory allows.
+    """The worker of this process's sweep.
 
     Attributes:
-        workers: by the text of all settings that decide which pair a worker loads and on how many GPUs. The number of
-            a repeat is among them, so that each repeat has a new process.
+        worker: the one that has the last job's pair loaded; None before the first job, and after a failure.
     """
 
     def __init__(self) -> None:
-        self.workers: dict[str, Worker] = {}
+        self.worker: Worker | None = None
+        # The text of all settings that decide which pair the worker loads and on how many GPUs. The number of a repeat
+        # is among them, so that each repeat has a new process.
+        self._pair = ""
         # Ends a worker with leased GPUs when no job comes for a while.
         self._idle: threading.Timer | None = None
         # Errors of pairs that failed to load, by pair and limit of time: with more time one may load.
@@ -70,12 +68,11 @@ class Crew:
             return RunError(f"not tried, because the pair failed to load before: {earlier}")
         # The job keeps its worker busy.
         self._stop_timer()
-        if pair not in self.workers:
-            if not (getattr(settings, "race", False) and _has_room()):
-                self._end_workers()
-            gpus = lease(settings.gpus_per_job)
-            self.workers[pair] = Worker(gpus)
-        worker = self.workers[pair]
+        if self.worker is None or pair != self._pair:
+            self._end_worker()
+            self.worker = Worker(lease(settings.gpus_per_job))
+            self._pair = pair
+        worker = self.worker
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
@@ -85,15 +82,15 @@ class Crew:
             # where the capture of a CUDA graph failed in it.
             self.dismiss()
         elif settings.gpus_per_job is not None:
-            self._idle = threading.Timer(_IDLE_S, self._end_workers)
+            self._idle = threading.Timer(_IDLE_S, self._end_worker)
             self._idle.daemon = True
             self._idle.start()
         return error
 
     def dismiss(self) -> None:
-        """End the workers, and free their GPUs."""
+        """End the worker, and free its GPUs."""
         self._stop_timer()
-        self._end_workers()
+        self._end_worker()
 
     def _stop_timer(self) -> None:
         """Stop the timer; if it is ending the worker already, wait until it has."""
@@ -102,21 +99,10 @@ class Crew:
             self._idle.join()
         self._idle = None
 
-    def _end_workers(self) -> None:
-        while self.workers:
-            _, worker = self.workers.popitem()
-            worker.close()
-
-
-def _has_room() -> bool:
-    """Whether main memory has room for two more workers as large as the largest.
-
-    On GPUs no second one is kept: where a model is placed depends on the memory that others leave free there.
-    """
-    if gpu_names():
-        return False
-    sizes = [process.memory_info().rss for process in psutil.Process().children()]
-    return bool(psutil.virtual_memory().available > 2 * max(sizes, default=0))
+    def _end_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+        self.worker = None
 
 
 _crew = Crew()
@@ -128,15 +114,6 @@ def run_job(job: Job) -> Sequence[RunRow]:
     Raises:
         SettingError: GPUs that are not there, or a directory where no file can be written.
     """
-    rows: Sequence[RunRow] = []
-    if getattr(job.settings, "race", False):
-        # Statistics take a second to load, which only such a sweep waits for.
-        from harness.cli.rounds import rows_left_out
-
-        rows = rows_left_out(job)
-        if rows:
-            _record(job, rows)
-            return rows
     rows = _measured_before(job)
     if rows:
         write_rows(job.file, rows)
@@ -186,9 +163,9 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     if not rows or rows[0].directory is None:
         return rows
     directory = Path(rows[0].directory)
-    is_part = getattr(settings, "race", False) or getattr(settings, "repeats", 1) > 1
+    is_part = getattr(settings, "repeats", 1) > 1
     if is_part and not (directory / PROMPTS_FILE).is_file():
-        # The interval over several runs or shares needs the times of their prompts.
+        # The interval over several runs needs the times of their prompts.
         return []
     original = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
     figures = [column for column in kind.columns().items() if column[1].kind == "figure"]
@@ -234,22 +211,17 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
     pooled: list[list[LatencyRow]] = []
-    raced: Document = []
-    if manifest.rounds and rows:
+    if manifest.is_repeated and rows:
+        # Statistics take a second to load, which only such a sweep waits for.
         from harness.cli import rounds
 
-        if manifest.rounds == "share":
-            rows_of_race, raced = rounds.finish_race(directory)
-            pooled = [[row] for row in rows_of_race]
-        else:
-            pooled = rounds.pool(directory, rows)
+        pooled = rounds.pool(directory, rows)
     print_sweep(
         command,
         rows,
         file.path,
         manifest.num_jobs,
         pooled,
-        raced,
         is_refused=is_refused,
         summary=directory / SUMMARY_FILE,
         details=manifest.details,

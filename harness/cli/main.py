@@ -281,7 +281,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
                 text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
             elif flags.cfg or flags.info or flags.hydra_help:
                 printed = io.StringIO()
-            elif rounds := round_overrides(command, settings, is_sweep=flags.multirun):
+            elif rounds := round_overrides(command, settings):
                 settings = [*rounds, *settings]
                 options += [] if flags.multirun else ["-m"]
             # Hydra takes its options before or after all settings, but not among them.

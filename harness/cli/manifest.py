@@ -26,11 +26,10 @@ from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
-from harness.results.statistics.stopping import SHARES
 
 _FILE = "sweep.json"
-# The rule that `race` breaks in a single run, and in a sweep with a single job.
-NEEDS_JOBS = "needs -m and several jobs: harness latency -m K=2,4,8 race=true"
+# The setting with the number of a round.
+_ROUND = "repeat"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Manifest:
         started: seconds since the epoch.
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
             `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`; [] where an optimiser has a range of numbers.
-        rounds: the setting with the number of the round, of a sweep in which every job runs several times: `repeat`, or
-            in a race `share`; else None.
+        is_repeated: whether every job runs several times: `repeat` then has the number of the round.
         results_file: the file that collects the rows of all runs; None for no such file.
         details: whether the tables behind the answer are printed too (`details=true`).
     """
@@ -51,16 +49,14 @@ class Manifest:
     num_jobs: int
     started: float
     choices: dict[str, list[str]]
-    rounds: str | None = None
+    is_repeated: bool = False
     results_file: str | None = None
     details: bool = False
 
     @property
     def names(self) -> list[str]:
         """The settings in which each job of a round differs from others, in the order of the jobs' numbers."""
-        own = {
-            setting: values for setting, values in self.choices.items() if setting != self.rounds
-        }
+        own = {setting: values for setting, values in self.choices.items() if setting != _ROUND}
         typed = [[f"{setting}={value}" for value in values] for setting, values in own.items()]
         return [" ".join(settings) for settings in itertools.product(*typed)]
 
@@ -132,8 +128,7 @@ class SweepFile:
             kept = []
             for row in rows_in(file.path, self._kind):
                 # Rows over all rounds of a job have no number either.
-                rounds = (getattr(row, "repeat", None), getattr(row, "share", None))
-                if row.job is None and "all" not in rounds:
+                if row.job is None and getattr(row, _ROUND, None) != "all":
                     kept.append(row)
             if kept:
                 file.replace(as_csv(kept))
@@ -172,20 +167,19 @@ class SweepCallback(Callback):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
         choices = _choices(config)
-        rounds = "share" if OmegaConf.select(config, "race") else "repeat"
-        if rounds in choices:
+        if _ROUND in choices:
             # The first setting varies slowest. An experiment's own list would come before what is typed.
-            choices = {rounds: choices.pop(rounds), **choices}
+            choices = {_ROUND: choices.pop(_ROUND), **choices}
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
-                config.hydra.sweeper.params = {rounds: ",".join(choices[rounds]), **params}
+                config.hydra.sweeper.params = {_ROUND: ",".join(choices[_ROUND]), **params}
         # An optimiser has a number of jobs; else there is one for each combination.
         num_jobs = config.hydra.sweeper.get("n_trials")
         manifest = Manifest(
             num_jobs=num_jobs or math.prod(map(len, choices.values())),
             started=time.time(),
             choices=choices,
-            rounds=rounds if rounds in choices else None,
+            is_repeated=_ROUND in choices,
             results_file=results_file,
             details=bool(OmegaConf.select(config, "results.details")),
         )
@@ -209,29 +203,22 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
     return os.path.realpath(file) == os.path.realpath(collecting_file)
 
 
-def round_overrides(command: str, settings: Sequence[str], *, is_sweep: bool = False) -> list[str]:
-    """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, `["share=1,2,3,4"]` for
-    race=true, [] for a single round.
+def round_overrides(command: str, settings: Sequence[str]) -> list[str]:
+    """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round.
 
     Raises:
-        SettingError: repeats or a race together with a search, a race with repeats, or a race without -m.
+        SettingError: repeats together with a search.
     """
     is_search = any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings)
-    is_race = any(re.fullmatch(r"\+*race=true", setting, re.IGNORECASE) for setting in settings)
     matches = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
     *_, repeats = [1, *(int(match[1]) for match in matches if match)]
     # A larger number is not made into a sweep: the settings refuse it.
     is_repeated = 1 < repeats <= 1000
-    if not COMMANDS[command].repeats or not (is_repeated or is_race):
+    if not COMMANDS[command].repeats or not is_repeated:
         return []
-    if is_race:
-        rule = "cannot be combined with a search or with repeats"
-        require(not is_search and not is_repeated, "race", rule, True)
-        require(is_sweep, "race", NEEDS_JOBS, True)
     rule = "cannot be combined with a search, which chooses its own runs"
     require(not is_search, "repeats", rule, repeats)
-    setting, number = ("share", SHARES) if is_race else ("repeat", repeats)
-    return [f"{setting}={','.join(map(str, range(1, number + 1)))}"]
+    return [f"{_ROUND}={','.join(map(str, range(1, repeats + 1)))}"]
 
 
 def _choices(config: DictConfig) -> dict[str, list[str]]:

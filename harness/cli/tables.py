@@ -17,7 +17,7 @@ from harness.commands.words import labels
 from harness.engines.registry import is_elsewhere
 from harness.menu.commands import COMMANDS
 from harness.results.locked_files import replace_file
-from harness.results.schema import LEFT_OUT, NO_VERDICT, REFUSED
+from harness.results.schema import NO_VERDICT, REFUSED
 from harness.results.statistics.interval import counted
 from harness.results.verdict import CANNOT_TELL
 from harness.tables.table import Answer, Document, Line, grouped, without_empty
@@ -45,7 +45,6 @@ def print_sweep(
     file: Path,
     num_jobs: int,
     pooled: Sequence[Rows] = (),
-    raced: Document = (),
     *,
     is_refused: bool = False,
     summary: Path | None = None,
@@ -57,16 +56,15 @@ def print_sweep(
         is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
-        raced: what came of a race, in place of the tables.
         summary: the file that gets the answer with all tables, which are printed too with `details`.
     """
     record = COMMANDS[command]
-    answer: Answer = raced
+    answer: Answer = []
     tables: Document = []
-    if len(pooled) == 1 and not raced:
+    if len(pooled) == 1:
         # One job, repeated: printed like a single run.
         answer = record.pooled(pooled[0])
-    elif rows and not raced:
+    elif rows:
         # `merge` leaves out the runs that a pooled row names.
         answer, tables = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
     if answer:
@@ -121,4 +119,4 @@ def exit_code(command: str, rows: Rows) -> int:
 
 
 def _any_failed(rows: Rows) -> bool:
-    return any(row.status not in ("ok", NO_VERDICT, REFUSED, LEFT_OUT) for row in rows)
+    return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)

@@ -15,6 +15,7 @@ _SPLIT_LAYERS = "placement=balanced divides the layers over GPUs; vllm serve --t
 _ONE_PART = (
     "no pair of drafts was faster than its better part: -m draft=suffix,tiny_eagle3 finds that one"
 )
+_RACE = "acceptance -m ranks many drafts and K in a minute; then latency -m times the few left, to precision=2%"
 REMOVED: dict[str, str] = {
     "distill": _TRAINING,
     **dict.fromkeys(
@@ -24,6 +25,8 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(
         ("placement=tensor_parallel", "placement.strategy=tensor_parallel"), _SPLIT_LAYERS
     ),
+    "race": _RACE,
+    "share": _RACE,
     **dict.fromkeys(("draft=lookup+*", "draft=suffix+*", "draft.least_text"), _ONE_PART),
     **dict.fromkeys(
         ("model.placement=tensor_parallel", "draft.placement=tensor_parallel"), _SPLIT_LAYERS

@@ -20,8 +20,6 @@ MaybeInt = int | None
 MaybeFloat = float | None
 MaybeBool = bool | None
 
-# The status of a job that a race did not measure any more.
-LEFT_OUT = "left_out"
 # The status of a run whose arms cannot be compared, see `verdict.py`.
 NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
@@ -84,7 +82,7 @@ class RunRow(Row):
     )
     status: MaybeText = circumstance(
         "`ok`, `failed` or `interrupted`; `no_verdict` if its arms cannot be compared; of a plan also `does_not_fit`,"
-        " of a sweep's job also `refused` (a wrong setting) or `left_out` (of a race)"
+        " of a sweep's job also `refused` (a wrong setting)"
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")

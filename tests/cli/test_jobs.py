@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 from harness.cli import jobs
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError
-from harness.drafting.methods.model import ModelDraftSettings
-from harness.engines.registry import pair_of
 from some_settings import settings_of
 
 
@@ -51,7 +48,7 @@ def worker_of(crew: jobs.Crew, **settings: Any) -> Any:
     """The worker that has run such a job."""
     job: Any = SomeJob(**settings)
     crew.run(job)
-    return crew.workers[repr((pair_of(job.settings), job.settings.gpus_per_job))]
+    return crew.worker
 
 
 def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs.Crew) -> None:
@@ -59,23 +56,7 @@ def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs.Crew) -> None:
     assert worker_of(crew, gpus_per_job=1) is first
     assert first.gpus == ["0"]
     assert worker_of(crew, gpus_per_job=2).gpus == ["0", "1"]
-    assert len(crew.workers) == 1
     crew.dismiss()
-
-
-def test_in_a_race_pairs_stay_loaded_while_memory_has_room(
-    crew: jobs.Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draft = ModelDraftSettings(name="other", repository="an/other")
-    monkeypatch.setattr(jobs, "gpu_names", list)
-    racing = {"race": True, "share": 1}
-    first = worker_of(crew, **racing)
-    second = worker_of(crew, **racing, draft=draft)
-    assert second is not first
-    assert worker_of(crew, **racing) is first
-    monkeypatch.setattr(jobs, "gpu_names", lambda: ["a GPU"])
-    third = worker_of(crew, **racing, draft=dataclasses.replace(draft, name="third"))
-    assert list(crew.workers.values()) == [third]
 
 
 def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.Crew) -> None:

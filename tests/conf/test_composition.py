@@ -170,20 +170,19 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(
     assert len(jobs) == num_jobs
 
 
-@pytest.mark.parametrize("rounds", [["repeat=1,2"], ["share=1,2", "race=true"]])
 def test_rounds_come_before_the_list_of_an_experiment(
-    rounds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SweepCallback, "directory", None)
-    overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", "seed=1,2", *rounds]
+    overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", "seed=1,2", "repeat=1,2"]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("latency", overrides, run_mode=RunMode.MULTIRUN)
     SweepCallback().on_multirun_start(config)
     arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
     ((first, *_, last),) = BasicSweeper.split_arguments(
-        OverridesParser.create().parse_overrides([*arguments, "seed=1,2", *rounds]), None
+        OverridesParser.create().parse_overrides([*arguments, "seed=1,2", "repeat=1,2"]), None
     )
-    assert (first[0], last[0]) == (rounds[0][:-2], rounds[0][:-3] + "2")
+    assert (first[0], last[0]) == ("repeat=1", "repeat=2")
     manifest = Manifest.read(tmp_path)
     assert (len(manifest.names), manifest.num_jobs) == (16, 32)
     # In the order of the jobs of a round.

@@ -41,7 +41,6 @@ from harness.results.statistics.stopping import (
     FIRST_LOOK_AT_BLOCKS,
     is_precise,
     looks,
-    share_of,
 )
 from harness.results.verdict import (
     judged,
@@ -80,13 +79,9 @@ class Latency(Experiment):
             self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
-        asks_all = self.settings.precision is not None or self.settings.race
-        if asks_all and self.settings.num_prompts == "auto":
+        if self.settings.precision is not None and self.settings.num_prompts == "auto":
             self.settings = dataclasses.replace(self.settings, num_prompts=available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
-        if self.settings.share is not None:
-            self.prompts = self.prompts[share_of(len(self.prompts), self.settings.share)]
-            self.settings = dataclasses.replace(self.settings, num_prompts=len(self.prompts))
         self._check_batch()
         # A run that fails before it measures has rows too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}

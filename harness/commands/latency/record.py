@@ -36,9 +36,6 @@ class LatencySettings(PromptedSettings):
             the latest after `num_prompts`.
         budget: stop then in any case, `10min`; needs precision.
         num_warmup: batches that every arm decodes first and that are not counted.
-        race: in a sweep, jobs that are slower than the best beyond chance leave, and the others are asked more prompts:
-            up to `num_prompts`, by default all prompts of the set.
-        share: the number of the share of the prompts that the job is asked, from 1; `race` sets it.
         repeats: how often the run is measured, each time in a new process.
         repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
@@ -52,8 +49,6 @@ class LatencySettings(PromptedSettings):
     precision: float | str | None = None
     budget: float | str | None = None
     num_warmup: int = 1
-    race: bool = False
-    share: int | None = None
     repeats: int = 1
     repeat: int = 1
     laps: int | Literal["auto"] = "auto"
@@ -66,7 +61,6 @@ class LatencySettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        races = self.race
         has_precision = self.precision is not None
         has_draft = self.draft is not None
         half_width = self.half_width
@@ -90,13 +84,6 @@ class LatencySettings(PromptedSettings):
                 "budget",
                 "needs precision=2% or the like: it ends a run that goes on until it is precise",
             ),
-            (self.share is None or races, "share", "is set by race=true"),
-            (
-                not (races and has_precision),
-                "precision",
-                "cannot be combined with race, which chooses the number of prompts",
-            ),
-            (not races or has_draft, "race", "is of speed-ups, which need a draft"),
             (self.repeats <= 1000, "repeats", "must be at most 1000"),
             (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
             # All of them are in memory at once.
@@ -127,7 +114,7 @@ class LatencySettings(PromptedSettings):
     def num_asked(self) -> int:
         """How many prompts are asked, repetitions included.
 
-        That `auto` means the whole set with `precision` and `race` is decided where the set is loaded (`Latency`).
+        That `auto` means the whole set with `precision` is decided where the set is loaded (`Latency`).
         """
         if self.num_prompts != "auto":
             return self.num_prompts

@@ -41,11 +41,6 @@ _MOST_MS = 3e9
 class _Settings(PromptedRow, ComparedRow):
     """Settings of `latency` alone."""
 
-    share: int | Literal["all"] | None = setting(
-        "share of the prompts that a job of a race was asked, from 1; `all` for the row over all of them, whose"
-        " interval is after a selection",
-        "share",
-    )
     repeats: MaybeInt = setting(
         "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
     )

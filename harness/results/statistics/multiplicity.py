@@ -40,14 +40,12 @@ class Ranked:
             interval. The bounds are nan for the best itself, for an alternative that equals it on
             every unit, and if there are too few units.
         p_value: adjusted for all pairs; nan where there is no interval.
-        p_value_alone: of this pair alone, one-sided: that the best came out better by chance.
     """
 
     index: int
     ratio: float
     relative_to_best: Interval
     p_value: float
-    p_value_alone: float
 
     @property
     def worse(self) -> bool:
@@ -108,12 +106,11 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
             half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
-            p_value_alone = t_tail(-change / error, num_units - 1)
-            p_value = 1 - (1 - 2 * p_value_alone) ** num_pairs
+            p_value = 1 - (1 - 2 * t_tail(-change / error, num_units - 1)) ** num_pairs
         else:
-            low = high = p_value = p_value_alone = NAN
+            low = high = p_value = NAN
         relative_to_best = Interval(math.exp(change), low, high, covers)
-        ranked.append(Ranked(int(index), ratio, relative_to_best, p_value, p_value_alone))
+        ranked.append(Ranked(int(index), ratio, relative_to_best, p_value))
     return ranked
 
 

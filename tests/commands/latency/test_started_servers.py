@@ -214,15 +214,6 @@ def test_each_server_is_started_in_each_place(harness: Harness, tmp_path: Path) 
     assert mentions(refused, "engine.places", "must be 2", "engine.blocks of 1 or more")
 
 
-@pytest.mark.slow
-def test_a_race_of_restarted_servers_is_over_blocks(harness: Harness) -> None:
-    race = ["K=2,3", "race=true", "engine.blocks=2", "num_prompts=16"]
-    shown = harness("latency", "-m", *started(), *QUICK, *race).stdout
-    assert mentions(shown, "Each interval is over all")
-    whole = results().query("share == 'all'")
-    assert list(whole["speedup_covers"]) == ["8 blocks, after a selection"] * 2
-
-
 @pytest.mark.parametrize(
     ("settings", "blocks", "stopped_by"),
     [

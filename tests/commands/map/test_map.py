@@ -429,8 +429,7 @@ def test_schedules_of_cells_that_can_tell() -> None:
     assert schedule_of(contexts)[0] == [(1, 1, 1)]
 
 
-def test_a_sweep_of_maps_is_no_race(harness: Harness) -> None:
-    """Its `share` was taken for that of a race."""
+def test_a_sweep_of_maps(harness: Harness) -> None:
     asked = ["batch_sizes=[1]", "draft_tokens=[2]", "decoding.max_new_tokens=4"]
     outcome = harness("map", "-m", *QUICK[1:], *asked, "temperature=0,1")
     assert list(results("map")["temperature"]) == [0, 1]
