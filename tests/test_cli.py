@@ -40,7 +40,10 @@ def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
         ["latency", "-h"],
     ):
         assert harness(*words).stdout == wanted
-    versions = {harness(*words).stdout for words in (["-v"], ["--version"], ["plan", "--version"])}
+    versions = {
+        harness(*words).stdout
+        for words in (["-v"], ["version"], ["--version"], ["plan", "--version"])
+    }
     assert versions == {f"{__version__}\n"}
 
 
@@ -157,4 +160,35 @@ def test_the_first_line_waits_for_no_library(tmp_path: Path) -> None:
     result = run("latency", "draft=lookup", cwd=tmp_path, code=7)
     assert result.stderr.splitlines() == [
         "tiny with draft lookup: importing torch and transformers"
+    ]
+
+
+def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "Once"}\n')
+    program = """
+import sys
+import harness
+sys.modules["uvicorn"] = None
+sys.modules["fastapi"] = None
+typed = [
+    "latency prompts=chats.json", "latency model=./absent", "latency draft=./absent", "latency model=tony",
+    "plan acceptance=./absent", "acceptance costs=./absent", "serve",
+]
+for words in typed:
+    try:
+        harness.run(*words.split())
+    except harness.SettingError as error:
+        print(error)
+print("torch" in sys.modules)
+"""
+    done = run(program, cwd=tmp_path, command=[sys.executable, "-c"])
+    assert [line.partition(";")[0] for line in done.stdout.splitlines()] == [
+        "prompts=chats.json: no such file (did you mean chats.jsonl?)",
+        "model=./absent: no such directory",
+        "draft=./absent: no such directory",
+        "model=tony: no such preset (did you mean tiny?)",
+        "acceptance=./absent: no such file or directory",
+        "costs=./absent: no such file or directory",
+        "serve: needs the fastapi package: pip install 'specharness[serve]'",
+        "False",
     ]

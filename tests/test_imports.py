@@ -77,6 +77,8 @@ QUICK = (
     "engines/record.py",
     "engines/registry.py",
     "measuring/measurement.py",
+    "measuring/named_files.py",
+    "models/places.py",
     "commands/report/",
     "commands/regress/",
     "commands/latency/ranking/",

@@ -39,11 +39,40 @@ MISTAKES = {
     "reprot": "reprot: no such command (did you mean report?)",
     "tiny": "tiny: is a value without its setting: harness latency model=tiny",
     "lookup": "lookup: is a value without its setting: harness latency draft=lookup",
+    "tiny -m K=2,4": "tiny: is a value without its setting: harness latency model=tiny -m K=2,4",
+    "70B": "70B: is a value without its setting: harness latency model=llama3.1_70B",
+    "plan 70B gpus=2": "70B: is a value without its setting: harness plan model=llama3.1_70B gpus=2",
+    "plan model=7B 2x80GB": "2x80GB: is a value without its setting: harness plan model=7B gpus=2 gpu_memory=80GB",
+    "plan 80GB": "80GB: is a value without its setting: harness plan gpu_memory=80GB",
+    "latency 2x80GB": "2x80GB: cannot be read as setting=value",
+    "multiplication": "multiplication: is a value without its setting: harness eval task=multiplication",
+    "eval multiplication": "multiplication: is a value without its setting: harness eval task=multiplication",
+    "K=8 T=0": "K=8: comes after a command: harness latency K=8 T=0",
+    "prompt=Once": "prompt=Once: comes after a command: harness compare prompt=Once",
+    "-m K=2,4": "-m: comes after a command: harness latency -m K=2,4",
+    "foo=8": "foo=8: no such command; there are: latency,",
+    "lossless": "lossless: no such command; type: harness recovery",
+    "Benchmark": "Benchmark: no such command; type: harness latency",
+    "sweep K=2": "sweep: no such command; type: harness latency -m K=2,4,8",
+    "race": "race: no such command; type: harness compare view=race",
+    "compare race": "race: is a value without its setting: harness compare view=race",
+    "columns": "columns: no such command; type: python -m harness.menu.columns",
+    "models": "models: no such command; type: harness help presets",
+    "latency server=http://h/v1 K=2":
+        "server: no such setting; type: harness latency engine=server url=http://h/v1 K=2",
+    "latency http://h/v1?a=b": "http://h/v1?a: no such setting; type: harness latency engine=server 'url=http://h/v1?a=b'",
+    "latency dataset=englsh": "prompts=englsh: no such preset (did you mean english?)",
+    "latency float16": "float16: is a value without its setting: harness latency dtype=float16",
+    "latency hf": "hf: is a value without its setting: harness latency engine=huggingface",
+    "latency draft=./echo.py": "draft=./echo.py: must name a class of the file too: ./echo.py:Echo",
+    "latency K=2,4": "decoding.num_draft_tokens=2,4: several values are a sweep: harness latency -m K=2,4",
+    "latency draft=tiny_draft,lookup K=2":
+        "draft=tiny_draft,lookup: several values are a sweep: harness latency -m draft=tiny_draft,lookup K=2",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
     "latency modle=7B": "modle: no such setting (did you mean model?); harness help latency all lists them",
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
-    "latency model=8B": "model=8B: no such preset (did you mean qwen3-8b or llama3.1_8B?)",
+    "latency model=8B": "model=8B: no such preset (did you mean llama3.1_8B?)",
     "latency model=llama-3.1-8b": "model=llama-3.1-8b: no such preset (did you mean llama3.1_8B?)",
     "latency model=qwen-8b draft=llama-3.2-1b": "draft=llama-3.2-1b: no such preset (did you mean llama3.2_1B?); "
     "harness help latency presets lists them; model=qwen-8b: no such preset (did you mean qwen3-8b?)",
@@ -90,8 +119,10 @@ MISTAKES = {
     "latency --model.temperature 2": "--model.temperature: no such option",
     "latency --num-prompt 30": "--num-prompt: no such option (did you mean num_prompts?); harness help latency all",
     "latency --foo": "--foo: no such option",
-    "latency model 7B": "model: is typed with an equals sign and no spaces: model=7B",
-    "latency 7B": "7B: is a value without its setting: model=7B",
+    "latency model 7B": "model: is typed with an equals sign and no spaces: harness latency model=7B",
+    "latency seed=1 model = 7B K=2":
+        "model: is typed with an equals sign and no spaces: harness latency seed=1 model=7B K=2",
+    "latency 7B": "7B: is a value without its setting: harness latency model=7B",
     "latency =3": "=3: is a value without its setting",
     "latency draft=none_tree": "draft=none_tree: no such preset",
     "latency draft=lookup_8bits": "draft=lookup_8bits: no such preset (did you mean lookup?)",
@@ -100,8 +131,8 @@ MISTAKES = {
     "alone: me/it",
     "latency draft=owner/name/tree/main": "draft=owner/name/tree/main: must be the repository's name alone: owner/name",
     "latency prompts.lengths=five": "prompts.lengths=five: must be a whole number",
-    "latency greedy": "greedy: is a value without its setting: decoding=greedy",
-    "latency vllm": "vllm: is a value without its setting: engine=vllm",
+    "latency greedy": "greedy: is a value without its setting: harness latency decoding=greedy",
+    "latency vllm": "vllm: is a value without its setting: harness latency engine=vllm",
     "latency ~draft": "~draft: cannot be left out, only changed: draft=none",
     "latency ~model": "~model: cannot be left out, only changed: model=...",
     "latency ~results.file": "~results.file: cannot be left out, only changed: results.file=null",
@@ -132,8 +163,9 @@ MISTAKES = {
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency draft=null": "draft=null: must be a preset; draft=none measures the target alone",
     "latency model=null": "model=null: must be a preset",
-    "latency model=7B,13B": "model=7B,13B: several values need -m",
-    "eval seeds=0,1": "seeds=0,1: several values need -m (a sweep), or are typed as a list: 'seeds=[0,1]'",
+    "latency model=7B,13B": "model=7B,13B: several values are a sweep: harness latency -m model=7B,13B",
+    "eval seeds=0,1":
+        "seeds=0,1: several values are a sweep: harness eval -m seeds=0,1; as one list: 'seeds=[0,1]'",
     "latency model": "model: cannot be read as setting=value",
     "latency batch_size=two": "batch_size=two: must be a whole number",
     "latency job_timeout_s=60": "job_timeout_s=60.0: needs -m: it ends jobs of a sweep",
@@ -377,6 +409,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "adapter" / "adapter_config.json").touch()
     (tmp_path / "trained" / "config.json").write_text("{}")
     (tmp_path / "weights.bin").touch()
+    (tmp_path / "echo.py").write_text("class Text: ...\nclass Echo(Text): ...\n")
     (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop.csv").symlink_to("loop.csv")

@@ -21,6 +21,7 @@ from harness.config.packages import is_installed, require_local
 from harness.config.run import RunSettings
 from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
+from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
 from harness.menu import conversion
 from harness.menu.command import Command
@@ -57,6 +58,10 @@ def run(config: Any) -> Sequence[Any]:
         require_local(command.name)
     elif command.measures:
         engine_of(settings).check_installed()
+    command.check_installed()
+    if sweep is None:
+        # A job of a sweep is refused alone, and leaves a row.
+        require_files(settings)
     if command.measures and engine_of(settings).computes_here and not gpu_names():
         from harness.measuring.quietness import crowding
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.cli import signals
 from harness.config import machine
-from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
+from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
 from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.tables import terminal
 from harness.tables.table import visible
@@ -176,14 +176,14 @@ def _dispatch(arguments: Sequence[str]) -> None:
         others[0] = "--help"
     if command in ("-h", "--help", "help"):
         print(_usage())
-    elif command in ("-v", "-V", "--version") or others == ["--version"]:
+    elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
     elif "-sc" in arguments:  # Hydra's option for shell completion
         with _reporting(command):
             _complete(arguments[arguments.index("-sc") + 1 :])
     else:
         with _reporting(command):
-            record = COMMANDS[_known(command, _names())]
+            record = COMMANDS[_known(command, _names(), others)]
             if record.settings is None:
                 from harness.menu import typed
 
@@ -231,8 +231,11 @@ def _names() -> list[str]:
     return [command.name for command in commands()]
 
 
-def _known(command: str, known: Collection[str]) -> str:
+def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> str:
     """The command, if it is one of these or in a file of the user's.
+
+    Args:
+        others: the words typed after it.
 
     Raises:
         SettingError: it is neither.
@@ -240,18 +243,13 @@ def _known(command: str, known: Collection[str]) -> str:
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(known)}", command)
     if command not in known and not COMMANDS.is_in_file(command):
+        if command in _names():
+            raise SettingError(command, f"is a command of the terminal: harness {command}")
         from harness.menu import typed
         from harness.menu.removed import refuse_removed
 
         refuse_removed(command)
-        group = typed.group_of(command)
-        if group is not None:
-            rule = f"is a value without its setting: harness latency {group}={command}"
-            raise SettingError(command, rule)
-        listed = ", ".join(known)
-        raise SettingError(
-            command, f"no such command{nearest(command, known)}; there are: {listed}"
-        )
+        raise typed.no_command(command, others, list(known))
     return command
 
 

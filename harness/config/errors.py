@@ -6,22 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from harness.config import synonyms
+
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# What other tools call our settings and their values, where something else has to be typed.
-_OTHER_WORDS = {
-    **dict.fromkeys(("output", "output_file", "out", "csv"), "results.file"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "model.quantization"),
-    **dict.fromkeys(("fp16", "half"), "float16"),
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "int8": "8bit",
-    **dict.fromkeys(("int4", "nf4"), "4bit"),
-    **dict.fromkeys(("hf", "transformers"), "huggingface"),
-    **dict.fromkeys(("llama.cpp", "openai", "sglang", "tgi"), "server"),
-    **dict.fromkeys(("ngram", "prompt_lookup"), "lookup"),
-    **dict.fromkeys(("cuda", "gpu"), "auto"),
-}
 # Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
@@ -99,7 +87,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
     words = list(known)
-    meant = _OTHER_WORDS.get(word.lower())
+    meant = synonyms.NAMES.get(word.lower())
     matches = [longer for longer in words if len(word) > 3 and word in longer]
     if meant in words:
         matches = [meant]

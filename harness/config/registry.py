@@ -97,11 +97,13 @@ class Registry(Generic[AnyRecord]):
         file = Path(name).expanduser()
         if file.suffix != ".py" or file.is_dir():
             return
-        classes = ["NAME"]
+        classes: list[ast.ClassDef] = []
         with suppress(OSError, SyntaxError, ValueError):
             parts = ast.parse(file.read_bytes()).body
-            classes = [part.name for part in parts if isinstance(part, ast.ClassDef)] or classes
-        typed = " or ".join(f"{name}:{one}" for one in classes)
+            classes = [part for part in parts if isinstance(part, ast.ClassDef)]
+        # A record inherits from a class of ours.
+        classes = [part for part in classes if part.bases] or classes
+        typed = " or ".join(f"{name}:{part.name}" for part in classes) or f"{name}:NAME"
         raise SettingError(self._setting, f"must name a class of the file too: {typed}", name)
 
     def __getitem__(self, name: str) -> AnyRecord:

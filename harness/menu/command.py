@@ -71,6 +71,9 @@ class Command(Record):
         """The stem of its files' names."""
         return re.sub(r"\W+", "_", self.name) if self.row is None else self.row.kind
 
+    def check_installed(self) -> None:
+        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+
     def begin(self, settings: Any) -> Any:
         """The measurement with these settings."""
         if isinstance(self.experiment, str):

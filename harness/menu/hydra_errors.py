@@ -7,16 +7,19 @@ Hydra reports `latency model=7C` over several lines. `explained` turns them into
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import sys
+import typing
 from collections.abc import Sequence
 
 from hydra import errors
 
 from harness.config.errors import SettingError, did_you_mean, nearest
+from harness.config.machine import command_line
 from harness.config.model_names import without_suffixes
 from harness.menu import names
-from harness.menu.typed import GROUPS
+from harness.menu.commands import COMMANDS, settings_of
+from harness.menu.conversion import alternatives, setting_hints
 
 # The extra that installs a launcher or sweeper that our presets use.
 _EXTRAS = {
@@ -53,15 +56,22 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return SettingError("--resolve", "needs --cfg job, or --help")
     # "Ambiguous value for argument 'model=7B,13B'"
     if "Ambiguous value for argument" in text:
-        typed = text.split("'")[1]
-        key, _, values = typed.partition("=")
-        is_name = key.lstrip("+") in GROUPS
-        as_list = "" if is_name else f", or are typed as a list: '{key}=[{values}]'"
-        return SettingError(typed, f"several values need -m (a sweep){as_list}")
+        return _several_values(text.split("'")[1], command)
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
     return None
+
+
+def _several_values(setting: str, command: str) -> SettingError:
+    """`draft=tiny_draft,lookup: several values are a sweep: harness latency -m draft=tiny_draft,lookup`."""
+    name, _, values = setting.partition("=")
+    typed = shlex.split(command_line())[2:]
+    rule = f"several values are a sweep: harness {command} -m {shlex.join(typed)}"
+    hint = setting_hints(settings_of(COMMANDS[command])).get(name)
+    if any(typing.get_origin(kind) is tuple for kind in alternatives(hint)):
+        rule += f"; as one list: {shlex.quote(f'{name}=[{values}]')}"
+    return SettingError(setting, rule)
 
 
 def _no_such_preset(
@@ -97,16 +107,6 @@ def _no_such_preset(
 
 
 def _meant_preset(choice: str, known: Sequence[str]) -> str:
-    """What may be meant by a name that is none of these: a directory, a model of the same size, or a similar name."""
-    if choice and os.path.exists(choice):
-        return did_you_mean([f"./{choice}"])
-    size = re.search(r"(?<![\d.])\d+(\.\d+)?b(?![a-z])", choice, re.IGNORECASE)
-    if size is None:
-        return nearest(choice, known)
-    same_size = re.compile(rf"(?<![\d.]){re.escape(size[0])}(?![a-z])", re.IGNORECASE)
-    models = [name for name in known if same_size.search(name)]
-    return (
-        nearest(choice, models)
-        or did_you_mean(sorted(models, key=len)[:2])
-        or nearest(choice, known)
-    )
+    """What may be meant by a name that is none of these: a directory, or a similar name."""
+    is_there = choice and os.path.exists(choice)
+    return did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)

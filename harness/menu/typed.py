@@ -17,34 +17,24 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from harness.config import synonyms
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require_possible_path
 from harness.engines.registry import ENGINES
 from harness.menu import names
+from harness.menu.commands import COMMANDS, settings_of, with_settings
 from harness.menu.conversion import alternatives, from_config, setting_hints
 from harness.menu.removed import refuse_removed
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
-# Names that tables and other tools have for settings, whose values mean the same there.
-_OTHER_NAMES = {
-    **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
-    **dict.fromkeys(("num_assistant_tokens", "speculative_num_draft_tokens"), "num_draft_tokens"),
-    **dict.fromkeys(("target", "target_model"), "model"),
-    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
-    **dict.fromkeys(("tokens", "num_tokens", "max_tokens"), "max_new_tokens"),
-    **dict.fromkeys(("n", "limit", "samples", "num_samples"), "num_prompts"),
-    **dict.fromkeys(("T", "temp"), "temperature"),
-    **dict.fromkeys(("batch", "bs"), "batch_size"),
-    "device": "placement",
-}
 # Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # Groups of presets that a run has none of by default.
@@ -61,12 +51,13 @@ _UNREADABLE = object()
 
 
 def for_hydra(
-    words: Sequence[str], command: str, known: Mapping[str, Any]
+    words: Sequence[str], command: str, known: Mapping[str, Any], beginning: str = ""
 ) -> tuple[list[str], list[str], str]:
     """Divide the words that were typed after a command.
 
     Args:
         known: every setting of the command, with its type.
+        beginning: of the typed line, which errors repeat: `harness COMMAND` unless something else is given.
 
     Returns:
         Hydra's own options, the settings as its overrides, and the word that `--help` is about, "" for none.
@@ -82,7 +73,9 @@ def for_hydra(
     of_hydra = get_args_parser()._option_string_actions
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     remaining = list(words)
+    beginning = beginning or f"harness {command}"
     while remaining:
+        before = words[: len(words) - len(remaining)]
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
         action = of_hydra.get(name)
@@ -103,12 +96,16 @@ def for_hydra(
             names_typed.append(name.lstrip("-"))
         elif equals or word.startswith("~"):
             setting = _setting_meant_by(name, known) if equals else None
+            meant = _phrase(word, known) if setting is None else []
+            if meant:
+                line = _line(beginning, *before, *meant, *remaining)
+                raise SettingError(name, f"no such setting; type: {line}")
             settings.append(word if setting is None else f"{setting}={value}")
             names_typed.append(name)
         elif asks_for_help:
             topic = word
         else:
-            _refuse_word(word, remaining, known)
+            raise _no_setting(word, [beginning, *before], remaining, known)
     _check(settings, command, known)
     _refuse_other_names(names_typed, settings)
     return options, [_readable(setting) for setting in settings], topic
@@ -153,7 +150,7 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
     if name in known:
         return [name]
     last = name.rpartition(".")[2]
-    last = _OTHER_NAMES.get(last, last)
+    last = synonyms.SETTINGS.get(last, last)
     return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
 
 
@@ -170,23 +167,86 @@ def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
     return settings[0] if settings else None
 
 
-def _refuse_word(word: str, remaining: Sequence[str], known: Collection[str]) -> None:
-    """Raise the SettingError for a word without an equals sign."""
+def _no_setting(
+    word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
+) -> SettingError:
+    """The error for a word without an equals sign, with the line to type where one is known.
+
+    Args:
+        before, remaining: the line around the word, whose beginning is its first part.
+    """
     if remaining and (setting := _setting_meant_by(word, known)):
-        value = " ".join(remaining).lstrip("= ").partition(" ")[0]
-        raise SettingError(word, f"is typed with an equals sign and no spaces: {setting}={value}")
-    group = group_of(word)
-    if group is not None:
-        raise SettingError(word, f"is a value without its setting: {group}={word}")
-    raise SettingError(word, "cannot be read as setting=value")
+        value, *others = filter(None, (part.lstrip("=") for part in remaining))
+        line = _line(*before, f"{setting}={value}", *others)
+        return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
+    meant = _phrase(word, known) or setting_with(word, known)
+    if meant:
+        rule = f"is a value without its setting: {_line(*before, *meant, *remaining)}"
+        return SettingError(word, rule)
+    return SettingError(word, "cannot be read as setting=value")
 
 
-def group_of(name: str) -> str | None:
-    """The setting that takes a name, `model` for `tiny`; None for no name that is known."""
-    values = {"model": names.presets("model"), "draft": names.drafts(), "engine": ENGINES.names()}
+def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> SettingError:
+    """The error for a first word that is no command, with the line to type where one is known.
+
+    Args:
+        others: the words after it.
+        listed: the commands that there are.
+    """
+    line = synonyms.COMMANDS.get(word.lower())
+    if line is not None:
+        return SettingError(word, f"no such command; type: {line}")
+    settings = {name: setting_hints(settings_of(COMMANDS[name])) for name in with_settings()}
+    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+    for command, known in settings.items():
+        meant = _phrase(word, known) or setting_with(word, known)
+        if meant:
+            rule = f"is a value without its setting: {_line(f'harness {command}', *meant, *others)}"
+            return SettingError(word, rule)
+        if word.startswith("-") or ("=" in word and settings_meant_by(name, known)):
+            rule = f"comes after a command: {_line(f'harness {command}', word, *others)}"
+            return SettingError(word, rule)
+    return SettingError(
+        word, f"no such command{nearest(word, listed)}; there are: {', '.join(listed)}"
+    )
+
+
+def _line(beginning: str, *words: str) -> str:
+    """A line to type."""
+    return f"{beginning} {shlex.join(words)}"
+
+
+def _phrase(word: str, known: Collection[str]) -> list[str]:
+    """The settings that a word stands for: `gpus=2` and `gpu_memory=80GB` for `2x80GB`; [] for none."""
+    for pattern, replacement in synonyms.PHRASES.items():
+        match = re.fullmatch(pattern, word, re.IGNORECASE)
+        if match is None:
+            continue
+        meant = match.expand(replacement).split()
+        if all(len(settings_meant_by(part.partition("=")[0], known)) == 1 for part in meant):
+            return meant
+    return []
+
+
+def setting_with(value: str, known: Mapping[str, Any]) -> list[str]:
+    """The setting with a value that is a name: `model=tiny` for `tiny`; [] for no name that is known."""
+    value = synonyms.NAMES.get(value.lower(), value)
+    values: dict[str, Collection[str]] = {
+        "model": names.presets("model"),
+        "draft": names.drafts(),
+        "engine": ENGINES.names(),
+    }
     for group in ("decoding", "placement", "prompts"):
         values[group] = names.presets(group)
-    return next((setting for setting, presets in values.items() if name in presets), None)
+    for name, hint in known.items():
+        if "." not in name and name not in GROUPS:
+            values[name] = [
+                choice
+                for kind in alternatives(hint)
+                if typing.get_origin(kind) is Literal
+                for choice in typing.get_args(kind)
+            ]
+    return [f"{name}={value}" for name, choices in values.items() if value in choices][:1]
 
 
 def _refuse_other_names(names_typed: Sequence[str], settings: Sequence[str]) -> None:
@@ -382,7 +442,7 @@ def changed(settings: Settings, assignments: str, changeable: Collection[str]) -
             rule = f"cannot be changed in a session, only {', '.join(changeable)}"
             raise SettingError(name, rule)
     known = {name: hint for name, hint in hints.items() if name in changeable}
-    _, overrides, _ = for_hydra(words, "compare", known)
+    _, overrides, _ = for_hydra(words, "compare", known, ":set")
     tree = dataclasses.asdict(settings)
     for override in overrides:
         name = override.partition("=")[0]

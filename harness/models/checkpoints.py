@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import (
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings
 from harness.models.failures import explain_configuration, first_line
+from harness.models.places import as_typed, check_place
 
 # Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
 # cutting the cache. Any other kind of layer folds tokens into a state that they cannot leave again.
@@ -35,8 +35,6 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# The page of a repository on the hub, or of a revision or file in it.
-_PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
 # Parts of the names of recurrent models. The last resort, for models that bring their own code and declare nothing.
 _RECURRENT_NAMES = (
     "mamba",
@@ -153,22 +151,10 @@ def recurrent_kind(config: PreTrainedConfig) -> str | None:
 
 def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     """Check that a directory exists and holds a configuration, and weights if they are needed."""
-    directory = Path(settings.repository)
     repository = settings.repository
+    check_place(role, repository)
+    directory = Path(repository)
     if not directory.is_dir():
-        # A hub name has at most one slash and does not start as a path does.
-        page = _PAGE.fullmatch(repository)
-        if page is not None:
-            rule = f"must be the repository's name alone: {page[1] or page[2]}"
-            raise SettingError(role, rule, repository)
-        is_path = directory.is_absolute() or repository.startswith(".")
-        if is_path or directory.exists() or repository.count("/") > 1:
-            rule = "no such directory"
-            if directory.is_file():
-                rule = (
-                    f"is a file; the model is named by its directory, {_as_typed(directory.parent)}"
-                )
-            raise SettingError(role, rule, repository)
         return
     if settings.gguf_file is not None:
         if not (directory / settings.gguf_file).is_file():
@@ -194,13 +180,7 @@ def _hint_at_contents(directory: Path) -> str:
     if not models:
         return ""
     others = f" or {len(models) - 1} others" if len(models) > 1 else ""
-    return f" (did you mean {_as_typed(models[0])}{others}?)"
-
-
-def _as_typed(directory: Path) -> str:
-    """A directory as a setting takes it: a name without a slash would be a preset."""
-    typed = str(directory)
-    return typed if "/" in typed or typed == "." else f"./{typed}"
+    return f" (did you mean {as_typed(models[0])}{others}?)"
 
 
 def _check_generation(role: str, settings: ModelSettings) -> None:

@@ -9,29 +9,16 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
+import uvicorn
+
+from harness.commands.serve.app import make_app
 from harness.commands.serve.record import ServeSettings
+from harness.commands.serve.service import Service
 from harness.config.errors import SettingError
 from harness.engines.keeper import PairKeeper
 from harness.engines.server.connection import api_key
 from harness.models.case import Demand
 from harness.models.failures import as_run_error
-
-try:
-    import uvicorn
-
-    from harness.commands.serve.app import make_app
-    from harness.commands.serve.service import Service
-except ImportError as error:
-    if (error.name or "").partition(".")[0] not in (
-        "fastapi",
-        "prometheus_client",
-        "starlette",
-        "uvicorn",
-    ):
-        raise
-    raise SettingError(
-        "serve", "needs more packages: pip install 'specharness[serve]'", error.name
-    ) from error
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3

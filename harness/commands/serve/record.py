@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.engines import Abilities
+from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
+from harness.config.packages import is_installed
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.local.fault import fault_names, fault_of
@@ -102,6 +104,12 @@ Ctrl-C ends it. A question to it:
 
     def needs_local(self, settings: Any) -> bool:
         return True
+
+    def check_installed(self) -> None:
+        for package in ("fastapi", "uvicorn", "prometheus_client"):
+            if not is_installed(package):
+                rule = f"needs the {package} package: pip install 'specharness[serve]'"
+                raise SettingError("serve", rule)
 
 
 RECORD = Serve()
