@@ -112,6 +112,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert (result.stdout, len(result.stderr.splitlines())) == ("", 1)
 
 
+def test_a_wrong_setting_leaves_no_directory(harness: Harness) -> None:
+    for wrong in ("K=-1", "prompts=./nothere.jsonl", "tokens=100000"):
+        harness("latency", wrong, code=2)
+        assert not Path("outputs").exists()
+    mine = Path("mine")
+    mine.mkdir()
+    (mine / "notes.txt").touch()
+    harness("latency", "K=-1", "hydra.run.dir=mine", code=2)
+    harness("latency", "K=-1", "hydra.run.dir=.", code=2)
+    assert (mine / "notes.txt").exists()
+
+
 def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
     result = run(
         f"{sys.executable} -m harness latency --help | head -n 1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,32 @@ def run(config: Any) -> Sequence[Any]:
     Raises:
         HarnessError: a setting is wrong, the run failed, or its verdict is a bad one.
     """
+    try:
+        return _run(config)
+    except SettingError:
+        hydra = HydraConfig.get()
+        if hydra.mode is RunMode.RUN:
+            _remove_unused(Path(hydra.runtime.output_dir), Path(hydra.run.dir))
+        raise
+
+
+def _remove_unused(directory: Path, typed: Path) -> None:
+    """Remove the directory of a run that measured nothing; Hydra makes it before settings are checked.
+
+    Args:
+        typed: the same as it is set; of a relative path empty parents go, too.
+    """
+    found = {path for path in directory.rglob("*") if path.is_file()}
+    if found - {directory / "log.txt", *directory.glob(".hydra/*")} or directory == Path.cwd():
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        for parent in [] if typed.is_absolute() else typed.parents[:-1]:
+            parent.rmdir()
+
+
+def _run(config: Any) -> Sequence[Any]:
+    """Run a command, see `run`."""
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:

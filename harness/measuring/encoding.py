@@ -18,6 +18,7 @@ from harness.models.text_tokenizer import TextTokenizer
 from harness.models.tokenizers import encode_prompts, uses_template
 from harness.prompts.prompt_files import fetched_commit
 from harness.prompts.sets import Prompt, PromptSet, listed
+from harness.results.statistics.interval import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -161,7 +162,9 @@ def encode_set(
     num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
     is_text = template_here(settings, planned.tokenizer) == "never"
     if is_text and num_chats and not asks_chats(settings):
-        say(f"chat_template=never: {num_chats} chats are read as text, every message with its role")
+        say(
+            f"chat_template=never: {counted(num_chats, 'chat')} read as text, every message with its role"
+        )
     return encoded
 
 

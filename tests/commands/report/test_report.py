@@ -302,6 +302,18 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     )
     assert "best K" not in str(cells(contradicting, "pairs"))
     assert any("nothing is ranked" in note for note in tables(contradicting)["pairs"].notes)
+    # The conditions tell one target from another.
+    greedy = []
+    for number, ms in enumerate((9.0, 199.0)):
+        for temperature in (0.0, 0.5):
+            regular, row = latency_run(2 + number, temperature=temperature)
+            greedy.append([dataclasses.replace(regular, ms_per_token=ms), row])
+    notes = tables(build([write(tmp_path / "two.csv", *greedy)]))["pairs"].notes
+    not_ranked = [note for note in notes if "nothing is ranked" in note]
+    assert sorted(note.partition(": ")[0] for note in not_ranked) == [
+        "13B, greedy",
+        "13B, temperature 0.5",
+    ]
     assert "best K" in str(cells(of(9.0, 9.5, 10.0), "pairs"))
     # Another target is ranked nevertheless.
     others = [latency_run(k, 1 + k / 10, model="30B") for k in (2, 4)]
@@ -478,7 +490,8 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(
         json.dumps({"hostname": "box", "total_memory_bytes": 64_000_000_000})
     )
-    prompts = prompt_rows(run, [("code", 50.0), ("code", 40.0), ("chat", 80.0)])
+    times = [("code", 50.0)] * 2 + [("code", 40.0)] * 2 + [("chat", 80.0)]
+    prompts = prompt_rows(run, times)
     write(
         tmp_path / "latency_prompts.csv",
         prompts,
@@ -486,9 +499,10 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     )
     report = build([tmp_path])
     table = tables(report)["categories"]
-    assert [column.heading for column in table.shown()[0]] == ["pair", "code (2)", "chat (1)"]
+    assert [column.heading for column in table.shown()[0]] == ["pair", "code (4)", "chat (1)"]
     (shown,) = cells(report, "categories")
-    assert [cell.split("\n")[0] for cell in shown[1:]] == ["2.22×", "1.25×"]
+    # One prompt has no speed-up worth a figure.
+    assert [cell.split("\n")[0] for cell in shown[1:]] == ["2.22×", "1.50 tokens"]
     assert shown[1].endswith("1.50 tokens")
     assert ("host", "box") in cells(report, "environment")
     # They are found through the run's directory too.
@@ -496,7 +510,7 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     write(tmp_path / "results" / "latency.csv", *far)
     write(
         tmp_path / "far" / "latency_prompts.csv",
-        prompt_rows(far[0], [("code", 50.0), ("chat", 80.0)]),
+        prompt_rows(far[0], [*[("code", 50.0)] * 4, ("chat", 80.0)]),
     )
     assert cells(build([tmp_path / "results"]), "categories")[0][1].startswith("2.00×")
     # In batches prompts share a time.

@@ -56,10 +56,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             for pair in alone.itertuples()
         ]
     if first.why_not:
-        settings = first["name"].settings
-        conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
-        target = ", ".join([first.model, *conditions])
-        return [Line(f"{target}: nothing is ranked: {first.why_not}.", "warning")]
+        return [Line(not_ranked(first), "warning")]
     bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
     is_fastest = best.speedup >= group.speedup.max()
@@ -82,6 +79,18 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     if verdict.pays and not rivals.empty:
         lines.append(_rivals(pd.concat([best.to_frame().T, rivals])))
     return lines
+
+
+def not_ranked(pair: Any) -> str:
+    """Why the pairs of a target are not ranked; the conditions tell it from the same model's other targets.
+
+    Args:
+        pair: one of them, a row of the frame.
+    """
+    settings = pair["name"].settings
+    conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
+    target = ", ".join([pair.model, *conditions])
+    return f"{target}: nothing is ranked: {pair.why_not}."
 
 
 def _rivals(bests: pd.DataFrame) -> Line:

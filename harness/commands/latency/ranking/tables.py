@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.latency.ranking.answers import ranking_notes
+from harness.commands.latency.ranking.answers import not_ranked, ranking_notes
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
@@ -36,7 +36,7 @@ from harness.commands.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.config.amounts import amount
 from harness.drafting.registry import METHODS
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Interval, counted
 from harness.tables.table import UNKNOWN, Column, Table, interval, number, percent, times
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
@@ -123,8 +123,8 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
         notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
     if repeated:
         notes.append("runs: how often this was measured; the newest is shown.")
-    for why_not, group in pairs[pairs.why_not != ""].groupby("why_not"):
-        notes.append(f"{group.model.iloc[0]}: nothing is ranked: {why_not}.")
+    for _, group in pairs[pairs.why_not != ""].groupby("target", sort=False):
+        notes.append(not_ranked(group.iloc[0]))
     for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
         if row.status == NO_VERDICT:
             notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
@@ -229,7 +229,10 @@ def categories_table(pairs: pd.DataFrame) -> Table:
         "With which prompts?",
         divided.items(),
         columns,
-        about="Speed-up, its 95 % interval, and tokens per iteration; the number of prompts in brackets.",
+        about=(
+            "Speed-up (of four prompts or more), its 95 % interval (of eight), and tokens per iteration; the number of"
+            " prompts in brackets."
+        ),
     )
 
 
@@ -238,12 +241,15 @@ def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
         category = item[1].get(name)
         if category is None:
             return None
-        speedup = times(category.speedup.estimate)
-        number_of_prompts = f" ({category.num_prompts})" if differ else ""
-        bounds = interval(category.speedup)
+        speedup = category.speedup
         tokens = category.tokens_per_iteration
-        lines = (f"{speedup}{number_of_prompts}", bounds, f"{tokens:.2f} tokens" if tokens else "")
-        return "\n".join(filter(None, lines))
+        lines = [
+            speedup and times(speedup.estimate),
+            interval(speedup),
+            f"{tokens:.2f} tokens" if tokens else None,
+            counted(category.num_prompts, "prompt") if differ else None,
+        ]
+        return "\n".join(filter(None, lines)) or UNKNOWN
 
     return cell
 

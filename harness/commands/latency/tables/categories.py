@@ -12,6 +12,8 @@ from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 from harness.tables.table import grouped
 
 _NUM_RESAMPLES = 2000
+# The speed-up of fewer prompts is noise.
+_FEWEST_PROMPTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +22,12 @@ class Category:
 
     Attributes:
         num_prompts: different ones; a prompt that was asked again counts once.
+        speedup: None for fewer than four prompts.
     """
 
     name: str
     num_prompts: int
-    speedup: Interval
+    speedup: Interval | None
     acceptance_rate: float | None
     tokens_per_iteration: float | None
 
@@ -67,12 +70,15 @@ def _category(
     """Compares the same prompts in both arms."""
     # Turns of a conversation depend on each other, and so do repetitions: they are one unit.
     places = [prompt.place for prompt in speculative]
-    speedup = ratio_of_totals(
-        totals_by_unit([prompt.ms_per_token for prompt in regular], places),
-        totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
-        _NUM_RESAMPLES,
-        seed=0,
-    )
+    num_prompts = len(set(places))
+    speedup = None
+    if num_prompts >= _FEWEST_PROMPTS:
+        speedup = ratio_of_totals(
+            totals_by_unit([prompt.ms_per_token for prompt in regular], places),
+            totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
+            _NUM_RESAMPLES,
+            seed=0,
+        )
     num_iterations = 0
     num_proposed = 0.0
     num_accepted = 0
@@ -86,7 +92,7 @@ def _category(
             num_accepted += accepted * how_often
     return Category(
         name,
-        len(set(places)),
+        num_prompts,
         speedup,
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
         tokens_per_iteration=1 + num_accepted / num_iterations if num_iterations else None,

@@ -266,7 +266,7 @@ REQUESTS = (
 # Columns about a `Category`.
 _OF_A_PART = (
     Column("prompts", of="num_prompts"),
-    Column("speed-up", times, "speedup.estimate"),
+    Column("speed-up", times, "speedup.estimate", optional=True),
     Column("acceptance", percent, "acceptance_rate", optional=True),
     Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
