@@ -27,7 +27,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.race import figures, find_rejections, outcome, token_text
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
 from harness.measuring.measurement import identify
-from harness.measuring.progress import say
+from harness.measuring.progress import say, show
 from harness.measuring.session import Session
 from harness.menu.command import Experiment
 from harness.menu.conversion import setting_hints
@@ -162,6 +162,8 @@ class Compare(Experiment):
         try:
             with session.watch():
                 engine = self._engine(session)
+                # The line about its opening may still be on the terminal.
+                show("")
                 # The warm-up's random numbers were those of index 0.
                 index = self._num_races + 1
                 question = session.ask(
@@ -232,6 +234,7 @@ class Compare(Experiment):
             generate(engine, arm, question)
 
     def _say(self, text: str, style: str = "") -> None:
+        show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
 
 

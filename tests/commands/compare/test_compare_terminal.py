@@ -79,6 +79,8 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     terminal = open_terminal(*PAIR)
     terminal.wait_for(READY)
     assert "Loading weights" not in terminal.text, "the bar of another library"
+    first, *_ = terminal.text.splitlines()
+    assert first.startswith("chain with draft chain_draft · "), "nothing of the line that lives"
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
     assert mentions(terminal.prose, "75%", "accepted", "4.00")
