@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.commands.eval.rows import EvalRow
+from harness.config import synonyms
 from harness.config.acceptance_rules import RULES
 from harness.config.machine import command_line
 from harness.config.synthetic import is_length, rates_of_row
@@ -20,6 +21,8 @@ from harness.tables.table import UNKNOWN
 
 # Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
+# A word that is no value of the option before it.
+_OPTION_OR_SETTING = re.compile(r"-(?!\d)|[+~]?\w[\w.]*=")
 
 
 def title(row: RunRow) -> str:
@@ -46,14 +49,36 @@ def typed_again(changes: str, *, of_sweep: bool = False) -> str:
         of_sweep: whether it is the sweep that is typed again, not one of its jobs.
     """
     typed = shlex.split(command_line())[1:]
-    changed = {"details"}
-    for change in shlex.split(changes):
-        name = change.partition("=")[0]
-        changed |= {name, "num_draft_tokens" if name == "K" else name}
-    kept = [word for word in typed if word.partition("=")[0].rpartition(".")[2] not in changed]
-    command = f"{shlex.join(['harness', *kept])} {changes}"
+    # What stands behind `--` starts a server.
+    end = typed.index("--") if "--" in typed else len(typed)
+    kept = _without({"details", *map(_setting_in, shlex.split(changes))}, typed[:end])
+    behind = [shlex.join(typed[end:])] if typed[end:] else []
+    command = " ".join([shlex.join(["harness", *kept]), changes, *behind])
     is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
     return f"the same with {changes}" if is_job or len(command) > _LONGEST_COMMAND else command
+
+
+def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
+    """The typed words without these settings: neither `K=8` nor `-K 8` with `num_draft_tokens` among them."""
+    kept = []
+    remaining = list(typed)
+    while remaining:
+        word = remaining.pop(0)
+        if _setting_in(word) not in settings:
+            kept.append(word)
+            continue
+        has_own_word = word.startswith("-") and "=" not in word
+        if has_own_word and remaining and not _OPTION_OR_SETTING.match(remaining[0]):
+            remaining.pop(0)
+    return kept
+
+
+def _setting_in(word: str) -> str | None:
+    """The last part of the name of the setting in a word that was typed; None for a word without one."""
+    if "=" not in word and not word.startswith("-"):
+        return None
+    name = word.lstrip("-+~").partition("=")[0].replace("-", "_").rpartition(".")[2]
+    return synonyms.SETTINGS.get(name, name)
 
 
 def device_of(row: RunRow) -> str:

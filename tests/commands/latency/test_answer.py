@@ -147,6 +147,39 @@ def test_the_next_command_is_the_one_that_was_typed_with_a_change() -> None:
     assert mentions(answer(arguments="latency -m K=2,4"), "the same with K=8")
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("latency -K 4", "harness latency K=8"),
+        ("latency --K=4 seed=1", "harness latency seed=1 K=8"),
+        ("latency -T 0 --num-draft-tokens 4 --details seed=1", "harness latency -T 0 seed=1 K=8"),
+        ("latency gamma=4 --max-new-tokens -1", "harness latency --max-new-tokens -1 K=8"),
+        ("latency --details -- llama-server -K 4", "harness latency K=8 -- llama-server -K 4"),
+    ],
+)
+def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
+    typed: str, expected: str
+) -> None:
+    assert f" {expected}\n" in f"{answer(arguments=typed)}\n"
+
+
+@pytest.mark.parametrize(
+    ("server", "other"),
+    [
+        ("harness 0.2.0", "http://h:5000/regular/v1"),
+        ("vLLM 0.32.0", "http://HOST:PORT/v1"),
+        (None, "http://HOST:PORT/v1"),
+    ],
+)
+def test_of_a_server_alone_the_next_step_is_one_to_compare_with(
+    server: str | None, other: str
+) -> None:
+    note_command_line(["latency", "engine=server"])
+    row = latency_run(**FIGURES, engine="server", url="http://h:5000/v1", server=server)[-1]
+    text = as_text(latency_answer([dataclasses.replace(row, speedup=None)]), 80)
+    assert mentions(text, "is it faster", f"harness latency engine=server regular_url={other}")
+
+
 def test_a_target_alone_has_its_times_and_no_verdict() -> None:
     (regular,) = latency_run(draft=None, num_draft_tokens=None)
     text = as_text(latency_answer([regular]), 80)

@@ -125,6 +125,11 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     if row.test:
         yield Step("measure", typed_again("test=false"))
         return
+    if row.arm == "speculative" and row.url is not None and row.regular_url is None:
+        yield Step(
+            "is it faster than without a draft?", typed_again(f"regular_url={_regular(row)}")
+        )
+        return
     if row.status == NO_VERDICT or not has_verdict(rows):
         return
     verdict = verdict_of(row)
@@ -179,3 +184,11 @@ def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
     """A draft that costs nothing, where another one does not pay."""
     if rows[-1].draft not in ("lookup", "suffix"):
         yield Step(f"{finding}; a draft that costs nothing", typed_again("draft=lookup"))
+
+
+def _regular(row: LatencyRow) -> str:
+    """The address of a server without the draft; of `harness serve` that is known."""
+    is_ours = (row.server or "").startswith("harness ")
+    if row.url is None or not is_ours or not row.url.endswith("/v1"):
+        return "http://HOST:PORT/v1"
+    return f"{row.url.removesuffix('/v1')}/regular/v1"
