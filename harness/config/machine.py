@@ -5,10 +5,12 @@ What cannot be found out is None or empty: describing a run must never be the re
 
 from __future__ import annotations
 
+import csv
 import functools
 import ipaddress
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +21,8 @@ from pathlib import Path, PurePosixPath
 import pynvml
 
 _COMMAND_LINE = "HARNESS_COMMAND_LINE"
+# Makers of GPUs beside NVIDIA, by their PCI numbers.
+_MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
@@ -42,7 +46,7 @@ def cpu_name() -> str | None:
                 return value.strip()
     except OSError:
         if sys.platform == "darwin":
-            return output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
+            return _of_mac()
     return platform.processor() or None
 
 
@@ -64,6 +68,35 @@ def gpu_names() -> list[str]:
             # Identifiers other than indices (UUIDs, MIG) are taken as they are.
             chosen.append(device)
     return chosen
+
+
+def other_gpus(cards: Path = Path("/sys/class/drm"), lists: Path = Path("/usr/share")) -> list[str]:
+    """Names of AMD's and Intel's GPUs, which NVIDIA's library does not know, by Linux' own files.
+
+    Args:
+        cards: the system's directory of graphics cards.
+        lists: the directory with the lists of names: of libdrm, and of PCI devices.
+    """
+    names = []
+    for card in sorted(cards.glob("card*")):
+        device = card / "device"
+        maker = _MAKERS.get(_text(device / "vendor"))
+        if maker is None:
+            continue
+        model = _text(device / "device").removeprefix("0x")
+        revision = _text(device / "revision").removeprefix("0x")
+        name = _text(device / "product_name")
+        if maker == "AMD" and not name:
+            name = _amd_name(lists, model, revision)
+        elif not name:
+            name = _intel_name(lists, model)
+        names.append(name or f"{maker} GPU {model}")
+    return names
+
+
+def device_names() -> list[str]:
+    """All that may compute here, where nobody knows what does: NVIDIA's GPUs, else others' and the processor."""
+    return gpu_names() or [*other_gpus(), cpu_name() or "unknown CPU"]
 
 
 def num_usable_cores() -> int:
@@ -151,6 +184,35 @@ def _all_gpus() -> list[str]:
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     printed = output_of([sys.executable, "-c", _PRINT_GPUS], variables, limit_s=120)
     return [] if printed is None else printed.splitlines()
+
+
+def _of_mac() -> str | None:
+    """The processor of a Mac, `Apple M4 Max, 16 cores`: some have one name and two speeds of memory."""
+    name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
+    cores = output_of(["sysctl", "-n", "hw.physicalcpu"])
+    return f"{name}, {cores} cores" if name and name.startswith("Apple") and cores else name
+
+
+def _amd_name(lists: Path, model: str, revision: str) -> str:
+    """The name of an AMD GPU: by libdrm's list, else as rocm-smi gives that of the only one; empty if unknown."""
+    for line in _text(lists / "libdrm" / "amdgpu.ids").splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if [part.lower() for part in parts[:2]] == [model, revision]:
+            return ",".join(parts[2:])
+    table = output_of(["rocm-smi", "--showproductname", "--csv"]) or ""
+    rows = [row for row in csv.DictReader(table.splitlines()) if row.get("Card Series")]
+    return rows[0]["Card Series"] if len(rows) == 1 else ""
+
+
+def _intel_name(lists: Path, model: str) -> str:
+    """The name of an Intel GPU in the list of PCI devices, `Intel Arc B580`; empty if unknown."""
+    for directory in ("misc", "hwdata"):
+        _, _, of_intel = _text(lists / directory / "pci.ids").partition("\n8086  ")
+        # Devices are indented below their maker.
+        found = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", of_intel, re.MULTILINE)
+        if found is not None:
+            return f"Intel {found[1]}"
+    return ""
 
 
 def _num_visible_cores() -> int:

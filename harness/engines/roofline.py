@@ -32,13 +32,15 @@ class Gpu(NamedTuple):
     """A GPU on its maker's data sheet.
 
     Attributes:
-        pattern: a regular expression found in what torch calls it.
-        memory_gb: as sold.
+        pattern: a regular expression found in what torch or the system calls it.
+        memory: `own`, or `shared` with the processor.
+        memory_gb: as sold; the most of those that are sold by this name.
         bandwidth_gb_s: in 10^9 bytes per second.
     """
 
     name: str
     pattern: str
+    memory: str
     memory_gb: float
     bandwidth_gb_s: float
 
@@ -67,8 +69,8 @@ def known_gpus() -> tuple[Gpu, ...]:
     """The table in `gpus.csv`."""
     lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
     return tuple(
-        Gpu(name, pattern, float(size), float(rate))
-        for name, pattern, size, rate in csv.reader(lines)
+        Gpu(name, pattern, memory, float(size), float(rate))
+        for name, pattern, memory, size, rate in csv.reader(lines)
     )
 
 

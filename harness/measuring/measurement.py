@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import RULES
-from harness.config.machine import cpu_name, gpu_names, num_usable_cores
+from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.drafting.registry import METHODS
@@ -151,7 +151,7 @@ def _digest(
     packages = (*_PACKAGES, *engine_of(settings).packages)
     # A job's own process sees the GPUs that it leased, the sweep's process sees all.
     gpus = gpu_names()[: settings.gpus_per_job]
-    cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+    cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
     # Of a command in the user's own file.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {

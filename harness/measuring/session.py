@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.machine import cpu_name, gpu_names
+from harness.config.machine import device_names
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
@@ -237,9 +237,8 @@ class Session:
                 note(self.placed.describe())
                 self.devices = self.placed.device_names()
         else:
-            here = gpu_names() or [cpu_name() or "unknown CPU"]
             elsewhere = engine.location(settings.engine)
-            self.devices = here if elsewhere is None else [elsewhere]
+            self.devices = device_names() if elsewhere is None else [elsewhere]
         write_environment(self.directory, self.devices)
         return self.placed
 

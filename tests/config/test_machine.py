@@ -162,3 +162,73 @@ def test_without_its_library_torch_counts_if_there_is_a_driver(
     monkeypatch.setattr("pynvml.nvmlInit", missing)
     monkeypatch.setattr(machine, "_DRIVER", tmp_path if driver else tmp_path / "none")
     assert machine._all_gpus() == (["GPU 0 of all", "GPU 1 of all"] if driver else [])
+
+
+def card(cards: Path, number: int, vendor: str, **files: str) -> None:
+    """A graphics card as Linux shows it."""
+    device = cards / f"card{number}" / "device"
+    device.mkdir(parents=True)
+    for name, text in {"vendor": vendor, **files}.items():
+        (device / name).write_text(f"{text}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's lists of names; rocm-smi is not there."""
+    monkeypatch.setattr(machine, "output_of", lambda command, *options: None)
+    amd = tmp_path / "lists" / "libdrm" / "amdgpu.ids"
+    amd.parent.mkdir(parents=True)
+    amd.write_text("1.0.0\n744C,\tC8,\tAMD Radeon RX 7900 XTX\n744C,\tCC,\tAMD Radeon RX 7900 XT\n")
+    pci = tmp_path / "lists" / "misc" / "pci.ids"
+    pci.parent.mkdir()
+    pci.write_text(
+        "1002  AMD\n\te20b  Another device [Not this one]\n"
+        "8086  Intel Corporation\n\t56a0  DG2 [Arc A770]\n\te20b  Battlemage G21 [Arc B580]\n"
+        "\t9bc5  CometLake-S GT2 [UHD Graphics 630]\n"
+    )
+    return tmp_path / "lists"
+
+
+def test_gpus_without_nvidias_library_are_named(tmp_path: Path, lists: Path) -> None:
+    cards = tmp_path / "drm"
+    card(cards, 0, "0x1002", device="0x744c", revision="0xcc")
+    card(cards, 1, "0x8086", device="0xe20b", revision="0x00")
+    card(
+        cards, 2, "0x1002", device="0x74a1", revision="0x00", product_name="AMD Instinct MI300X OAM"
+    )
+    card(cards, 3, "0x1002", device="0x7551", revision="0xc0")
+    card(cards, 4, "0x10de", device="0x2684", revision="0xa1")
+    # A connector of the first one.
+    (cards / "card0-DP-1").mkdir()
+    named = ["AMD Radeon RX 7900 XT", "Intel Arc B580", "AMD Instinct MI300X OAM", "AMD GPU 7551"]
+    assert machine.other_gpus(cards, lists) == named
+
+
+def test_without_lists_there_are_numbers_and_without_cards_nothing(tmp_path: Path) -> None:
+    card(tmp_path / "drm", 0, "0x8086", device="0xe20b", revision="0x00")
+    assert machine.other_gpus(tmp_path / "drm", tmp_path) == ["Intel GPU e20b"]
+    assert machine.other_gpus(tmp_path / "nothing", tmp_path) == []
+
+
+def test_rocm_names_the_only_gpu_that_no_list_has(
+    tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card(tmp_path / "drm", 0, "0x1002", device="0x7551", revision="0xc0")
+    table = "device,Card Series,Card Model\ncard0,AMD Radeon AI PRO R9700,0x7551"
+    monkeypatch.setattr(machine, "output_of", lambda command, *options: table)
+    assert machine.other_gpus(tmp_path / "drm", lists) == ["AMD Radeon AI PRO R9700"]
+
+
+@pytest.mark.parametrize(
+    ("brand", "name"),
+    [
+        ("Apple M4 Max", "Apple M4 Max, 16 cores"),
+        ("Intel(R) Core(TM) i9-9880H CPU @ 2.30GHz", "Intel(R) Core(TM) i9-9880H CPU @ 2.30GHz"),
+    ],
+)
+def test_a_mac_is_named_with_its_cores(
+    monkeypatch: pytest.MonkeyPatch, brand: str, name: str
+) -> None:
+    told = {"machdep.cpu.brand_string": brand, "hw.physicalcpu": "16"}
+    monkeypatch.setattr(machine, "output_of", lambda command: told[command[-1]])
+    assert machine._of_mac() == name

@@ -214,8 +214,10 @@ def _pretended_machine(settings: PlanSettings) -> Machine:
         memory = free_memory([0])[0]
     free: dict[int | str, int] = dict.fromkeys(range(count), memory)
     free["cpu"] = psutil.virtual_memory().available
-    similar = [gpu for gpu in known_gpus() if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
-    possible = similar or known_gpus()
+    # What is pretended has memory of its own.
+    known = [gpu for gpu in known_gpus() if gpu.memory == "own"]
+    similar = [gpu for gpu in known if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
+    possible = similar or known
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
     gpus = "GPU" if count == 1 else "GPUs"
     size = settings.gpu_memory or f"{memory / 1e9:.1f} GB"
