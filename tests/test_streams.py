@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import forked
+from harness.results.locked_files import LockedFile
 from in_process import QUICKEST_PAIR, Harness
 from processes import run
 
@@ -157,6 +158,23 @@ def test_a_full_disk_before_the_run_is_a_failed_run(
     monkeypatch.setattr(Path, "mkdir", mkdir)
     complaint = harness("latency", code=1).complaint
     assert complaint == "the run's directory cannot be made: No space left on device"
+
+
+@pytest.mark.parametrize("name", ["latency.csv", "result.json", "summary.txt"])
+def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write = LockedFile.replace
+
+    def replace(file: LockedFile, content: bytes) -> None:
+        if file.path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, content)
+
+    monkeypatch.setattr(LockedFile, "replace", replace)
+    outcome = harness(*QUICK, code=1)
+    assert "ms/token" in outcome.stdout
+    assert outcome.complaint.endswith(f"/{name} cannot be written: No space left on device")
 
 
 def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:

@@ -77,13 +77,22 @@ def run_command(
                 rows = COMMANDS[command].begin(settings).rows(session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
-            written = session.write_rows(rows)
-            write_result(directory, session.written, session.devices)
+            written = None
+            # The answer is known: a disk that is full does not hide it.
+            unwritten: list[HarnessError] = []
+            try:
+                written = session.write_rows(rows)
+                write_result(directory, session.written, session.devices)
+            except HarnessError as error:
+                unwritten.append(error)
         session.close()
         answer = experiment.document(rows) if rows else []
         if answer:
             summary = [*answer, Line(""), *experiment.details(rows)]
-            replace_file(directory / SUMMARY_FILE, as_text(summary).encode())
+            try:
+                replace_file(directory / SUMMARY_FILE, as_text(summary).encode())
+            except HarnessError as error:
+                unwritten.append(error)
         _remove_own_locks(settings, directory)
         if answer:
             # The line about progress may still be on the terminal.
@@ -95,7 +104,10 @@ def run_command(
                 where = textwrap.TextWrapper(
                     80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
                 )
-                say(where.fill(str(written)))
+                if written is not None:
+                    say(where.fill(written))
+        if unwritten:
+            raise unwritten[0]
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written
