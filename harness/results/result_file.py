@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,7 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
         "error": last.error,
         "verdict": verdict,
         "environment": environment(devices),
-        "rows": [
-            {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}
-            for row in rows
-        ],
+        "rows": [_row_as_json(row) for row in rows],
     }
     replace_file(directory / NAME, f"{json.dumps(content, indent=1)}\n".encode())
 
@@ -87,6 +84,18 @@ def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
             rows.append(kind.parse({name: _cell(row, columns[name]) for name in columns}))
     torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
     return Contents(kind, [*rows], torn)
+
+
+def _row_as_json(row: RunRow) -> dict[str, Any]:
+    """The row with nested intervals; what one covers only where the CSV file has a column for that, too."""
+    columns = row.columns()
+    values = {}
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, Interval) and f"{field.name}_covers" not in columns:
+            value = replace(value, covers="")
+        values[field.name] = _as_json(value)
+    return values
 
 
 def _as_json(value: Any) -> Any:

@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 
 from harness.commands.latency.rows import LatencyRow
-from harness.results.files import read_file
-from harness.results.result_file import SCHEMA, read_result
+from harness.results.files import append_rows, read_file
+from harness.results.result_file import SCHEMA, read_result, write_result
+from harness.results.statistics.interval import Interval
 from in_process import Harness, only
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -50,6 +51,20 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     assert "harness latency num_prompts=8" in "".join(ten)
     harness("report", str(file.parent))
     assert not harness("report", str(file.parent), "output=page").stderr.count("result.json")
+
+
+def test_both_files_of_a_run_say_as_much(tmp_path: Path) -> None:
+    """`covers` of an interval without such a column was in one of them alone."""
+    figures = {"speedup": Interval(2, 1, 3, "9 prompts"), "drift": Interval(1, 0.9, 1.1, "9 laps")}
+    row = LatencyRow(run="1", arm="speculative", **figures)
+    write_result(tmp_path, [row], [])
+    (written,) = valid(tmp_path / "result.json")["rows"]
+    assert (written["speedup"]["covers"], written["drift"]["covers"]) == ("9 prompts", "")
+    append_rows(tmp_path / "latency.csv", [row])
+    (of_csv,) = read_file(tmp_path / "latency.csv", [LatencyRow]).rows
+    content = read_result(tmp_path / "result.json", [LatencyRow])
+    assert content is not None
+    assert content.rows == [of_csv]
 
 
 def test_a_failed_run_says_why(harness: Harness) -> None:
