@@ -238,8 +238,10 @@ MISTAKES = {
         "decoding.synthetic_acceptance=2.5: must be in [0, 1], because a mean length",
     "latency decoding.synthetic_acceptance=[0.9,1.1]":
         "decoding.synthetic_acceptance=[0.9,1.1]: must have rates in [0, 1]",
-    "latency decoding.synthetic_acceptance=often": "decoding.synthetic_acceptance=often: must be a number, a list",
-    "latency decoding.synthetic_acceptance=./none.json": "decoding.synthetic_acceptance=./none.json: cannot be read",
+    "latency decoding.synthetic_acceptance=often": "decoding.synthetic_acceptance=often: must be a number",
+    "latency synthetic_acceptance=./speculation_profile.json":
+        "decoding.synthetic_acceptance=./speculation_profile.json: was removed: type the rates as a list",
+    "latency export=true": "export: was removed: latency.csv and latency_prompts.csv have the figures",
     "latency decoding.synthetic_acceptance=-0.1": "decoding.synthetic_acceptance=-0.1: must be in [0, 1]",
     "latency decoding.synthetic_acceptance=0.5 decoding.rule=google decoding.lenience=0.5":
         "decoding.synthetic_acceptance=0.5: replaces the acceptance rule, so that lenience has no effect",
@@ -342,8 +344,7 @@ MISTAKES = {
     "latency draft.tree=wide": "draft.tree=wide: must be one of chain, static, dynamic",
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
     "latency draft.score_temperature=0": "draft.score_temperature=0.0: must be auto or positive",
-    "latency draft.rates=wide": "draft.rates=wide: must be a list of rates, or a speculation_profile.json",
-    "latency draft.rates=missing.json": "draft.rates=missing.json: cannot be read: No such file",
+    "latency draft.rates=wide": "draft.rates=wide: must be a number",
     "latency draft.rates={a:1}": "draft.rates={a:1}: must be a list, not a mapping",
     "latency draft.rates=[2]": "draft.rates=[2.0]: must be a list of numbers in [0, 1]",
     "latency draft.rates=[0,0.5]": "draft.rates=[0.0,0.5]: must begin with a number above 0",

@@ -155,9 +155,6 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     file = settings.results.file
     if file is None or not settings.resume or not COMMANDS[job.command].measures:
         return []
-    if settings.results.export:
-        # Only a run itself writes the files for other tools.
-        return []
     kind = row_kind(job.command)
     rows = measured_rows(file, kind, identify(settings))
     if not rows or rows[0].directory is None:

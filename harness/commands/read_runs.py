@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
-from harness.commands.report.others import looks_like_other, read_other
 from harness.config.errors import SettingError
 from harness.menu.command import Command
 from harness.menu.commands import commands as menu_commands
@@ -118,14 +117,12 @@ class Findings:
     Attributes:
         runs: with figures, each measurement once, oldest first.
         failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
-        others: measurements by other tools (AIPerf, vLLM), as rows of `latency`, see `read_other`.
         files: the number of rows by file, of each file of ours that was read.
         notes: what could not be read, or was left out.
     """
 
     runs: list[Run] = field(default_factory=list)
     failures: list[Run] = field(default_factory=list)
-    others: list[LatencyRow] = field(default_factory=list)
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -244,7 +241,7 @@ class _Reader:
             SettingError: no file has the result of a run.
         """
         findings = self.findings
-        if not (findings.runs or findings.failures or findings.others):
+        if not (findings.runs or findings.failures):
             files = ", ".join(f"{command}.csv" for command in self._run_kinds)
             rule = f"holds no run's result; those are in {files}"
             if findings.notes:
@@ -270,7 +267,7 @@ class _Reader:
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
-        if self._file_name.fullmatch(file.name) or looks_like_other(file):
+        if self._file_name.fullmatch(file.name):
             return True
         if file.name == NAME:
             # Beside the rows that it repeats it says nothing new.
@@ -287,21 +284,14 @@ class _Reader:
         """Add a file's contents to the findings.
 
         Returns:
-            False for a file that is neither ours nor of a tool that we know. A file that cannot be
-            read gets a note, and True.
+            False for a file that is not ours. A file that cannot be read gets a note, and True.
         """
         findings = self.findings
         try:
             if file.suffix == ".json" and (contents := read_result(file, self._kinds)):
                 return self._keep(file, contents)
             if file.suffix in (".json", ".jsonl"):
-                measured = read_other(file)
-                if measured is None:
-                    return False
-                rows, notes = measured
-                findings.others += rows
-                findings.notes += notes
-                return True
+                return False
             if file.stat().st_size > _LARGE_FILE:
                 megabytes = file.stat().st_size / 1e6
                 print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
-from harness.config.synthetic import Rates, check_rates, conditional_rates, rates_of_profile
+from harness.config.synthetic import Rates, check_rates, conditional_rates
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -189,9 +189,8 @@ class DecodingSettings:
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
-            pair would be if its draft agreed that often; a list has a probability for each position, a number above 1
-            is a mean acceptance length, and a speculation_profile.json of another run has what was measured there;
-            None for the rule.
+            pair would be if its draft agreed that often; a list has a probability for each position, and a number
+            above 1 is a mean acceptance length; None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
             unless prompts go through a chat template.
     """
@@ -203,7 +202,7 @@ class DecodingSettings:
     max_new_tokens: int = 64
     rule: str = field(default="deepmind", metadata={"choices": RULES.names})
     lenience: float = 1.0
-    synthetic_acceptance: float | tuple[float, ...] | str | None = None
+    synthetic_acceptance: float | tuple[float, ...] | None = None
     ignore_eos: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
@@ -225,10 +224,6 @@ class DecodingSettings:
         takes_lenience = RULES[self.rule].takes_lenience
         require(self.lenience == 1 or takes_lenience, "lenience", rule, self.lenience)
         asked = self.synthetic_acceptance
-        if isinstance(asked, str):
-            # The rates of the file take the place of its name.
-            asked = rates_of_profile(asked)
-            object.__setattr__(self, "synthetic_acceptance", asked)
         if asked is not None:
             check_rates(asked, self.num_draft_tokens)
             rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
@@ -240,7 +235,7 @@ class DecodingSettings:
 
         The last rate holds for all later positions.
         """
-        asked: Rates | None = self.synthetic_acceptance  # type: ignore[assignment]
+        asked: Rates | None = self.synthetic_acceptance
         return None if asked is None else conditional_rates(asked, self.most_draft_tokens)
 
     @property
@@ -350,13 +345,10 @@ class ResultSettings:
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.
         details: print every figure, not the answer alone; `summary.txt` of the run has them in any case.
-        export: also write files for other tools: an acceptance profile, requests in AIPerf's form, schedules of
-            K for servers.
     """
 
     file: str | None
     details: bool = False
-    export: bool = False
 
     def __post_init__(self) -> None:
         is_named = self.file not in ("", "none", "None")

@@ -1,7 +1,7 @@
 """One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
 
 Servers and vLLM fill it per request, `timing` per row of a batch. The columns of `latency` about
-requests and acceptance are made from these records, and AIPerf's file.
+requests and acceptance are made from these records.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class RequestRecord:
     Attributes:
         index: of the prompt; under load, the place among the requests.
         num_prompt_tokens: of the prompt.
-        started_ns: on the wall clock; all other times are in seconds from there.
         arrivals: times of the chunks with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
         token_ids: of the answer, as the server gave them, else read from its text.
@@ -77,7 +76,6 @@ class RequestRecord:
 
     index: int
     num_prompt_tokens: int
-    started_ns: int = 0
     arrivals: list[float] = field(default_factory=list)
     seconds: float = 0.0
     token_ids: list[int] = field(default_factory=list)
@@ -161,42 +159,6 @@ class RequestRecord:
         if num_undrafted:
             self.outcomes += [(0, 0)] * num_undrafted
             self.outcomes_in_order = False
-
-    def aiperf(self) -> dict[str, Any]:
-        """The record as a line of AIPerf's `profile_export.jsonl`."""
-        ended_ns = self.started_ns + round(1e9 * self.seconds)
-        metadata = {
-            "session_num": self.index,
-            "turn_index": 0,
-            "request_start_ns": self.started_ns,
-            "request_end_ns": ended_ns,
-            "benchmark_phase": "profiling",
-            "was_cancelled": self.is_cancelled,
-            "cancellation_time_ns": ended_ns if self.is_cancelled else None,
-        }
-        if self.error is not None:
-            length = {"error_isl": {"value": self.num_prompt_tokens, "unit": "tokens"}}
-            return {"metadata": metadata, "metrics": length, "error": vars(self.error)}
-        between = self.time_per_output_token_ms
-        figures = {
-            "input_sequence_length": (self.num_prompt_tokens, "tokens"),
-            "output_sequence_length": (self.num_tokens, "tokens"),
-            "output_token_count": (self.num_tokens, "tokens"),
-            "time_to_first_token": (self.time_to_first_token_ms, "ms"),
-            "request_latency": (1000 * self.seconds, "ms"),
-            "inter_token_latency": (between, "ms"),
-            "output_token_throughput_per_user": (
-                1000 / between if between else None,
-                "tokens/sec/user",
-            ),
-            "inter_chunk_latency": (_gaps_ms(self.arrivals) or None, "ms"),
-        }
-        metrics = {
-            name: {"value": value, "unit": unit}
-            for name, (value, unit) in figures.items()
-            if value is not None
-        }
-        return {"metadata": metadata, "metrics": metrics, "error": None}
 
 
 @dataclass

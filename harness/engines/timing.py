@@ -41,7 +41,6 @@ class Generation:
             server.
         num_first: tokens of all rows in the first record; 0 until `finish`.
         question: that it answers; None where only records are known.
-        started_ns: when it began, on the wall clock.
         requests: one per prompt, set by `finish`.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch
             share theirs.
@@ -57,7 +56,6 @@ class Generation:
     seconds: float = 0.0
     num_first: int = 0
     question: Question | None = None
-    started_ns: int = 0
     requests: Sequence[RequestRecord] = ()
     sent: bool = False
     load: Load | None = None
@@ -116,7 +114,7 @@ class Generation:
             return
         first = self.iterations[0]
         self.num_first = sum(map(len, first.tokens))
-        self.requests = [RequestRecord(row, 0, self.started_ns) for row in first.rows]
+        self.requests = [RequestRecord(row, 0) for row in first.rows]
         if self.question is not None:
             for request, index, prompt in zip(
                 self.requests, self.question.indices, self.question.prompts, strict=True
@@ -182,9 +180,7 @@ def run_lap(
     Raises:
         RunError: processes that share the models came to different tokens, or a request failed.
     """
-    generation = Generation(
-        arm.name, question=question, started_ns=time.time_ns(), sent=engine.queues
-    )
+    generation = Generation(arm.name, question=question, sent=engine.queues)
     devices.reset_peak_memory(engine.devices)
     with without_garbage_collection():
         records = arm.stream(question)

@@ -11,7 +11,6 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.measuring.progress import progress
 from harness.measuring.session import Session
-from harness.results.locked_files import append_lines
 
 # Seconds before each lap of an engine that keeps requests in flight. File writes between laps
 # differ before the two arms, and slow the next requests: without a rest the first tokens of one of
@@ -94,9 +93,6 @@ def ask_in_turns(
                 if engine.queues:
                     time.sleep(_REST_S)
                 generation = generate(engine, arm, own_question, allow_failures=allow_failures)
-                if session.settings.results.export:
-                    lines = [request.aiperf() for request in generation.requests]
-                    append_lines(session.directory / f"profile_export_{arm.name}.jsonl", lines)
                 yield generation
             advance(so_far() or "measuring")
             for arm in arms:

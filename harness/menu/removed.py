@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 
 from harness.config.errors import SettingError
 
-# A command, a setting by its full name, or a setting with values, of which `*` is any part: `draft=*+*`.
 _TRAINING = (
     "train with speculators or SpecForge; draft= reads their heads by directory or repository"
 )
@@ -16,33 +15,44 @@ _ONE_PART = (
     "no pair of drafts was faster than its better part: -m draft=suffix,tiny_eagle3 finds that one"
 )
 _RACE = "acceptance -m ranks many drafts and K in a minute; then latency -m times the few left, to precision=2%"
-REMOVED: dict[str, str] = {
-    "distill": _TRAINING,
-    **dict.fromkeys(
-        ("draft=eagle3", "draft=dflash", "draft=dflash2", "draft=jetspec", "draft=medusa"),
-        _TRAINING,
-    ),
-    **dict.fromkeys(
-        ("placement=tensor_parallel", "placement.strategy=tensor_parallel"), _SPLIT_LAYERS
-    ),
+
+COMMANDS: dict[str, str] = {"distill": _TRAINING}
+# Settings by their full names, and settings with values, of which `*` is any part: `draft=suffix+*`.
+SETTINGS: dict[str, str] = {
+    "decoding.synthetic_acceptance=*.json": "type the rates as a list: '[0.9,0.8,0.6]'",
+    "draft=dflash": _TRAINING,
+    "draft=dflash2": _TRAINING,
+    "draft=eagle3": _TRAINING,
+    "draft=jetspec": _TRAINING,
+    "draft=medusa": _TRAINING,
+    "draft=lookup+*": _ONE_PART,
+    "draft=suffix+*": _ONE_PART,
+    "draft.least_text": _ONE_PART,
+    "draft.placement=tensor_parallel": _SPLIT_LAYERS,
+    "model.placement=tensor_parallel": _SPLIT_LAYERS,
+    "placement=tensor_parallel": _SPLIT_LAYERS,
+    "placement.strategy=tensor_parallel": _SPLIT_LAYERS,
     "race": _RACE,
+    "results.export": "latency.csv and latency_prompts.csv have the figures; map writes vLLM's schedule",
     "share": _RACE,
-    **dict.fromkeys(("draft=lookup+*", "draft=suffix+*", "draft.least_text"), _ONE_PART),
-    **dict.fromkeys(
-        ("model.placement=tensor_parallel", "draft.placement=tensor_parallel"), _SPLIT_LAYERS
-    ),
 }
 
 
+def refuse_removed_command(name: str) -> None:
+    """Raise a SettingError for a command that was removed."""
+    if name in COMMANDS:
+        raise SettingError(name, f"was removed: {COMMANDS[name]}")
+
+
 def refuse_removed(name: str, value: str = "", known: Collection[str] = ()) -> None:
-    """Raise a SettingError for a name that was removed, or one with a value that was.
+    """Raise a SettingError for a setting that was removed, or one with a value that was.
 
     Args:
-        name: a command or a setting, with or without its group.
+        name: of the setting, with or without its group.
         value: as typed, with commas between several; "" for none.
         known: settings that there are; a command of the user's own may have one of a removed name.
     """
-    for removed, instead in REMOVED.items():
+    for removed, instead in SETTINGS.items():
         setting, _, pattern = removed.partition("=")
         is_named = setting == name or setting.endswith(f".{name}") or name.startswith(f"{setting}.")
         if not is_named:

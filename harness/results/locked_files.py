@@ -10,13 +10,11 @@ share stays: if it were removed while others wait for it, they would no longer s
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -42,14 +40,6 @@ def replace_file(path: str | Path, content: bytes) -> None:
 def remove_locks(directory: Path) -> None:
     """Remove the locks of a directory that one run alone writes, when it has written its files."""
     shutil.rmtree(directory / _LOCKS, ignore_errors=True)
-
-
-def append_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Append records to a JSONL file that this process alone writes: quickly, because requests are timed meanwhile."""
-    if records:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def read_whole(path: Path) -> bytes:

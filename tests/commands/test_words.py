@@ -34,7 +34,6 @@ COMMANDS = [
 NOT_MEASURED = {
     "results.file",
     "results.details",
-    "results.export",
     "resume",
     "job_timeout_s",
     "gpus_per_job",

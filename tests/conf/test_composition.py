@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -72,15 +71,6 @@ def save_what_the_documentation_names(directory: Path) -> None:
     for code in re.findall("```python\n(.*?)```", page, re.DOTALL):
         name = re.match("# (.*)", code)[1]
         (directory / name).write_text(code)
-    profile = directory / "outputs" / "latency" / "…" / "speculation_profile.json"
-    profile.parent.mkdir(parents=True)
-    contents = {
-        "schema_version": "1.0",
-        "measured": True,
-        "marginal_accept_rates": [0.9, 0.7],
-        "harness": {"accept_rates_by_rank": [0.9, 0.05]},
-    }
-    profile.write_text(json.dumps(contents))
 
 
 def test_every_documented_command_line_is_right(

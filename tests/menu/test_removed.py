@@ -7,7 +7,7 @@ import pytest
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.menu.conversion import setting_hints
-from harness.menu.removed import REMOVED
+from harness.menu.removed import COMMANDS, SETTINGS
 from harness.menu.typed import for_hydra
 from in_process import Harness
 
@@ -28,8 +28,8 @@ KNOWN = setting_hints(LatencySettings)
 def test_a_removed_setting_or_value_is_answered_by_its_line(
     typed: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(REMOVED, "gone.old", "type new=true")
-    monkeypatch.setitem(REMOVED, "engine=abacus*", "count")
+    monkeypatch.setitem(SETTINGS, "gone.old", "type new=true")
+    monkeypatch.setitem(SETTINGS, "engine=abacus*", "count")
     with pytest.raises(SettingError) as caught:
         for_hydra([typed], "latency", KNOWN)
     assert str(caught.value) == message
@@ -38,10 +38,10 @@ def test_a_removed_setting_or_value_is_answered_by_its_line(
 def test_a_removed_command_is_answered_by_its_line(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(REMOVED, "bake", "buy bread")
+    monkeypatch.setitem(COMMANDS, "bake", "buy bread")
     assert harness.refused("bake", "seed=1") == "bake: was removed: buy bread"
 
 
 def test_nothing_that_can_be_typed_is_called_removed() -> None:
-    for name in REMOVED:
+    for name in SETTINGS:
         assert name not in KNOWN

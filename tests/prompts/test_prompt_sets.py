@@ -185,10 +185,7 @@ def test_lengths_cut_natural_text_to_tokens(harness: Harness, tmp_path: Path) ->
         "prompts.lengths=[16,48]",
         "num_prompts=4",
         "decoding.max_new_tokens=4",
-        "export=true",
     )
-    (file,) = tmp_path.rglob("profile_export_regular.jsonl")
-    assert file.is_file()
     prompts = next(tmp_path.rglob("latency_prompts.csv")).read_text()
     assert prompts.count("16 tokens") == prompts.count("48 tokens") == 4
     assert set(results().num_prompt_tokens) == {2 * 16 + 2 * 48}

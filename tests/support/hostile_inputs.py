@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from echo_server import EchoServer
-from harness.engines.requests import RequestError, RequestRecord
 from report_files import eval_run, latency_run, prompt_rows, write
 
 SHIPPED = Path(__file__).parents[2] / "harness/models/shipped"
@@ -27,11 +26,6 @@ CELLS = [
     '{"a": {"b": [1]}}', "[" * 100_000, "漢", "\x1b[2J", "=1+1", "<script>", "[a](javascript:b)", "x" * 10_000,
     "regular", "speculative", "ok", "failed", "all", "2", "0.5", "2026-11-20T10:00:00+00:00",
 ]  # fmt: skip
-BENCHMARK = {
-    "model_id": "a/b", "num_prompts": 100, "request_rate": "inf", "max_concurrency": 16, "completed": 98,
-    "duration": 10.0, "request_throughput": 9.8, "output_throughput": 627.2, "median_ttft_ms": 30.0,
-    "p99_ttft_ms": 80.0, "median_tpot_ms": 5.5, "p99_tpot_ms": 9.0, "spec_decode_acceptance_rate": 62.5,
-}  # fmt: skip
 
 
 def damaged(value: Any, rng: random.Random, count: int = 1) -> Any:
@@ -150,7 +144,7 @@ def write_head(directory: Path, rng: random.Random) -> None:
 
 
 def write_results(directory: Path, rng: random.Random) -> None:
-    """Files of several runs and of other tools, one of them damaged in several places."""
+    """Files of several runs, one of them damaged in several places."""
     directory.mkdir()
     run = latency_run(2)
     write(
@@ -158,16 +152,8 @@ def write_results(directory: Path, rng: random.Random) -> None:
     )
     write(directory / "latency_prompts.csv", prompt_rows(run, [("math", 50.0), ("", 80.0)]))
     write(directory / "eval.csv", eval_run())
-    answered = RequestRecord(0, 5, 0, [0.1, 0.2, 0.3], 0.3, num_tokens=3)
-    failed = RequestRecord(1, 5, 0, error=RequestError(408, "Timeout", "no end"), seconds=1.0)
-    records = [answered.aiperf(), failed.aiperf()]
-    lines, benchmark = directory / "profile_export.jsonl", directory / "benchmark.json"
-    file = rng.choice([*directory.glob("*.csv"), lines, benchmark])
+    file = rng.choice([*directory.glob("*.csv")])
     times = rng.randint(1, 4)
-    records = damaged(records, rng, times) if file == lines else records
-    records = records if isinstance(records, list) else [records]
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    benchmark.write_text(json.dumps(damaged(BENCHMARK, rng, times if file == benchmark else 0)))
     if rng.random() < 0.2:
         file.write_bytes(damaged_bytes(file.read_bytes(), rng))
     elif file.suffix == ".csv":

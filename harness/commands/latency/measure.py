@@ -18,12 +18,14 @@ from harness.commands.latency.figures.texts import compare_texts
 from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
-from harness.commands.latency.speculation_profile import smaller_k_follow, write_acceptance
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.run import latency_details
 from harness.commands.latency.weights_check import can_be_read, read_again
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
+from harness.config.run import PromptedSettings
 from harness.config.settings import require
+from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
@@ -124,7 +126,7 @@ class Latency(Experiment):
             in_blocks=engine.num_blocks > 0,
             salted=engine.salts,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            smaller_k_follow=smaller_k_follow(session.planned, settings),
+            smaller_k_follow=_smaller_k_follow(session.planned, settings),
         )
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
@@ -143,8 +145,6 @@ class Latency(Experiment):
         if settings.engine.aa:
             # Afterwards, because a cache that heeds no salts would know the prompts.
             self._compare_identical(session, engine)
-        if settings.results.export:
-            write_acceptance(session, self.run)
 
         example = self.questions[0]
         self.run.experts = experts_read(engine, example)
@@ -412,6 +412,19 @@ def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
     shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
     return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
+
+
+def _smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
+    """Whether a smaller K would accept the beginnings of what was accepted.
+
+    A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
+    is unknown.
+    """
+    if settings.num_levels is not None or not tests_each_token(settings.decoding.rule):
+        return False
+    if planned.draft_plan is None:
+        return False
+    return not any(sketch.drafts_in_one_pass for sketch in planned.sketches[1:])
 
 
 EXPERIMENT = Latency

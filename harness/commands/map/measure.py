@@ -299,7 +299,7 @@ class Map(Experiment):
         """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
         files: dict[str, str] = {}
         schedule, _ = schedule_of(rows)
-        if schedule and self.settings.results.export:
+        if schedule:
             files |= schedule_files(schedule, _draft_for_vllm(session))
         files |= drawn_files(RECORD, rows)
         for name, content in files.items():

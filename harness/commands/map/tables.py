@@ -412,7 +412,7 @@ def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     if not schedule:
         return f"No schedule of K for servers: {why_none}."
     load = load_of(cells)
-    texts = [f"Next, by {load}: {_ranges(schedule)} (export=true writes it for vLLM and others)."]
+    texts = [f"Next, by {load}: {_ranges(schedule)}, in files for vLLM and others."]
     if any(k == 0 for _, _, k in schedule):
         taxes = [f"{row.tax.estimate:.2f}×" for row in cells if row.tax is not None]
         off = "K=0 as if switching off were free."

@@ -13,7 +13,6 @@ from harness.commands.latency.rows import LatencyRow
 from harness.commands.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.commands.overview import environment_table, failures_table, files_table
 from harness.commands.read_runs import measuring, read
-from harness.commands.report.others import others_table
 from harness.commands.report.pages import Report, html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.words import common_settings
@@ -32,8 +31,7 @@ usage: harness report [PATH ...] [output=DIR] [format=pr]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
-  PATH        a CSV file of latency, eval, recovery or compare, with any name, AIPerf's
-              profile_export.jsonl or what vLLM's `bench serve` saves, with any name too, or a directory, which is
+  PATH        a CSV file of latency, eval, recovery or compare, with any name, or a directory, which is
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/
               ./file.py:Name, a command in a file, whose runs are then shown too
@@ -83,7 +81,7 @@ def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Repor
         parts += of_command
         # A terminal has room for one table of each command, the one with the answer's figures.
         first += [part for part in of_command if isinstance(part, Table)][:1]
-    further_tables = [others_table(findings.others), failures_table(findings.failures)]
+    further_tables = [failures_table(findings.failures)]
     notes = sentences("warning", *findings.notes[:_MOST_NOTES])
     if len(findings.notes) > _MOST_NOTES:
         notes.append(

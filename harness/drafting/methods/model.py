@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
-from harness.config.synthetic import rank_rates_of_profile
 from harness.drafting.method import (
     LoadedPair,
     MakeDrafter,
@@ -81,8 +80,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
             have one shape. Their depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
         rates: of a static tree: how often the first, second, ... child of a node is accepted; the
-            tree is the best one for these. A speculation_profile.json of a run with trees has the
-            rates that were measured there.
+            tree is the best one for these.
         score_temperature: of a dynamic tree: nodes are scored by the draft's probabilities at this
             temperature, or at the run's if that is higher; 1 is what EAGLE-2 scores by in greedy
             decoding. `auto` chooses for each row, in every iteration, the temperature at which the
@@ -94,7 +92,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
     threshold: float | None = None
     tree: Tree = "chain"
     budget: int = 16
-    rates: tuple[float, ...] | str = _RATES
+    rates: tuple[float, ...] = _RATES
     score_temperature: float | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -107,9 +105,6 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         possible = self.score_temperature == "auto" or self.score_temperature > 0
         require(possible, "score_temperature", "must be auto or positive", self.score_temperature)
         rates = self.rates
-        if isinstance(rates, str):
-            rates = rank_rates_of_profile(rates)
-            object.__setattr__(self, "rates", rates)
         possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
         require(possible, "rates", "must be a list of numbers in [0, 1]", rates)
         require(rates[0] > 0, "rates", "must begin with a number above 0", rates)
@@ -124,9 +119,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         from harness.drafting.trees.plan import TreePlan
 
         assert self.tree != "chain"
-        # `__post_init__` has put the rates of a profile in the place of its name.
-        rates: Any = self.rates
-        return TreePlan(self.tree, self.budget, rates, self.score_temperature)
+        return TreePlan(self.tree, self.budget, self.rates, self.score_temperature)
 
 
 class ModelDraft(Method):

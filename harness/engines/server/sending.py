@@ -170,7 +170,6 @@ class Sender:
         usage: int | None = None
         max_tokens = body["max_tokens"]
         path = "chat/completions" if self._settings.chat else "completions"
-        request.started_ns = time.time_ns()
         started = time.perf_counter()
         try:
             async with answer_to(self._client, path, body, request) as response:

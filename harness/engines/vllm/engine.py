@@ -125,8 +125,7 @@ class _Request:
         row: its place among those that are asked together.
         parameters: vLLM's `SamplingParams`.
         further: those of them that this request alone has, by vLLM's names.
-        started: when it began, by `time.perf_counter`: the wall clock of `record.started_ns` may be
-            set forward and back.
+        started: when it began, by `time.perf_counter`.
         prompt_logprobs: as vLLM has them, one for each token of the prompt that was scored so far.
     """
 
@@ -233,7 +232,6 @@ class VllmArm(Arm):
                     request = waiting.popleft()
                     identity = f"{self.name}-{next(self._ids)}"
                     prompt = {"type": "token", "prompt_token_ids": list(request.prompt)}
-                    request.record.started_ns = time.time_ns()
                     request.started = time.perf_counter()
                     try:
                         llm.add_request(identity, prompt, request.parameters)

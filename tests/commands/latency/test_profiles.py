@@ -1,15 +1,12 @@
-"""Acceptance profiles out of a run and into another, through the command line."""
+"""Acceptance of one run replayed in another, and at other K, through the command line."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import pytest
 
 from harness.commands.latency.rows import LatencyRow
 from harness.results.files import read_rows
-from in_process import Harness, only
+from in_process import Harness
 from wording import mentions
 
 QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20", "num_resamples=1000"]
@@ -31,9 +28,9 @@ def interval_at(row: Any, k: int) -> tuple[float, float]:
     return length.low, length.high
 
 
-def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) -> None:
+def test_rates_of_one_run_are_replayed_in_another_and_predict_another_k(harness: Harness) -> None:
     batch = ["batch_size=4", "decoding.num_draft_tokens=5"]
-    outcome = harness("latency", *QUICK, *batch, "export=true")
+    outcome = harness("latency", *QUICK, *batch)
     real = last_row()
     assert "by K " in outcome.summary
     predicted = ["predicted", "acceptance alone", "verification timed by width"]
@@ -41,22 +38,17 @@ def test_a_profile_is_written_replayed_and_predicts_another_k(harness: Harness) 
     assert mentions(outcome.summary, *predicted) or too_noisy in outcome.summary
     # Passes of 1, 2, 3, 5 and 6 tokens were timed.
     assert [ms is not None for ms in real.pass_ms_by_width] == [True, True, True, False, True, True]
-    profile_file = only("speculation_profile.json")
-    profile = json.loads(profile_file.read_text())
-    assert profile["method"] == "draft_model"
-    assert profile["accept_length_model"] == "chain_analytic"
-    assert profile["mean_accept_length"] == pytest.approx(real.mean_acceptance_length, abs=1e-5)
 
     # Acceptance does not depend on the batch, which takes a third of the passes.
+    rates = real.acceptance_by_position
     replayed = harness(
         "latency",
         *QUICK,
         "batch_size=12",
         "decoding.num_draft_tokens=5",
-        f"decoding.synthetic_acceptance={profile_file}",
+        f"decoding.synthetic_acceptance={rates}",
     )
     synthetic = last_row()
-    rates = profile["harness"]["accept_rates_of_tested"]
     assert synthetic.synthetic_acceptance == rates
     assert "synthetic [0." in replayed.stdout
     assert overlap(interval_at(synthetic, 5), interval_at(real, 5))
@@ -77,22 +69,18 @@ def test_a_mean_length_is_met(harness: Harness) -> None:
 
 
 def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None:
-    few = ["num_prompts=2", "decoding.max_new_tokens=12", "export=true"]
+    few = ["num_prompts=2", "decoding.max_new_tokens=12"]
     outcome = harness("latency", *few, "draft=tiny_dflash")
     assert "by K " not in outcome.summary
     row = last_row()
     assert row.pass_ms_by_width is not None
     assert row.tokens_per_iteration_by_num_draft_tokens is None
     assert row.acceptance_length_by_num_draft_tokens is None
-    profile = json.loads(only("speculation_profile.json").read_text())
-    assert profile["accept_length_model"] == "measured_per_k"
 
 
 def test_blocks_know_smaller_k_from_their_texts_alone(harness: Harness) -> None:
-    few = ["num_prompts=2", "decoding.max_new_tokens=12", "export=true"]
+    few = ["num_prompts=2", "decoding.max_new_tokens=12"]
     harness("latency", *few, "decoding.rule=block")
     row = last_row()
     assert len(row.tokens_per_iteration_by_num_draft_tokens) == 4
     assert row.acceptance_length_by_num_draft_tokens is None
-    profile = json.loads(only("speculation_profile.json").read_text())
-    assert profile["accept_length_model"] == "measured_per_k"

@@ -350,8 +350,8 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
     """
     mark = f"{tmp_path}-{number}"
     commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.05" for _ in range(2)]
-    process = begin("latency", *started(*commands), *QUICK, "export=true", cwd=tmp_path)
-    wait_for(process, tmp_path, "outputs/**/profile_export_regular.jsonl")
+    process = begin("latency", *started(*commands), *QUICK, cwd=tmp_path)
+    wait_for(process, tmp_path, "outputs/**/latency_prompts.csv")
     # Anywhere in what follows: a request, between two, with both servers or one of them.
     time.sleep(random.random())
     assert len(processes_of(mark)) >= 4

@@ -76,7 +76,7 @@ ROWS = [
 
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     pair = ["model=tiny_draft", "draft=tiny_draft"]
-    asked = ["batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]", "export=true", "details=true"]
+    asked = ["batch_sizes=[1,2,3]", "draft_tokens=[1,2,4]", "details=true"]
     outcome = harness(*QUICK, *pair, *asked)
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -294,7 +294,7 @@ def test_a_k_that_pays_from_a_larger_batch_on() -> None:
     text = lines(rows)
     assert mentions(text, "pays at batch size 2 and 16 and does not pay at batch size 1")
     assert schedule_of(rows)[0] == [(1, 1, 0), (2, 16, 3)]
-    assert mentions(text, "K=0 at 1, K=3 at 2 to 16", "export=true")
+    assert mentions(text, "K=0 at 1, K=3 at 2 to 16")
     assert mentions(text, "Not for TensorRT-LLM", "Not for llama.cpp")
 
 

@@ -153,9 +153,6 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)
     assert found.tokens_per_arrival == 7 / 4
-    # AIPerf's is that of single events.
-    chunks = request.aiperf()["metrics"]["inter_chunk_latency"]["value"]
-    assert chunks == pytest.approx([200, 0.03, 0.02, 199.95, 0.02, 199.98])
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])
@@ -266,13 +263,6 @@ def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     for expected, request in zip(texts(question), requests, strict=True):
         assert request.error is not None or request.token_ids == expected
     assert {(len(request.token_ids)) for request in failed} == {0, 2}
-    for request in requests:
-        line = request.aiperf()
-        assert (
-            (line["error"] is None)
-            == (request.error is None)
-            == ("request_latency" in line["metrics"])
-        )
 
 
 def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
@@ -312,27 +302,16 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     records.close()  # type: ignore[attr-defined]
     while server.num_abandoned < 2:
         time.sleep(0.01)
-    cancelled = [one.aiperf() for one in arm_of(engine).last_requests]
-    assert all(
-        one["metadata"]["was_cancelled"] and one["error"]["type"] == "Cancelled"
-        for one in cancelled
-    )
+    assert all(one.is_cancelled for one in arm_of(engine).last_requests)
 
 
-def test_a_request_is_a_line_of_aiperf(open_engine: Open) -> None:
+def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
     engine = open_engine(EchoServer(delay_s=0.01))
     generate(engine, engine.arms[0], ask())
     (request,) = arm_of(engine).last_requests
-    line = request.aiperf()
-    metrics = line["metrics"]
-    assert metrics["input_sequence_length"] == {"value": 3, "unit": "tokens"}
-    assert metrics["output_sequence_length"] == {"value": 7, "unit": "tokens"}
-    assert len(metrics["inter_chunk_latency"]["value"]) == 6
-    assert 10 <= metrics["time_to_first_token"]["value"] < metrics["request_latency"]["value"]
-    assert metrics["inter_token_latency"]["value"] == pytest.approx(
-        sum(metrics["inter_chunk_latency"]["value"]) / 6
-    )
-    assert line["metadata"]["request_end_ns"] > line["metadata"]["request_start_ns"]
+    assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
+    assert request.time_to_first_token_ms is not None
+    assert 10 <= request.time_to_first_token_ms < 1000 * request.seconds
 
 
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(

@@ -16,8 +16,6 @@ from harness.results.statistics.interval import Interval
 
 # Positions with an interval; a longer proposal has rates alone.
 MOST_INTERVALS = 32
-# Of the bootstrap of a rate, which may be 0 or 1.
-_NUM_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +144,12 @@ class MeasuredAcceptance:
 
     Attributes:
         requests: one entry per prompt, over its turns and repetitions.
-        categories: one entry per prompt, in the same order; None where a prompt has none.
         num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
             its lengths about follow.
     """
 
     requests: Sequence[Acceptance]
-    categories: Sequence[str | None]
     num_levels: int | None = None
     extrapolates: bool = True
 
@@ -172,39 +168,12 @@ class MeasuredAcceptance:
         places = self.total.num_places
         return places if self.num_levels is None else min(places, self.num_levels)
 
-    def rate_of_tested(self, place: int) -> Interval:
-        """Accepted over tested at a draft position, from 0."""
-        tested = [request for request in self.drafted if request.num_tested_at(place)]
-        return _rate(
-            [request.num_accepted_at(place) for request in tested],
-            [request.num_tested_at(place) for request in tested],
-        )
-
-    def marginal(self, place: int) -> Interval:
-        """Accepted at a draft position, from 0, over iterations."""
-        accepted = [request.num_accepted_at(place) for request in self.drafted]
-        return _rate(accepted, [request.num_iterations for request in self.drafted])
-
     def length_with(self, num_draft_tokens: int) -> Interval:
         """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
         from harness.results.statistics.ratios import skewed_ratio_of_totals
 
         tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
         return skewed_ratio_of_totals(tokens, [request.num_iterations for request in self.drafted])
-
-    def by_category(self) -> dict[str, Acceptance]:
-        """The acceptance of each category, of those that are known."""
-        by_category: dict[str, Acceptance] = {}
-        for category, request in zip(self.categories, self.requests, strict=True):
-            if category is not None:
-                by_category[category] = by_category.get(category, Acceptance()) + request
-        return by_category
-
-
-def _rate(accepted: Sequence[int], out_of: Sequence[int]) -> Interval:
-    from harness.results.statistics.ratios import ratio_of_totals
-
-    return ratio_of_totals(accepted, out_of, _NUM_RESAMPLES, seed=0)
 
 
 def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
@@ -217,7 +186,6 @@ def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
         by_place[place] = so_far + Acceptance.of(request.outcomes)
     return MeasuredAcceptance(
         requests=list(by_place.values()),
-        categories=[run.prompt_set.at(place).category for place in by_place],
         num_levels=run.settings.num_levels,
         extrapolates=run.smaller_k_follow,
     )

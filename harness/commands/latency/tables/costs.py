@@ -146,7 +146,7 @@ def lengths_by_k(row: LatencyRow) -> list[ForK]:
     exact = row.tokens_per_iteration_by_num_draft_tokens
     if exact:
         return [ForK(k, length) for k, length in enumerate(exact, start=1)]
-    # Newer files have no lengths then, see `speculation_profile.smaller_k_follow`.
+    # Newer files have no lengths then, see `measure._smaller_k_follow`.
     if row.draft_tree not in (None, "chain") or not tests_each_token(row.rule):
         return []
     lengths = row.acceptance_length_by_num_draft_tokens or []
