@@ -51,7 +51,8 @@ def typed_again(changes: str, *, of_sweep: bool = False) -> str:
     typed = shlex.split(command_line())[1:]
     # What stands behind `--` starts a server.
     end = typed.index("--") if "--" in typed else len(typed)
-    kept = _without({"details", *map(_setting_in, shlex.split(changes))}, typed[:end])
+    changed = filter(None, map(_setting_in, shlex.split(changes)))
+    kept = _without({"details", *changed}, typed[:end])
     behind = [shlex.join(typed[end:])] if typed[end:] else []
     command = " ".join([shlex.join(["harness", *kept]), changes, *behind])
     is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
