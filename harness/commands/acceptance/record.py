@@ -78,7 +78,10 @@ class AcceptanceSettings(PromptedSettings):
         named = self.engine.name
         require(engine.own_loop or engine.may_queue, "engine", rule, named)
         assert self.draft is not None
-        rule = "must be the draft whose weights the server is said to have, to be loaded here"
+        rule = (
+            "must be the draft whose weights the server is said to have, to be loaded here;"
+            " harness latency measures what a server accepts without them"
+        )
         require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 

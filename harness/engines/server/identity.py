@@ -42,12 +42,14 @@ class ServedModel(NamedTuple):
         root: where its weights are; None where the server does not report it.
         owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
         context: the most tokens of a prompt with its answer; None where the server does not report it.
+        is_listed: False for a model that a server is asked for without a list to choose from.
     """
 
     name: str
     root: str | None = None
     owner: str | None = None
     context: int | None = None
+    is_listed: bool = True
 
     def __str__(self) -> str:
         name = from_outside(self.name)
@@ -211,7 +213,7 @@ def choose_model(
     """
     models = [] if report is None else report.models
     if not models:
-        return ServedModel(name or model.repository)
+        return ServedModel(name or model.repository, is_listed=False)
     exact = (model.repository, model.name) if name is None else (name,)
     chosen = [each for each in models if each.name in exact]
     if name is None:
@@ -228,8 +230,9 @@ def choose_model(
 def check_same_weights(models: Sequence[ServedModel]) -> None:
     """Raise a SettingError where servers, the regular one first, serve different weights.
 
-    For runs in which the user named no served model.
+    For runs in which the user named no served model. Of a server without a list nothing is known: it may be down.
     """
+    models = [each for each in models if each.is_listed]
     files = {PurePosixPath(each.root or each.name).name.lower() for each in models}
     if len(files) > 1:
         regular, speculative = models[0], models[-1]

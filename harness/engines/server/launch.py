@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,15 @@ _LONGEST_LINE = 300
 _REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
 _POINTS_ELSEWHERE = re.compile(
     r"see root cause above|traceback|failed core proc|\braise \w+\(", re.IGNORECASE
+)
+# What the signal that ended a server usually means.
+_MEANT_BY_SIGNAL = {
+    signal.SIGKILL: "often: main memory ran out",
+    signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
+}
+# Of a server that could not listen. Many do not name the port.
+_PORT_TAKEN = re.compile(
+    r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -104,9 +114,9 @@ class StartedServer:
         if shutil.which(program, path=environment.get("PATH")) is None:
             rule = f"no such program, to start the {name} server; engine.program (or engine.start) names another"
             raise SettingError(program, rule)
-        port = _free_port()
-        command = [part.replace("{port}", str(port)) for part in launch.command]
-        self.url = f"http://127.0.0.1:{port}/v1"
+        self._port = _free_port()
+        command = [part.replace("{port}", str(self._port)) for part in launch.command]
+        self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(command)}\n")
@@ -126,12 +136,14 @@ class StartedServer:
         code = self._guard.poll()
         if code is None:
             return None
-        how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+        how = _how_it_ended(code)
         lines = self._log or ["it wrote nothing"]
         reason = lines[-1]
         for line in lines:
             if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line):
                 reason = line
+        if _PORT_TAKEN.search(reason):
+            reason += f" (is port {self._port} in use?)"
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
     def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
@@ -184,6 +196,16 @@ class StartedServer:
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
         first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
         return [line for line in lines[first + 1 :] if line]
+
+
+def _how_it_ended(code: int) -> str:
+    """`ended with exit code 1`, or `was ended by SIGKILL (often: main memory ran out)` for 137."""
+    try:
+        ended_by = signal.Signals(code - 128)
+    except ValueError:
+        return f"ended with exit code {code}"
+    meaning = _MEANT_BY_SIGNAL.get(ended_by)
+    return f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
 
 
 def _free_port() -> int:

@@ -93,18 +93,6 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
     assert "3 GB are needed" in " ".join(outcome.stdout.replace("│", " ").split())
 
 
-def test_a_server_that_is_never_ready_is_given_up(harness: Harness, tmp_path: Path) -> None:
-    sleeper = tmp_path / "sleeper.py"
-    sleeper.write_text(
-        "import time\nprint('waiting for its weights', flush=True)\ntime.sleep(600)\n"
-    )
-    command = f"{sys.executable} {sleeper} {{port}}"
-    timeout = "engine.start_timeout_s=2"
-    outcome = harness("latency", *started(command), *QUICK, timeout, code=1)
-    assert mentions(outcome.complaint, "engine.start_timeout_s=2", "waiting for its weights")
-    assert not processes_of(str(sleeper))
-
-
 def test_a_program_that_does_not_exist_is_refused(harness: Harness) -> None:
     refused = harness.refused("latency", *started("no-such-server {port}"), *QUICK)
     assert mentions(refused, "no-such-server", "no such program")

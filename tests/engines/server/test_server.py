@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
-from echo_server import NEVER_DRAWN, EchoServer
+from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
@@ -334,6 +334,10 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         RunError, match=r"engine.url: nothing answers at http://127.0.0.1:9/v1/ .*running\?$"
     ):
         engine_of(url="http://127.0.0.1:9/v1")
+    # Beside one whose name for the model is another: nothing is known of the weights of the one that is down.
+    listed = EchoServer(dialect="llama.cpp", models={"tiny.gguf": None})
+    with serving(listed) as regular_url, pytest.raises(RunError, match="url: nothing answers at"):
+        engine_of(regular_url=regular_url, url="http://127.0.0.1:9/v1")
 
 
 def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:
