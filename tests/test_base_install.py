@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -20,6 +21,29 @@ def test_servers_and_reports_need_no_torch(tmp_path: Path) -> None:
     places = [ROOT / "tests" / "support" / "without_local", ROOT]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
     check_commands([sys.executable, "-m", "harness"], tmp_path, environment)
+
+
+def test_a_server_is_asked_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    """Statistics are, once there is something to count."""
+    script = """
+import sys
+from harness.cli.main import main
+try:
+    main()
+finally:
+    print({"scipy", "pandas", "jinja2", "matplotlib"} & set(sys.modules))
+"""
+    places = [ROOT / "tests" / "support" / "without_local", ROOT]
+    # Nothing listens at port 1.
+    asked = ["latency", "engine=server", "engine.url=http://127.0.0.1:1/v1"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *asked],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "nothing answers at http://127.0.0.1:1/v1" in done.stderr
+    assert done.stdout == "set()\n"
 
 
 def test_torch_is_an_extra_that_setup_installs() -> None:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from harness.config.errors import SettingError
 from harness.config.run import ChatTemplate
 from harness.config.settings import ModelSettings
@@ -182,6 +180,8 @@ def _through_template(
     arguments: Mapping[str, Any],
 ) -> Any:
     """Token ids of a chat, and the beginning of the answer, in the form of the chat template."""
+    from jinja2 import TemplateError
+
     messages = list(map(dict, chat))
     try:
         return tokenizer.apply_chat_template(
