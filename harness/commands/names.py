@@ -17,6 +17,10 @@ _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
     " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output url".split()
 )
+# Settings by which a server is started: its command says what they came to.
+STARTS_SERVERS = tuple(
+    f"engine.{name}" for name in ("command", "environment", "flags", "program", "start")
+)
 # By the first word of a setting's path, columns in which rows must be equal to be compared in that
 # setting: rows with different drafts always differ in `draft.repository`, for example.
 _COMPARED_WITHIN = {
@@ -80,7 +84,19 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 def name_of(row: RunRow) -> Name:
     """The name of a row that nothing else has to be distinguished from."""
-    return Name(pair_name(row), row.num_draft_tokens if row.draft else None)
+    return Name(pair_name(row), (row.num_draft_tokens or _served_k(row)) if row.draft else None)
+
+
+def _served_k(row: RunRow) -> int | None:
+    """The K of a server that was not started here, by what it reported; None where that is unknown."""
+    rates = getattr(row, "marginal_acceptance_by_position", None)
+    proposed = getattr(row, "mean_proposed", None)
+    if row.url is None or proposed is None:
+        return None
+    if rates:
+        # The mean is below K: the last iterations of answers draft less.
+        return max(len(rates), math.ceil(proposed))
+    return int(proposed) if proposed == int(proposed) else None
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
@@ -110,7 +126,12 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
             circumstances.append(column)
     # Changed settings without a column of their own.
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
-        settings[f"settings.{entry}"] = entry
+        if entry not in STARTS_SERVERS:
+            settings[f"settings.{entry}"] = entry
+    commands = [getattr(row, "server_command", None) for row in rows]
+    for name, words in zip(names, _differing_words(commands), strict=True):
+        if words:
+            name.settings["server_command"] = words
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
         # Typed otherwise, and called the same: `30B` and `./30B`.
@@ -128,6 +149,23 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         for place, text in _differing(rows, column, labels):
             names[place].circumstances.append(text)
     return names
+
+
+def _differing_words(commands: Sequence[str | None]) -> list[str]:
+    """The words of each command that not all have, each behind its flag: `--spec-type ngram-simple`."""
+    split = [(command or "").split() for command in commands]
+    in_all = set.intersection(*map(set, split))
+    texts = []
+    for words in split:
+        kept: list[str] = []
+        for before, word in zip(["", *words], words, strict=False):
+            if word in in_all:
+                continue
+            if before in in_all and before.startswith("-") and not word.startswith("-"):
+                kept.append(before)
+            kept.append(word)
+        texts.append(" ".join(kept))
+    return texts
 
 
 def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:

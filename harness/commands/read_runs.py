@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,6 +26,7 @@ from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
 from harness.results.verdict import judged
 from harness.tables.table import grouped
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 _NUM_PARENTS = 4
 # Bytes of a file that takes seconds to read.
 _LARGE_FILE = 5_000_000
+# A run that failed without figures is left out once something was measured this long after it.
+_FORGOTTEN_AFTER = timedelta(days=1)
 # A directory with more is not one of results: `before=/` would take hours.
 _MOST_FILES = 200_000
 
@@ -131,19 +135,33 @@ class Findings:
         return [run for run in self.runs if type(run.last) is row]
 
 
-def read(paths: Sequence[Path], commands: Sequence[Command] | None = None) -> Findings:
+def read(
+    paths: Sequence[Path], commands: Sequence[Command] | None = None, ids: Sequence[str] = ()
+) -> Findings:
     """The runs in files and directories, each measurement once.
 
     Args:
         commands: those whose runs are read; None for all that are built in or installed.
+        ids: of the only runs that are wanted, or how these begin; () for all.
 
     Raises:
-        SettingError: a path that does not exist, or without a CSV file of ours.
+        SettingError: a path that does not exist, or without a CSV file of ours; an id that no run has.
     """
     reader = _Reader(paths, menu_commands() if commands is None else commands)
     findings = reader.findings
-    findings.runs, findings.failures = merge(findings.runs)
-    findings.failures += reader.unfinished.values()
+    if ids:
+        for wanted in ids:
+            if not any(run.id.startswith(wanted) for run in findings.runs):
+                raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
+        findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
+        findings.others = []
+        reader.unfinished = {}
+    findings.runs, failures = merge(findings.runs)
+    findings.failures = [*_recent(failures, findings.runs), *reader.unfinished.values()]
+    if num_forgotten := len(failures) + len(reader.unfinished) - len(findings.failures):
+        findings.notes.append(
+            f"Left out: {counted(num_forgotten, 'older run')} that failed and measured nothing."
+        )
     reader.finish()
     return findings
 
@@ -376,6 +394,26 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
             failed[-1].times = len(failed)
             failures.append(failed[-1])
     return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
+
+
+def _recent(failures: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
+    """The failures that have figures, or were no more than a day before the newest run with some."""
+    times = [time for run in runs if (time := _time_of(run)) is not None]
+    recent = []
+    for failure in failures:
+        time = _time_of(failure)
+        is_old = time is not None and bool(times) and time < max(times) - _FORGOTTEN_AFTER
+        if failure.has_figures or not is_old:
+            recent.append(failure)
+    return recent
+
+
+def _time_of(run: Run) -> datetime | None:
+    """When it began, by its id; None for an id of another form."""
+    try:
+        return datetime.strptime(run.id[:15], "%Y%m%dT%H%M%S")
+    except ValueError:
+        return None
 
 
 def _each_once(runs: Sequence[Run]) -> list[Run]:

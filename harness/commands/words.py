@@ -223,6 +223,9 @@ def in_words(row: RunRow, column: str) -> str | None:
     if value is None:
         return ""
     text = _as_text(value)
+    if entry and isinstance(value, list):
+        # As it is typed.
+        return f"{entry}=[{','.join(map(str, value))}]"
     if entry:
         return f"{entry} {text}"
     named = f"{column}={text}"

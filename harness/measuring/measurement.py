@@ -176,7 +176,11 @@ def _digest(
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
     """The settings that are not at their defaults and have no column in such rows, by name."""
     columns = kind.columns().items()
-    in_columns = {column.path or name for name, column in columns if column.kind != "circumstance"}
+    in_columns = set()
+    for name, column in columns:
+        if column.kind != "circumstance":
+            # `precision=10%` is in the column `precision`, whose path has the number.
+            in_columns |= {name, column.path}
     return _departures(settings, in_columns, "") or None
 
 
@@ -191,9 +195,10 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
     for field in dataclasses.fields(settings):
         name = prefix + field.name
         value = getattr(settings, field.name)
-        if name in in_columns or name in _NOT_MEASURED:
+        is_group = dataclasses.is_dataclass(value)
+        if name in _NOT_MEASURED or (name in in_columns and not is_group):
             continue
-        if dataclasses.is_dataclass(value):
+        if is_group:
             found |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
             found[name] = value

@@ -160,3 +160,13 @@ def test_circumstances_that_change_together_are_all_named_where_settings_do_not_
     other = {"torch_version": "2.14.0", "transformers_version": "5.24.0"}
     assert named({}, other)[1] == ["torch_version 2.14.0", "transformers_version 5.24.0"]
     assert named({}, other | {"seed": 1}) == [[], ["seed 1"]]
+
+
+def test_lists_are_named_as_they_are_typed() -> None:
+    typed = named({}, {"settings": {"engine.places": ["cuda:0", "cuda:1"]}})
+    assert typed[1] == ["engine.places=[cuda:0,cuda:1]"]
+
+
+def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
+    settings = dataclasses.replace(settings_of(LatencySettings), precision="10%")
+    assert further_settings(settings, LatencyRow) is None

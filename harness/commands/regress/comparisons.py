@@ -22,7 +22,7 @@ from harness.commands.eval.rows import read_answers
 from harness.commands.latency.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
 from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
-from harness.commands.names import Name, distinct_names, name_of
+from harness.commands.names import STARTS_SERVERS, Name, distinct_names, name_of
 from harness.commands.read_runs import Run
 from harness.menu.commands import COMMANDS
 from harness.results.schema import NO_VERDICT, RunRow
@@ -44,14 +44,6 @@ from harness.tables.table import grouped
 _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
-# How a server is started: another build, or other flags, are what is compared. `server_command` shows it.
-_STARTS_SERVERS = (
-    "engine.command",
-    "engine.environment",
-    "engine.flags",
-    "engine.program",
-    "engine.start",
-)
 # Settings that follow from another one, which names them where both differ.
 _FOLLOWING = {
     "model": ("repository",),
@@ -207,7 +199,8 @@ def settings_of(row: RunRow) -> dict[str, Any]:
         settings["draft_quantization"] = None
     without_column = settings.pop("settings", None) or {}
     for name, value in without_column.items():
-        if name not in _STARTS_SERVERS:
+        # Another build, or other flags, are what is compared. `server_command` shows it.
+        if name not in STARTS_SERVERS:
             settings[name] = value
     return settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ from harness.tables.table import Line, Table, sentences, without_empty
 from harness.tables.terminal import WIDE, plain_console, print_document
 
 _DEFAULT = Path("results")
+# How the ids of runs begin.
+_RUN_ID = re.compile(r"\d{8}T\d{6}\b[\w.-]*")
 
 _HELP = """\
-usage: harness report [PATH ...] [output=DIR] [format=pr]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -35,6 +38,7 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/
               ./file.py:Name, a command in a file, whose runs are then shown too
+  RUN         the id of a run (column `run`), or its beginning: only such runs are shown
   format=pr   instead prints ten lines of Markdown for a pull request: of the newest run of latency,
               or of each run of a file
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
@@ -57,17 +61,20 @@ _MOST_NOTES = 20
 _MANY_RUNS = 2_000
 
 
-def build(paths: Sequence[str | Path], further: Sequence[Command] = ()) -> Report:
+def build(
+    paths: Sequence[str | Path], further: Sequence[Command] = (), ids: Sequence[str] = ()
+) -> Report:
     """The report of files and directories.
 
     Args:
         further: commands in files, whose runs are shown as well.
+        ids: see `read`.
 
     Raises:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
     known = measuring([*commands(), *further])
-    findings = read([Path(path) for path in paths], known)
+    findings = read([Path(path) for path in paths], known, ids)
     shown = [(command, findings.runs_of(command.row)) for command in known]
     answers: list[tuple[str, Sequence[Line]]] = []
     parts: list[Table | Line] = []
@@ -126,6 +133,7 @@ def main(arguments: Sequence[str]) -> None:
         rule = f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)"
         raise SettingError("report", rule)
     words: list[str] = []
+    ids: list[str] = []
     for_pull_request = False
     output: Path | None = None
     for argument in arguments:
@@ -141,6 +149,8 @@ def main(arguments: Sequence[str]) -> None:
             for_pull_request = True
         elif argument.startswith("output="):
             output = Path(word)
+        elif _RUN_ID.fullmatch(word) and not Path(word).exists():
+            ids.append(word)
         else:
             words.append(word)
     # `./file.py:Name` is a command, anything else a path.
@@ -150,17 +160,17 @@ def main(arguments: Sequence[str]) -> None:
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
     if for_pull_request:
-        runs = read(paths, measuring(commands())).runs_of(LatencyRow)
+        runs = read(paths, measuring(commands()), ids).runs_of(LatencyRow)
         if not runs:
             raise SettingError(str(paths[0]), "holds no run of latency, which format=pr needs")
-        print("\n".join(pull_request(last_runs(runs, paths))))
+        print("\n".join(pull_request(runs if ids else last_runs(runs, paths))))
         return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()
     # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
     try:
-        report = build(paths, further)
+        report = build(paths, further, ids)
     finally:
         gc.enable()
     # The files first: they are complete even if the terminal shows only half.

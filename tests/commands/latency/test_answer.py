@@ -59,6 +59,14 @@ def test_random_weights_are_named_once() -> None:
     assert heading.count("random weights") == 1
 
 
+def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
+    unknown = dict.fromkeys(("acceptance_rate", "mean_acceptance_length", "predicted_speedup"))
+    served = {"engine": "server", "url": "http://a/v1"}
+    text = answer(drafted=False, draft_ms=None, **unknown | served)
+    assert "Why   nothing was drafted" in text
+    assert "Why   acceptance is not reported" in answer(draft_ms=None, **unknown | served)
+
+
 def test_the_four_forms_of_the_verdict() -> None:
     assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
     slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)

@@ -16,6 +16,7 @@ from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
 from harness.commands.report.pages import Report, markdown
 from harness.tables.table import Line, Table
+from in_process import Harness
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions
 
@@ -596,3 +597,65 @@ def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path
     write(tmp_path / "latency.csv", run, other)
     write(tmp_path / "latency_prompts.csv", prompts)
     assert any("1 of 2" in row for row in cells(build([tmp_path]), "all_arms"))
+
+
+def test_failures_of_another_day_are_forgotten(tmp_path: Path) -> None:
+    """A wrong flag of three days ago was in every report for ever."""
+    old = {"status": "failed", "error": "unknown flag"}
+    file = write(
+        tmp_path / "latency.csv",
+        latency_run(run="20261116T090000.000000-aaaaaa", **old),
+        latency_run(run="20261116T100000.000000-bbbbbb", ms_per_token=50.0, **old),
+        latency_run(run="20261119T230000.000000-cccccc", **old | {"error": "out of memory"}),
+        latency_run(run="20261120T100000.000000-dddddd"),
+    )
+    report = build([file])
+    assert [row[3] for row in cells(report, "failures")] == [
+        "unknown flag (the figures cover 15 prompts)",
+        "out of memory",
+    ]
+    assert "Left out: 1 older run that failed and measured nothing." in notes(report)
+    alone = write(tmp_path / "alone" / "latency.csv", latency_run(**old))
+    assert len(cells(build([alone]), "failures")) == 1
+
+
+def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
+    runs = [latency_run(model=model) for model in ("7B", "13B", "30B")]
+    write(Path("results/latency.csv"), *runs)
+    first, second, _ = (str(run[0].run) for run in runs)
+    shown = harness("report", first, second).stdout
+    assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
+    assert "13B" in harness("report", second, "format=pr").stdout
+    assert "30B" in harness("report", first[:15]).stdout, "the beginning that all have"
+    assert "no run in results has this id" in harness.refused("report", "20200101T000000")
+
+
+def test_the_k_of_a_server_is_what_it_reported(tmp_path: Path) -> None:
+    served = {"url": "http://a/v1", "engine": "server", "num_draft_tokens": None}
+    runs = [
+        latency_run(mean_proposed=4.0, temperature=0.0, **served),
+        latency_run(mean_proposed=2.6, marginal_acceptance_by_position=[0.9, 0.8, 0.6], **served),
+        latency_run(mean_proposed=2.6, temperature=1.0, **served),
+    ]
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    assert sorted(map(str, pairs_of(report).k)) == ["3", "4", "None"]
+
+
+def test_servers_are_told_apart_by_the_words_of_their_commands(tmp_path: Path) -> None:
+    served = {"engine": "server", "url": "http://127.0.0.1:18801/v1", "draft": "server"}
+    method = "--spec-type"
+    runs = [
+        latency_run(
+            settings={"engine.start": f"{number}295190e", "engine.places": ["cuda:0", "cuda:1"]},
+            server_command=f"llama-server -m x.gguf; llama-server -m x.gguf {method} {name}",
+            temperature=temperature,
+            **served,
+        )
+        for number, (name, temperature) in enumerate((("ngram-simple", 0.5), ("ngram-mod", 1.0)))
+    ]
+    runs.append(latency_run(temperature=0.5))
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    shown = [" ".join(row) for row in cells(report, "pairs")]
+    assert sum("--spec-type ngram-simple" in row for row in shown) == 1
+    assert sum("--spec-type ngram-mod" in row for row in shown) == 1
+    assert not any("295190e" in row for row in shown)

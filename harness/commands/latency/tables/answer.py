@@ -75,7 +75,8 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         known.append(f"{tokens:.1f} tokens per iteration")
     if not known:
         if is_elsewhere(row.engine) and row.arm == "speculative":
-            yield f"acceptance is {not_reported(row)}"
+            why = not_reported(row)
+            yield why if row.drafted is False else f"acceptance is {why}"
         return
     text = ": ".join(known)
     costs = costs_in_steps(regular, row)
