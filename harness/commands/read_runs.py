@@ -154,7 +154,6 @@ def read(
             if not any(run.id.startswith(wanted) for run in findings.runs):
                 raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
         findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
-        findings.others = []
         reader.unfinished = {}
     findings.runs, failures = merge(findings.runs)
     findings.failures = [*_recent(failures, findings.runs), *reader.unfinished.values()]
