@@ -85,6 +85,11 @@ def test_the_four_forms_of_the_verdict() -> None:
     assert "Next" not in refused
 
 
+def test_answers_that_stalled_are_named() -> None:
+    stalled = "2 of 8 prompts took 5.1 times as long as the others in the regular arm"
+    assert mentions(answer(rare_units=stalled), stalled, "most of the interval's width")
+
+
 def test_an_answer_without_a_token_is_shorter_than_asked_for() -> None:
     rows = latency_run(**FIGURES | {"shortest_answer": 0, "max_new_tokens": 64})
     assert any("Answers ended before decoding.max_new_tokens=64" in note for note in notes(rows))

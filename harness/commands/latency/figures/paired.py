@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled, setting, with_interval
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
-from harness.results.statistics.interval import CONFIDENCE, SAME_TEXTS, Interval
+from harness.results.statistics.interval import CONFIDENCE, SAME_TEXTS, Interval, counted
 
 if TYPE_CHECKING:
     from harness.engines.timing import Generation
@@ -39,6 +39,11 @@ class Speedup(Group, WithSpeedup):
     visible_difference: MaybeFloat = pooled(
         "none",
         "a difference between the arms of this share is found four times in five; smaller ones less often",
+    )
+    rare_units: MaybeText = pooled(
+        "none",
+        "one or two units that hold most of the variance of the speed-up: `2 of 8 prompts took 5.1 times as long as the"
+        " others in the regular arm`",
     )
     drift: Interval | None = with_interval(
         "mean",
@@ -95,6 +100,7 @@ class Speedup(Group, WithSpeedup):
             stopped_by=run.stopped_by,
             decode_speedup=decode_times.speedup(*run.resampling, run.confidence),
             visible_difference=visible,
+            rare_units=times.rare_in_words(),
             drift=change.change,
             drifted=change.matters,
             reproducible=reproducible,
@@ -116,7 +122,7 @@ class PairedTimes(NamedTuple):
     unit: str
 
     def speedup(self, num_resamples: int, seed: int, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of both arms' total times, with a bootstrap interval over units, or
+        """The ratio of both arms' total times, with an interval over units, or
         Student's t over blocks.
         """
         from harness.results.statistics.ratios import ratio_of_totals, ratio_over_blocks
@@ -126,6 +132,19 @@ class PairedTimes(NamedTuple):
         return ratio_of_totals(
             self.regular, self.speculative, num_resamples, seed, confidence, self.unit
         )
+
+    def rare_in_words(self) -> str | None:
+        """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the
+        variance.
+        """
+        from harness.results.statistics.ratios import rare_units
+
+        rare = rare_units(self.regular, self.speculative)
+        if rare is None:
+            return None
+        arm = "regular" if rare.is_numerator else "speculative"
+        units = counted(self.regular.size, self.unit)
+        return f"{rare.number} of {units} took {rare.times:.1f} times as long as the others in the {arm} arm"
 
 
 def paired_times(

@@ -66,6 +66,9 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
             _busy(rows),
             _busy_gpus(rows),
             _drifted(row),
+            None
+            if row.rare_units is None
+            else f"{row.rare_units}: most of the interval's width is theirs.",
             _foreign_traffic(rows),
             _slow_here(rows),
             _other_caches(rows),
