@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from harness.cli import signals
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
+from harness.config.packages import missing_local
 from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.tables import terminal
 from harness.tables.table import visible
@@ -40,8 +41,14 @@ usage: harness COMMAND [setting=value ...] [-m]
 
 {commands}
 
+{begin}
+harness COMMAND --help shows a command's settings."""
+_BEGIN = """\
 To begin, harness latency measures a tiny pair that comes with it: no GPU, no
-download, half a minute. harness COMMAND --help shows a command's settings."""
+download, half a minute."""
+_BEGIN_WITHOUT_MODELS = """\
+To begin, harness latency engine=server engine.url=http://ADDRESS/v1 measures a
+server. Models on this machine need pip install 'specharness[local]'."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
@@ -223,7 +230,8 @@ def _usage() -> str:
         width = machine.terminal_width()
         lines += textwrap.wrap(summary, width, subsequent_indent=" " * margin)
         lines.append(f"{' ' * margin}harness {command.name} {command.example}")
-    return _USAGE.format(commands="\n".join(lines))
+    begin = _BEGIN_WITHOUT_MODELS if missing_local() else _BEGIN
+    return _USAGE.format(commands="\n".join(lines), begin=begin)
 
 
 def _names() -> list[str]:

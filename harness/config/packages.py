@@ -19,14 +19,20 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def require_local(setting: str, value: object = ...) -> None:
+def missing_local() -> list[str]:
+    """The packages without which no model runs on this machine; none where `specharness[local]` is installed."""
+    return [package for package in _LOCAL if not is_installed(package)]
+
+
+def require_local(setting: str, value: object = ..., instead: str = "") -> None:
     """Raise a SettingError, with the command that helps, where models cannot run on this machine.
 
     Args:
         setting, value: what needs them.
+        instead: what does without them.
     """
-    missing = [package for package in _LOCAL if not is_installed(package)]
+    missing = missing_local()
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         rule = f"needs {', '.join(missing)}, which {verb} not installed: {INSTALL_LOCAL}"
-        raise SettingError(setting, rule, value)
+        raise SettingError(setting, f"{rule}{instead}", value)

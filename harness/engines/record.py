@@ -148,7 +148,8 @@ class EngineRecord(RecordWithSettings, Abilities):
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
         if self.computes_here:
-            require_local("engine", self.name)
+            instead = "; servers need none of them: engine=server engine.url=http://ADDRESS/v1"
+            require_local("engine", self.name, instead)
 
     def location(self, settings: Any) -> str | None:
         """Where it computes, for rows; None for this machine.
