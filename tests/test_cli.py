@@ -47,16 +47,15 @@ def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
     assert versions == {f"{__version__}\n"}
 
 
-def test_help_about_a_word_shows_what_has_it(harness: Harness) -> None:
-    trees = harness("help", "latency", "trees").stdout
-    assert "draft.tree" in trees
-    assert "draft.budget" in trees
-    assert "decoding.temperature" not in trees
-    assert "llama3.1_8B" in harness("latency", "--help", "presets").stdout
-    (title, first, *_) = harness("help", "K").stdout.splitlines()
-    assert (title, first.split()[0]) == ("decoding", "decoding.num_draft_tokens")
-    complaint = harness.refused("latency", "-h", "xyz")
-    assert complaint.startswith("xyz: is not in the help of latency; its sections: all,")
+def test_help_has_sections(harness: Harness) -> None:
+    everything = harness("help", "latency", "all").stdout
+    assert "draft.tree" in everything
+    presets = harness("latency", "--help", "presets").stdout
+    assert "llama3.1_8B" in presets
+    assert "draft.tree" not in presets
+    assert presets == harness("help", "presets").stdout
+    complaint = harness.refused("latency", "-h", "trees")
+    assert complaint.startswith("trees: is not in the help of latency, which has: all, presets,")
 
 
 def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:

@@ -74,8 +74,7 @@ MISTAKES = {
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
     "latency model=8B": "model=8B: no such preset (did you mean llama3.1_8B?)",
     "latency model=llama-3.1-8b": "model=llama-3.1-8b: no such preset (did you mean llama3.1_8B?)",
-    "latency model=qwen-8b draft=llama-3.2-1b": "draft=llama-3.2-1b: no such preset (did you mean llama3.2_1B?); "
-    "harness help latency presets lists them; model=qwen-8b: no such preset (did you mean qwen3-8b?)",
+    "latency model=qwen-8b": "model=qwen-8b: no such preset (did you mean qwen3-8b?)",
     "latency model=./llama draft=llama-3.2-1b": "draft=llama-3.2-1b: no such preset (did you mean llama3.2_1B?); "
     "harness help latency presets lists them",
     "latency model=llama": "model=llama: no such preset (did you mean ./llama?)",
@@ -345,7 +344,7 @@ MISTAKES = {
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
     "latency draft.score_temperature=0": "draft.score_temperature=0.0: must be auto or positive",
     "latency draft.rates=wide": "draft.rates=wide: must be a number",
-    "latency draft.rates={a:1}": "draft.rates={a:1}: must be a list, not a mapping",
+    "latency draft.rates={a:1}": "settings: Error merging override draft.rates={a:1}: ",
     "latency draft.rates=[2]": "draft.rates=[2.0]: must be a list of numbers in [0, 1]",
     "latency draft.rates=[0,0.5]": "draft.rates=[0.0,0.5]: must begin with a number above 0",
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",

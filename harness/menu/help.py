@@ -1,7 +1,6 @@
 """`--help` of a command, from its record, its settings and the configuration that was typed.
 
-`harness latency --help` is a page, `--help all` is everything, and `--help WORD` is a section, or the entries with
-the word.
+`harness latency --help` is a page, `--help all` is everything, and `--help presets` one section of that.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from harness.engines.registry import ENGINES
 from harness.menu import documentation, names
 from harness.menu.command import Command
 from harness.menu.documentation import Setting
-from harness.menu.typed import settings_meant_by
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
@@ -57,11 +55,11 @@ def command_help(
 
     Args:
         overrides: the settings that were typed, which the values follow.
-        topic: a section, `all` of them, or a word that entries have; "" for the page.
+        topic: a section, or `all` of them; "" for the page.
         presets: a directory with the user's presets; None for none.
 
     Raises:
-        SettingError: no section or entry has the word.
+        SettingError: there is no such section.
     """
     searched = create_config_search_path(str(names.CONF))
     if presets is not None:
@@ -74,24 +72,10 @@ def command_help(
         GlobalHydra.instance().clear()
     if not topic:
         return _page(command, sections, overrides)
-    chosen = sections
-    if topic in sections:
-        chosen = {topic: sections[topic]}
-    elif topic != "all":
-        settings = settings_meant_by(
-            topic, [entry.name for entries in sections.values() for entry in entries]
-        )
-        # The beginning of a word, so that `trees` is in `draft.tree` and in "of dynamic trees".
-        beginning = re.compile(rf"\b{re.escape(topic.rstrip('s'))}", re.IGNORECASE)
-        chosen = {}
-        for title, entries in sections.items():
-            for entry in entries:
-                has_word = not settings and beginning.search(f"{entry.name} {entry.meaning}")
-                if entry.name in settings or has_word:
-                    chosen.setdefault(title, []).append(entry)
-    if not chosen:
-        rule = f"is not in the help of {command.name}; its sections: all, {', '.join(sections)}"
+    if topic not in ("all", *sections):
+        rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
         raise SettingError(topic, rule)
+    chosen = sections if topic == "all" else {topic: sections[topic]}
     parts = []
     for title, entries in chosen.items():
         lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
@@ -194,8 +178,8 @@ def _page(command: Command, sections: dict[str, list[Setting]], overrides: Seque
             "K=8 is decoding.num_draft_tokens=8, a name may be typed without its group where only "
             "one group has it, and --num-prompts 30 is num_prompts=30. -m sweeps over values with "
             "commas between them, --cfg job prints the configuration, -cd DIR adds presets. "
-            f"harness help {command.name} all lists everything, and another word its section or "
-            f"entries: {', '.join(sections)}, trees, ...",
+            f"harness help {command.name} all lists everything, and harness help {command.name} "
+            f"SECTION one of: {', '.join(sections)}.",
             width,
             break_on_hyphens=False,
         )

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import typing
-from collections.abc import Sequence
 
 from hydra import errors
 
 from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.machine import command_line
-from harness.config.model_names import without_suffixes
 from harness.menu import names
 from harness.menu.commands import COMMANDS, settings_of
 from harness.menu.conversion import alternatives, setting_hints
@@ -34,8 +31,7 @@ _EXTRAS = {
 def explained(error: Exception, command: str) -> SettingError | None:
     """The mistake in one line; None for an error that is no mistake in the overrides.
 
-    Some errors are recognised by their class, others by their message; an example is beside each. What was typed is
-    read from `sys.argv`, which `cli` sets for `harness.run` too.
+    Some errors are recognised by their class, others by their message; an example is beside each.
     """
     text = str(error)
     if isinstance(error, errors.OverrideParseException):
@@ -46,11 +42,6 @@ def explained(error: Exception, command: str) -> SettingError | None:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
-    # "Error merging override draft.rates={a:1}"
-    if text.startswith("Error merging override "):
-        key, _, value = text.removeprefix("Error merging override ").partition("=")
-        rule = "must be a list, not a mapping" if value.startswith("{") else "must be a mapping"
-        return SettingError(key, rule, value)
     # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
         return SettingError("--resolve", "needs --cfg job, or --help")
@@ -59,7 +50,8 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return _several_values(text.split("'")[1], command)
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
-        return SettingError("settings", " ".join(text.split("\n\n")[0].split()))
+        said = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
+        return SettingError("settings", ": ".join(" ".join(part.split()) for part in said))
     return None
 
 
@@ -93,20 +85,7 @@ def _no_such_preset(
     listed = f"there are: {', '.join(known)}"
     if len(known) > 12:
         listed = f"harness help {command} presets lists them"
-    meant = _meant_preset(choice, known)
-    rule = f"no such preset{meant}; {listed}"
-    if group == "draft":
-        # Hydra looks for drafts first, and stops at the first name that it does not find: the target's may be
-        # wrong too.
-        typed = [word.removeprefix("model=") for word in sys.argv if word.startswith("model=")]
-        for target in ",".join(typed).replace("'", "").split(","):
-            is_path = "/" in target or target.endswith(".gguf")
-            if target and not is_path and without_suffixes(target) not in known:
-                rule += f"; model={target}: no such preset{_meant_preset(target, known)}"
-    return SettingError(group, rule, choice)
-
-
-def _meant_preset(choice: str, known: Sequence[str]) -> str:
-    """What may be meant by a name that is none of these: a directory, or a similar name."""
+    # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
-    return did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)
+    meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)
+    return SettingError(group, f"no such preset{meant}; {listed}", choice)

@@ -131,8 +131,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         parts = [str(part) for part in first["loc"][1:]]
         place = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            reason = "this service does not have it; leave it out"
         return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
 
 

@@ -55,7 +55,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({**GOOD, "seed": 10**400}, 422, "seed: Input should be less than"),
     ({**GOOD, "stop": ["a"] * 17}, 422, "stop: List should have at most 16 items"),
     ({**GOOD, "stop": ""}, 422, "stop.0: Value should have at least 1 item"),
-    ({**GOOD, "logit_bias": {"5": 100}}, 422, "logit_bias: this service does not have it"),
+    ({**GOOD, "logit_bias": {"5": 100}}, 422, "logit_bias: Extra inputs are not permitted"),
     ({**GOOD, "stream_options": 1}, 422, "stream_options: Input should be a valid dictionary"),
     ({"prompt": [[], [5]]}, 400, "prompt: has no tokens"),
     ({"prompt": ["a", 5]}, 422, "prompt.1: Input should be a valid string"),

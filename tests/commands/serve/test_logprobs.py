@@ -235,7 +235,7 @@ def test_a_part_of_a_character_has_no_bytes(url: str, tokenizer: Any) -> None:
         ("completions", {"logprobs": True}, "logprobs: Input should be a valid integer"),
         ("completions", {"max_tokens": 0}, "max_tokens: 0 is only for requests with echo"),
         ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: is only for"),
-        ("completions", {"top_logprobs": 1}, "top_logprobs: this service does not have it"),
+        ("completions", {"top_logprobs": 1}, "top_logprobs: Extra inputs are not permitted"),
         ("chat/completions", {"logprobs": 1}, "logprobs: Input should be a valid boolean"),
         ("chat/completions", {"top_logprobs": 1}, "top_logprobs: is only for requests with logprobs"),
         ("chat/completions", {"echo": True}, "echo: is only for completions"),
