@@ -10,6 +10,7 @@ is divided by the machine's pace at that moment before times are compared.
 
 from __future__ import annotations
 
+import bisect
 import statistics
 import time
 from collections import deque
@@ -25,13 +26,20 @@ _MEMORY = 0.99
 _PRIOR = 0.8
 
 # A cost is known only where it was tried, perhaps at a bad moment. So of this many iterations one
-# drafts nothing and one at least twice as much as seems best; more often at the beginning.
+# drafts nothing, one at least twice as much as seems best, and two a little more and a little less;
+# more often at the beginning.
 _ROUND = 128
 
 # The draft tokens of the first iterations, after which there is an estimate of every cost: 1 and 4
-# are two points of the line of costs, and 0 comes twice because the very first iteration may have
-# to prepare something, and is then too slow.
+# are two points of a line, and 0 comes twice because the very first iteration may have to prepare
+# something, and is then too slow.
 _FIRST = (0, 1, 0, 4)
+
+# A promising number is tried this often before its cost counts as known.
+_FEW = 2
+
+# The most that an iteration counts, in expected costs: beyond it something else had the processor.
+_SLOWEST = 1.5
 
 # The pace of the machine is the median over this many iterations.
 _PACE_WINDOW = 7
@@ -108,19 +116,51 @@ class Adaptive(DraftLength):
         self._accepted.observe(limits, num_accepted)
 
     def _wanted(self, turn: int) -> int:
-        """Return the best number, or one to be tried: turns 0 to 3 take `_FIRST`, every multiple of
-        128 takes 0, and turns 4, 8, 16, 32 and 64, and 64 more than each multiple of 128, take at
-        least twice the best.
+        """Return the best number, or one to be tried.
+
+        Turns 0 to 3 take `_FIRST`. Of each 128 turns the first takes 0, the 65th at least twice the
+        best, the 33rd and the 97th the choices next to the best. Turns 4, 8, 16 and 32 take at
+        least twice the best, too. Any other turn takes a promising number if there is one.
         """
         if turn < len(_FIRST):
             return _FIRST[turn]
-        if turn % _ROUND == 0:
+        place = turn % _ROUND
+        if place == 0:
             return 0
-        best = self._best()
+        costs = self._now.of(self._choices)
+        by_number = self._accepted.yields()
+        yields = [by_number[number] for number in self._choices]
+        rates = [tokens / seconds for tokens, seconds in zip(yields, costs, strict=True)]
+        best_rate = max(rates)
+        index = rates.index(best_rate)
+        best = self._choices[index]
         is_power_of_two = turn.bit_count() == 1
-        if turn % _ROUND == _ROUND // 2 or is_power_of_two:
+        if place == _ROUND // 2 or is_power_of_two:
             return self._at_least(max(1, 2 * best))
-        return best
+        if place == _ROUND // 4:
+            return self._choices[min(index + 1, len(self._choices) - 1)]
+        if place == 3 * _ROUND // 4:
+            return self._choices[max(index - 1, 0)]
+        promising = self._promising(yields, costs, best_rate)
+        return best if promising is None else promising
+
+    def _promising(
+        self, yields: Sequence[float], costs: Sequence[float], best_rate: float
+    ) -> int | None:
+        """Return a number that has hardly been tried, and would be the best if it cost no more than
+        the next smaller one that has; None without one.
+
+        A line across a step in the costs is too high for the numbers before the step.
+        """
+        tries = [self._now.num_tries(number) for number in self._choices]
+        last_tried = max(place for place, count in enumerate(tries) if count)
+        cost_below = costs[0]
+        for place in range(1, last_tried + 1):
+            if tries[place] < _FEW and yields[place] > best_rate * cost_below:
+                return self._choices[place]
+            if tries[place]:
+                cost_below = costs[place]
+        return None
 
     def _at_least(self, number: int) -> int:
         """Return the smallest choice that is not below a number; the largest if all are."""
@@ -128,18 +168,6 @@ class Adaptive(DraftLength):
             if choice >= number:
                 return choice
         return self.most
-
-    def _best(self) -> int:
-        best = 0
-        most_per_second = 0.0
-        costs = self._now.of(self._choices)
-        yields = self._accepted.yields()
-        for number, seconds in zip(self._choices, costs, strict=True):
-            per_second = yields[number] / seconds
-            if per_second > most_per_second:
-                best = number
-                most_per_second = per_second
-        return best
 
 
 class _AcceptanceByPlace:
@@ -181,74 +209,70 @@ class _AcceptanceByPlace:
 
 
 class _IterationCosts:
-    """Estimates the seconds of an iteration at the machine's usual pace, for a number of rows."""
+    """Estimates the seconds of an iteration at the machine's usual pace, for a number of rows.
+
+    A number of draft tokens costs what it did where it was tried; between two that were, costs are
+    on a line. One line through all of them would be wrong where costs have a step: GPUs compute in
+    tiles, and prepared passes have few sizes.
+    """
 
     def __init__(self) -> None:
         self.num_seen = 0
-        self._step = _FadingLine()  # of iterations without draft tokens
-        self._drafted = _FadingLine()  # of the others, by the number of tokens asked for
+        self._tried: dict[int, _FadingMean] = {}  # by the number of draft tokens asked for
         self._paces = deque([1.0] * _PACE_WINDOW, _PACE_WINDOW)
 
     def observe(self, asked: int, seconds: float) -> None:
         if self.num_seen >= len(_FIRST):
+            expected = self.at(asked)
             # 1.3 while another program makes everything take 1.3 times as long.
-            self._paces.append(seconds / self.at(asked))
+            self._paces.append(seconds / expected)
             seconds /= statistics.median(self._paces)
+            seconds = min(seconds, _SLOWEST * expected)
         self.num_seen += 1
-        line = self._drafted if asked else self._step
-        line.add(asked, seconds)
+        self._tried.setdefault(asked, _FadingMean()).add(seconds)
+
+    def num_tries(self, asked: int) -> int:
+        return self._tried[asked].num_added if asked in self._tried else 0
 
     def at(self, asked: int) -> float:
-        line = self._drafted if asked and self._drafted.weight else self._step
-        return line.at(asked)
+        [seconds] = self.of([asked])
+        return seconds
 
     def of(self, numbers: Sequence[int]) -> list[float]:
-        """Return the costs of 0, which is the first, and of further numbers of draft tokens."""
-        line = self._drafted if self._drafted.weight else self._step
-        return [self._step.at(0), *line.values(numbers[1:])]
+        """Return the costs of these numbers of draft tokens, one of which at least was tried."""
+        drafted = sorted(number for number in self._tried if number) or [0]
+        return [self._cost(number, drafted) for number in numbers]
+
+    def _cost(self, asked: int, drafted: Sequence[int]) -> float:
+        """Return the cost of a number; `drafted` are all that were tried, in which 0 is alone."""
+        if asked in self._tried:
+            return self._tried[asked].mean
+        place = bisect.bisect(drafted, asked)
+        first = drafted[max(0, place - 1)]
+        last = drafted[min(place, len(drafted) - 1)]
+        nearest = first
+        if place == len(drafted):  # behind all of them, on the line through both ends
+            first = drafted[0]
+        slope = 0.0
+        if last > first:
+            rise = self._tried[last].mean - self._tried[first].mean
+            slope = max(0.0, rise / (last - first))
+        return self._tried[nearest].mean + slope * (asked - nearest)
 
 
-class _FadingLine:
-    """Fits a straight line to noisy points, of which the latest count most."""
+class _FadingMean:
+    """The mean of noisy numbers, of which the latest count most."""
 
     def __init__(self) -> None:
-        self._forget()
+        self.num_added = 0
+        self.mean = 0.0
+        self._weight = 0.0
 
-    def _forget(self) -> None:
-        # The number of points and their sums, in which each point fades with time.
-        self.weight = 0.0
-        self._x = 0.0
-        self._y = 0.0
-        self._xx = 0.0
-        self._xy = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        if self.weight and y < self.at(x) / 2:
-            # The old points were too slow: the first iterations of a kind may have to prepare
+    def add(self, number: float) -> None:
+        if number < self.mean / 2:
+            # The old ones were too high: the first iterations of a kind may have to prepare
             # something.
-            self._forget()
-        elif self.weight > 4:
-            # Something else had the processor.
-            y = min(y, 2 * self.at(x))
-        self.weight = _MEMORY * self.weight + 1
-        self._x = _MEMORY * self._x + x
-        self._y = _MEMORY * self._y + y
-        self._xx = _MEMORY * self._xx + x * x
-        self._xy = _MEMORY * self._xy + x * y
-
-    def at(self, x: float) -> float:
-        """Return y at x. The line never falls, and is level while a single x is known."""
-        [y] = self.values([x])
-        return y
-
-    def values(self, places: Sequence[float]) -> list[float]:
-        """Return y at each x, as `at` does."""
-        mean_x = self._x / self.weight
-        mean_y = self._y / self.weight
-        variance = self._xx / self.weight - mean_x * mean_x
-        slope = 0.0
-        if variance > 1e-9:
-            covariance = self._xy / self.weight - mean_x * mean_y
-            slope = max(0.0, covariance / variance)
-        least = 0.1 * mean_y
-        return [max(mean_y + slope * (x - mean_x), least) for x in places]
+            self._weight = 0.0
+        self.num_added += 1
+        self._weight = _MEMORY * self._weight + 1
+        self.mean += (number - self.mean) / self._weight

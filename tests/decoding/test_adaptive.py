@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -23,7 +23,8 @@ class World:
     def __init__(self, acceptance: float, draft: float, verify: float, offers: float = 1.0) -> None:
         self.acceptance, self.draft, self.verify, self.offers = acceptance, draft, verify, offers
         self.now, self.random, self.asked = 100.0, random.Random(0), -1
-        self.policy = Adaptive(range(17), clock=lambda: self.now)
+        self.choices: Sequence[int] = range(17)
+        self.policy = Adaptive(self.choices, clock=lambda: self.now)
 
     def run(self, num_iterations: int, pace: float = 1.0) -> float:
         """Speed over that of the best constant number, as it is on average; the clock runs `pace` times as fast."""
@@ -35,18 +36,61 @@ class World:
             width = k if self.random.random() < self.offers else 0
             # Now and then something else has the processor.
             noise = self.random.uniform(0.9, 1.1) * (20 if self.random.random() < 0.004 else 1)
-            self.now += pace * noise * (1 + k * self.draft + width * (self.verify - 1))
+            self.now += pace * noise * self.seconds(k, width)
             accepted = 0
             while accepted < width and self.random.random() < self.acceptance:
                 accepted += 1
             self.policy.observe([k], [accepted])
-        return tokens / cost / max(self.tokens(k) / self.cost(k) for k in range(17))
+        return tokens / cost / max(self.tokens(k) / self.cost(k) for k in self.choices)
+
+    def seconds(self, k: int, width: int) -> float:
+        return 1 + k * self.draft + width * (self.verify - 1)
 
     def tokens(self, k: int) -> float:
         return 1 + self.offers * sum(self.acceptance**j for j in range(1, k + 1))
 
     def cost(self, k: int) -> float:
         return 1 + k * (self.draft + self.offers * (self.verify - 1))
+
+
+class Stepped(World):
+    """Costs as tiles and prepared sizes have them: 1 below a step, and more from there on."""
+
+    def __init__(
+        self,
+        acceptance: float,
+        step: int,
+        height: float,
+        slope: float,
+        choices: Sequence[int] = range(9),
+    ) -> None:
+        super().__init__(acceptance, draft=0.0, verify=1.0)
+        self.step, self.height, self.slope = step, height, slope
+        self.choices = choices
+        self.policy = Adaptive(choices, clock=lambda: self.now)
+
+    def seconds(self, k: int, width: int) -> float:
+        return (1 if k < self.step else self.height) + self.slope * k
+
+    def cost(self, k: int) -> float:
+        return self.seconds(k, k)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        Stepped(0.8, step=8, height=2, slope=0.01),
+        Stepped(0.9, step=8, height=2, slope=0.01),
+        Stepped(0.95, step=8, height=2, slope=0.01),
+        Stepped(0.6, step=4, height=1.6, slope=0.02),
+        Stepped(0.8, step=4, height=1.6, slope=0.02),
+        Stepped(0.95, step=8, height=2, slope=0.01, choices=[0, 1, 2, 4, 8]),
+    ],
+    ids=lambda world: f"accepts {world.acceptance}, {world.height} from {world.step}",
+)
+def test_a_step_in_the_costs_does_not_hide_the_numbers_before_it(world: Stepped) -> None:
+    world.run(300)
+    assert world.run(2000) > 0.95
 
 
 @pytest.mark.parametrize(
