@@ -44,7 +44,7 @@ def main() -> None:
     print(f"{'rate of a prompt':28} prompts x iterations  {'  '.join(titles)}")
     for name, rates in RATES.items():
         many = rates(np.random.default_rng(1), 400_000)
-        truth = sum(many**accepted for accepted in range(K + 1)).mean()
+        truth = float((many[:, None] ** np.arange(K + 1)).sum(axis=1).mean())
         for num_prompts, num_iterations in [(8, 3), (8, 12), (15, 3), (15, 12), (30, 12)]:
             rng = np.random.default_rng(0)
             figures = [

@@ -139,6 +139,9 @@ class SketchedPair:
                 new = -(-new_tokens * length // longest)
             if limit is not None and length + new > limit:
                 total = f"with decoding.max_new_tokens={new} that is {length + new} tokens"
+                if new_tokens == 1:
+                    # As of answers that are there already: nobody chose a number.
+                    total = f"with one token of an answer that is {length + new} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None

@@ -188,6 +188,11 @@ class Session:
         self._too_long["num_truncated"] = encoded.num_truncated
         return encoded
 
+    def count_too_long(self, skipped: int = 0, truncated: int = 0) -> None:
+        """Count further prompts, which are too long with their answers."""
+        self._too_long["num_skipped"] += skipped
+        self._too_long["num_truncated"] += truncated
+
     def place(
         self,
         batch_size: int,

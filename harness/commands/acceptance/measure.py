@@ -42,7 +42,7 @@ from harness.measuring.progress import progress, say
 from harness.measuring.session import Session
 from harness.menu.command import Experiment
 from harness.models.case import Demand
-from harness.prompts.sets import Occurrence, load_prompts
+from harness.prompts.sets import Occurrence, listed, load_prompts
 from harness.results.locked_files import replace_file
 from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
@@ -76,7 +76,7 @@ class AcceptanceOfTexts(Experiment):
             say(f"{without} without an answer left out")
             self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(known))
         asked = settings.num_prompts
-        automatic = min(len(known), GIVEN) or WRITTEN
+        automatic = min(len(known), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
         self.measured: Run[LatencyRow] | None = None
         if settings.costs != "bytes":
@@ -97,11 +97,17 @@ class AcceptanceOfTexts(Experiment):
     def measure(self, session: Session) -> None:
         settings = self.settings
         tokenizer = session.tokenizer
-        longest_known = max(len(completion_ids(tokenizer, prompt)) for prompt in self.prompts)
-        longest_answer = longest_known or settings.decoding.max_new_tokens
-        encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
         is_elsewhere = not engine_of(settings).own_loop
         is_written = is_elsewhere or self.source == "written"
+        answers: Sequence[Sequence[int]] = []
+        if is_written:
+            longest_answer = settings.decoding.max_new_tokens
+            encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
+        else:
+            # Each prompt has an answer of its own length.
+            encoded = session.encode_set(self.prompt_set, self.prompts, 1)
+            encoded, answers = self._with_answers(session, encoded)
+            longest_answer = max(1, *map(len, answers))
         if is_written and settings.decoding.temperature > 0:
             # Texts of a prompt follow each other: they are read together.
             places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
@@ -113,8 +119,6 @@ class AcceptanceOfTexts(Experiment):
             # The target's own answers, or those of an engine that speculates.
             requests = self._written(session, encoded, -1 if is_elsewhere else 0)
             answers = [request.token_ids for request in requests]
-        else:
-            answers = [completion_ids(tokenizer, prompt) for prompt in encoded.prompts]
         if is_elsewhere:
             self.source = "served"
             self.served_k = most_drafted(requests) or settings.decoding.most_draft_tokens
@@ -172,6 +176,47 @@ class AcceptanceOfTexts(Experiment):
             self.texts.append(row)
         session.append(TEXTS_FILE, self.texts)
         self.costs = self._costs(placed, round(encoded.mean_length))
+
+    def _with_answers(
+        self, session: Session, encoded: Encoded
+    ) -> tuple[Encoded, list[Sequence[int]]]:
+        """The prompts with their answers; those that do not fit into a context together are refused, left out, or
+        lose the end of the answer, as `prompts.too_long` says.
+        """
+        planned = session.planned
+        answers: list[Sequence[int]] = [
+            completion_ids(session.tokenizer, prompt) for prompt in encoded.prompts
+        ]
+        pairs = list(zip(encoded.token_ids, answers, strict=True))
+        excesses = [planned.excess([ids], len(answer)) for ids, answer in pairs]
+        long = [place for place, excess in enumerate(excesses) if excess is not None]
+        if not long:
+            return encoded, answers
+        lines = listed(sorted(encoded.prompts[place].line for place in long))
+        where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+        number = f"{len(long)} of {len(answers)} prompts"
+        problem = f"{number} are too long with their answers ({where})"
+        too_long = self.settings.prompts.too_long
+        if too_long == "skip" and len(long) < len(answers):
+            say(f"{problem} and are left out")
+            kept = [place for place in range(len(answers)) if place not in long]
+            session.count_too_long(skipped=len(long))
+            return encoded.part(kept), [answers[place] for place in kept]
+        if too_long == "truncate":
+            say(f"{problem}: the answers are read as far as they fit")
+            session.count_too_long(truncated=len(long))
+            for place in long:
+                prompt, answer = pairs[place]
+                answers[place] = answer[: planned.room(len(prompt))]
+                excesses[place] = planned.excess([prompt], len(answers[place]))
+            if not any(excesses):
+                return encoded, answers
+        room = planned.room(0)
+        longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+        skipping = "leaves none" if too_long == "skip" else "leaves them out"
+        rule = f"the longest has {longest} tokens, and the context {room}"
+        advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
+        raise SettingError("prompts", f"{problem}; {rule}; {advice}")
 
     def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
         """The answers of an arm, to equal prompts with different random numbers."""

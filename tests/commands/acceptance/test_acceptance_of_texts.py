@@ -261,3 +261,35 @@ def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_pa
     ).complaint
     assert "needs a method `along`" in complaint
     harness("acceptance", "model=tiny_draft", draft, "num_prompts=2", "decoding=greedy", *SHORT)
+
+
+@pytest.mark.parametrize(
+    ("too_long", "num_texts"), [("skip", 3), ("truncate", 4), ("refuse", None)]
+)
+def test_one_long_answer_is_treated_as_too_long_says(
+    harness: Harness, too_long: str, num_texts: int | None
+) -> None:
+    lines = [{"prompt": f"Count {n}.", "completion": "one two three four five"} for n in range(4)]
+    # More tokens than the context of 512.
+    lines[2]["completion"] = "one two " * 400
+    Path("mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = ["acceptance", *QUICKEST_PAIR, "prompts=./mine.jsonl", "up_to=2"]
+    if num_texts is None:
+        complaint = harness.refused(*asked)
+        assert "prompts.too_long=skip leaves them out" in complaint
+        assert "with their answers (line 3 of the file)" in complaint
+        assert "max_new_tokens" not in complaint
+        return
+    outcome = harness(*asked, f"prompts.too_long={too_long}")
+    assert "1 of 4 prompts are too long with their answers (line 3" in outcome.stderr
+    row = results("acceptance").iloc[-1]
+    assert row.num_texts == num_texts
+    assert [row.num_skipped, row.num_truncated] == [4 - num_texts, num_texts - 3]
+
+
+def test_a_file_of_few_prompts_without_answers_is_read_whole(harness: Harness) -> None:
+    lines = [json.dumps({"prompt": f"Count {n}."}) for n in range(3)]
+    Path("few.jsonl").write_text("\n".join(lines))
+    few = ["prompts=./few.jsonl", "texts_per_prompt=1", "up_to=2", "decoding.max_new_tokens=4"]
+    harness("acceptance", *QUICKEST_PAIR, *few)
+    assert results("acceptance").num_texts.iloc[-1] == 3
