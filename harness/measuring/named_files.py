@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.config.run import RunSettings
+from harness.config.settings import require
 from harness.engines.registry import engine_of
 from harness.models.places import check_place
 from harness.prompts.sets import load_prompts
 
 
 def require_files(settings: RunSettings) -> None:
-    """Raise a SettingError for the directory of a model, or a file of prompts, that is not there."""
+    """Raise a SettingError for the directory of a model, a file of prompts or of an earlier run that is not there."""
     if engine_of(settings).computes_here:
         for role, model in settings.models.items():
             is_built_here = settings.weights == "random" and model.architecture is not None
             if not is_built_here:
                 check_place(role, model.repository)
+    for setting, path in settings.named_paths.items():
+        require(Path(path).expanduser().exists(), setting, "no such file or directory", path)
     prompts = getattr(settings, "prompts", None)
     if prompts is None or prompts.repository is not None:
         return

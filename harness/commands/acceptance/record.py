@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.acceptance.rows import AcceptanceRow, AcceptanceTextRow
@@ -68,10 +67,12 @@ class AcceptanceSettings(PromptedSettings):
         require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
         rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
         require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
-        is_there = self.costs == "bytes" or Path(self.costs).expanduser().exists()
-        require(is_there, "costs", "no such file or directory", self.costs)
         rule = "must be stored: how often random weights agree means nothing"
         require(self.weights == "stored", "weights", rule, self.weights)
+
+    @property
+    def named_paths(self) -> dict[str, str]:
+        return {} if self.costs == "bytes" else {"costs": self.costs}
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local, vllm or server: transformers does not report what it accepted"

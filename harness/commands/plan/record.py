@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.commands.plan.rows import PlanRow
@@ -63,8 +62,10 @@ class PlanSettings(RunSettings):
         rule = "must be null without a draft: nothing is accepted"
         needless = self.acceptance is not None and self.draft is None
         require(not needless, "acceptance", rule, self.acceptance)
-        is_there = self.acceptance is None or Path(self.acceptance).expanduser().exists()
-        require(is_there, "acceptance", "no such file or directory", self.acceptance)
+
+    @property
+    def named_paths(self) -> dict[str, str]:
+        return {} if self.acceptance is None else {"acceptance": self.acceptance}
 
     @property
     def gpu_memory_bytes(self) -> int | None:
