@@ -71,8 +71,10 @@ def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) ->
     for sketch, placement in zip(models, placements, strict=False):
         if sketch.quantization == "8bit" and placement.devices[0].type == "cuda":
             number = num_8bit_layers(sketch)
-            waits.append(f"{sketch.role}: {number} 8-bit layers wait for the host in every pass,")
-            waits.append(f"{1000 * number * SECONDS_PER_WAIT:.0f} ms or so;")
+            milliseconds = 1000 * number * SECONDS_PER_WAIT
+            waits.append(
+                f"{sketch.role}: 8-bit layers add about {milliseconds:.0f} ms to each pass;"
+            )
             faster.append(in_4bit(sketch))
     return f"{' '.join(waits + faster)} is usually faster" if faster else None
 

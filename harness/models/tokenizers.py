@@ -152,7 +152,7 @@ def encode_prompts(
         chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
         reason = f"this model's tokenizer has none, and {chats_in_words}"
         if all(len(chat) == 2 and chat[0]["role"] == "system" for chat in long):
-            reason = "this model's tokenizer has none, which a system prompt needs"
+            reason = "a system message needs a chat template, and this model's tokenizer has none"
         advice = "chat_template=never reads them as text"
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
     encoded: list[list[int]] = []

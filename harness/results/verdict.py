@@ -189,7 +189,7 @@ def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
         return None
     return (
         f"regular decoding took {min(known):.3g} to {max(known):.3g} ms/token in runs with the same settings,"
-        " so that something else differed between them"
+        " so something other than the settings changed"
     )
 
 

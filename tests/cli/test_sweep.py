@@ -159,7 +159,6 @@ def test_methods_are_ranked_for_each_target(
         else printed
     )
     assert "held back most" in table
-    assert "none" in table, "lookup has no weights"
     assert "1.40" in table
     places = [table.index(method) for method in ("lookup", "7B")]
     fast = {row.draft: row.speedup.estimate for row in rows if row.speedup}
@@ -177,7 +176,7 @@ def test_methods_are_ranked_for_each_target(
         ),
         (
             {"processor_share": 0.4, "num_threads": 4},
-            "not quiet in 1 of 2 runs (40% of the processor time asked for): OMP_NUM_THREADS=1",
+            "not quiet in 1 of 2 runs (one got 40% of the CPU time it wanted): OMP_NUM_THREADS=1",
             "",
         ),
         (
@@ -229,7 +228,7 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
     print_sweep("latency", rows, tmp_path / "latency.csv", 2, details=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "drafting does not pay" in said
-    assert "is too slow (" not in said.partition("early_exit")[2]
+    assert "is too slow: " not in said.partition("early_exit")[2]
 
 
 def answers(*runs: list[LatencyRow]) -> list[str]:

@@ -228,7 +228,7 @@ def test_what_is_planned_says_so() -> None:
     said = dataclasses.replace(
         ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]
     ).describe()
-    assert mentions(said, "model:", "8-bit layers wait for the host in every pass", "4bit")
+    assert mentions(said, "model:", "8-bit layers add about", "4bit")
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
 

@@ -141,7 +141,10 @@ def test_a_chat_without_a_template_is_refused() -> None:
 def test_a_system_prompt_needs_a_template() -> None:
     """A chat of a system prompt and one message is no chat of several messages to its user."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
-    with pytest.raises(SettingError, match="which a system prompt needs; chat_template=never"):
+    with pytest.raises(
+        SettingError,
+        match="a system message needs a chat template, and this model's tokenizer has none; chat_template=never",
+    ):
         encode_prompts(make_tokenizer(), [chat, chat], "auto")
 
 

@@ -129,7 +129,9 @@ def _identity(row: CompareRow) -> str:
     if row.lossy:
         return f"{differ}."
     if row.temperature:
-        return f"{differ}; sampled texts may: both follow the target's distribution."
+        return (
+            f"{differ}: at temperature {row.temperature:g} two samples differ, and both are valid."
+        )
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
     differ += f", where the logits differ by {row.logit_margin:.2g}"

@@ -126,7 +126,7 @@ def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[
         lowest, highest = map(int, row.operands.split("-"))
         if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
             command = typed_again(f"num_prompts={num_prompts}", of_sweep=of_sweep)
-            yield Step("half the interval", command)
+            yield Step("an interval half as wide", command)
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:

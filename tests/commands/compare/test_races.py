@@ -58,7 +58,7 @@ WRONG_TEXT: dict[str, Any] = {
         (WRONG_TEXT | {"lossy": True}, "2.00× in this race"),
         (
             {"identical": False, "parted_at": 0, "temperature": 0.5},
-            "The texts differ from token 0 on; sampled texts may: both follow the target's distribution.",
+            "The texts differ from token 0 on: at temperature 0.5 two samples differ, and both are valid.",
         ),
         (
             {"identical": False, "parted_at": 2},

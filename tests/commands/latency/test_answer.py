@@ -67,6 +67,15 @@ def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
     assert "Why   acceptance is not reported" in answer(draft_ms=None, **unknown | served)
 
 
+def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
+    """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
+    assert (
+        "Why   62 % accepted: 3.5 tokens in the time of 1.28, 2.73× without the prompt" in answer()
+    )
+    slow = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
+    assert "acceptance is too low: full acceptance would give 3.90×" in slow
+
+
 def test_the_four_forms_of_the_verdict() -> None:
     assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
     slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
@@ -111,7 +120,7 @@ def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
         "visible_difference": 0.04,
     }
     prompts = answer(num_prompts=15, **unsure)
-    assert mentions(prompts, "enough prompts for a difference of 2%", "num_prompts=62")
+    assert mentions(prompts, "to see a difference of 2%", "num_prompts=62")
     # As many units, of 16 prompts each.
     laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
     assert "enough prompts" not in laps

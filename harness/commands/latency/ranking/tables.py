@@ -191,10 +191,7 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         columns,
         strong="best_k",
         faint="partial",
-        about=(
-            "c is the cost of a draft token and v that of a verification, in steps of the target."
-            " In brackets: the speed-up without what holds a pair back most."
-        ),
+        about="c is the cost of a draft token and v that of a verification, in steps of the target.",
     )
 
 

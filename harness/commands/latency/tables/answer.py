@@ -71,19 +71,21 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     known = []
     if row.acceptance_rate is not None:
         known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
-    if tokens is not None:
+    costs = costs_in_steps(regular, row)
+    steps = 0.0
+    if costs is not None:
+        steps = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
+    if tokens is not None and steps > 0:
+        gain = f"{tokens / steps:.2f}× without the prompt"
+        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f}, {gain}")
+    elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration")
     if not known:
         if is_elsewhere(row.engine) and row.arm == "speculative":
             why = not_reported(row)
             yield why if row.drafted is False else f"acceptance is {why}"
         return
-    text = ": ".join(known)
-    costs = costs_in_steps(regular, row)
-    if costs is not None:
-        price = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
-        text += f" at the price of {price:.2f} steps"
-    yield text
+    yield ": ".join(known)
     if row.tax is not None and row.gain is not None:
         tax = f"{row.tax.estimate:.2f}× ({interval(row.tax)}) with the draft loaded"
         yield f"{tax}, {row.gain.estimate:.2f}× by drafting"
@@ -149,7 +151,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         number = math.ceil(num_units) * prompts_per_unit
         if number <= _MOST_PROMPTS:
             yield Step(
-                f"enough prompts for a difference of {distance:.0%}",
+                f"to see a difference of {distance:.0%}",
                 typed_again(f"num_prompts={number}"),
             )
     predictions = predicted_by_k(regular, row)

@@ -44,16 +44,18 @@ class Limit:
     Attributes:
         ideal_speedup: what would be predicted without it.
         cause: a few words.
+        ideal: what would give that speed-up, in a few words.
         numbers: the figures behind the cause, and what would be ideal.
     """
 
     ideal_speedup: float
     cause: str
+    ideal: str
     numbers: str
 
     @property
     def in_short(self) -> str:
-        return f"{self.cause} ({self.ideal_speedup:.2f}× without that)"
+        return f"{self.cause}: {self.ideal} would give {self.ideal_speedup:.2f}×"
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> Limit:
@@ -70,16 +72,19 @@ def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: flo
     slow_draft = Limit(
         tokens / verify,
         "the draft is too slow",
+        "free drafting",
         f"one of its steps costs {costs.draft:.2f} of the target's; if it were free",
     )
     slow_verification = Limit(
         tokens / (drafting + min(verify, 1)),
         "verification costs too much",
+        "one step for all tokens",
         f"{proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
     )
     low_acceptance = Limit(
         most_tokens / (drafting + verify),
         "acceptance is too low",
+        "full acceptance",
         f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
     )
     return max(slow_draft, slow_verification, low_acceptance, key=attrgetter("ideal_speedup"))

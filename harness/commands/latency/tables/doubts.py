@@ -319,7 +319,7 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
         return None
     advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     return (
-        f"The machine was not quiet: {share:.0%} of the processor time asked for"
+        f"The machine was not quiet: this run got {share:.0%} of the CPU time it wanted"
         f" (load {row.load or 0:.1f} on {row.num_cores} cores){advice}."
     )
 
@@ -339,7 +339,7 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     known = [share for share in map(_processor_share, disturbed) if share is not None]
     cause = "times drifted"
     if known:
-        cause = f"{min(known):.0%} of the processor time asked for"
+        cause = f"one got {min(known):.0%} of the CPU time it wanted"
     several_threads = known and any((rows[-1].num_threads or 1) > 1 for rows in disturbed)
     help_ = (
         "OMP_NUM_THREADS=1 may help" if several_threads else "repeats=5 measures what that changes"
