@@ -23,7 +23,11 @@ class Answers(Group):
         "smallest", "rows of the smallest batch: the last one may not have been full"
     )
     num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
-    num_prompt_tokens: MaybeInt = pooled("mean", "tokens of all prompts", "tokens")
+    num_prompt_tokens: MaybeInt = pooled(
+        "mean",
+        "tokens of all prompts; where neither a tokenizer is here nor the server counts them, their bytes over 4",
+        "tokens",
+    )
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
