@@ -69,6 +69,7 @@ class Latency(Experiment):
         overridden: a message about the settings that `test=true` changes; empty for none.
         run: everything that was measured, from which the figures of the rows follow.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
+        unwritten: answers that count already, and whose rows wait for those of the regular arm.
         profiles: tables of the slowest operations, with `profile=true`.
         warmup, questions, conversations: what the arms are asked, once `measure` has opened an
             engine; the conversations have each arm's answers to earlier turns.
@@ -89,6 +90,7 @@ class Latency(Experiment):
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)
         self.prompt_rows: list[LatencyPromptRow] = []
+        self.unwritten: Answers = {}
         self.profiles: list[Table] = []
 
     def measure(self, session: Session) -> None:
@@ -180,6 +182,7 @@ class Latency(Experiment):
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
+        self._write_unwritten(session)
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
@@ -329,18 +332,32 @@ class Latency(Experiment):
         # The regular one, unless a server that speculates is alone.
         first = next(iter(self.run.arms))
         if first not in answers:
+            self.unwritten = dict(answers)
             return
+        self.unwritten = {}
         if len(answers) > 1:
             compare_texts(self.run, session, answers)
         # The regular answer also completes a speculative one that came before it.
         complete = answers if first in new else new
-        rows = []
-        for name in self.run.arms:
-            if name in complete:
-                for request in answers[name].requests:
-                    rows.append(self._prompt_row(session, answers[name], request))
+        self._write([answers[name] for name in self.run.arms if name in complete], session)
+
+    def _write_unwritten(self, session: Session) -> None:
+        """Write the rows of what counts, where the run ended before the regular arm's answers: figures follow from
+        them.
+        """
+        pending = [answers for name, answers in self.unwritten.items() if name in self.run.arms]
+        self.unwritten = {}
+        self._write(pending, session)
+
+    def _write(self, generations: Sequence[Generation], session: Session) -> None:
+        rows = [
+            self._prompt_row(session, generation, request)
+            for generation in generations
+            for request in generation.requests
+        ]
         self.prompt_rows += rows
-        session.append(PROMPTS_FILE, rows)
+        if rows:
+            session.append(PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:
         """Raise a RunError if too many requests failed for a verdict from the others."""

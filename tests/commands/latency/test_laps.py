@@ -12,6 +12,7 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.latency.asking import choose_num_laps, in_laps
+from harness.commands.latency.measure import Latency
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions
 
@@ -72,6 +73,26 @@ def test_arms_take_turns_and_the_first_one_changes(harness: Harness, serve: Serv
     assert (rows.groupby("unit").size() == 4).all()
     # The second lap's speculative answers were written before its regular ones, with which they agree.
     assert list(rows["arm"]).count("regular") == 16
+
+
+def test_a_run_that_ends_between_two_arms_writes_what_it_counts(
+    harness: Harness, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second lap the speculative arm answers first."""
+    keep = Latency._keep
+
+    def keep_and_end(self: Latency, *arguments: Any) -> None:
+        keep(self, *arguments)
+        if self.unwritten:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Latency, "_keep", keep_and_end)
+    harness(*QUICK, *serve(EchoServer()), "num_prompts=3", code=130)
+    rows = results().set_index("arm")
+    assert rows["num_prompts"].to_dict() == {"regular": 1, "speculative": 2}
+    written = pd.read_csv(only("latency_prompts.csv"))
+    assert written.groupby("arm").size().to_dict() == {"regular": 1, "speculative": 2}
+    assert written.groupby("arm").num_tokens.sum().to_dict() == rows["num_tokens"].to_dict()
 
 
 def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Serve) -> None:
