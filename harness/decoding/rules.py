@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict, accepted_prefix, prefix_length
 
 
@@ -77,8 +76,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     decoding is greedy.
 
     Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target)), by default
-    with the values of Medusa's own code. The token after them is drawn from the target, as there.
-    Uniforms for tests, and lenience, are ignored.
+    with the values of Medusa's own code. The token after them is the target's likeliest at any
+    temperature, as in that code (`generate_candidates` begins with the argmax). Uniforms and
+    lenience are ignored.
     """
     target = offer.target_probabilities
     target_probability = offer.target_probability
@@ -87,8 +87,10 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     is_typical = target_probability > threshold
     num_accepted = prefix_length(is_typical, offer.lengths)
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
-    uniforms = offer.next_uniforms[rows, num_accepted]
-    next_token = inverse_cdf(target[rows, num_accepted], uniforms)
+    following = target[rows, num_accepted]
+    # Behind the vocabulary for nan, as a draw would be.
+    is_finite = following.sum(-1).isfinite()
+    next_token = following.argmax(-1).where(is_finite, following.shape[-1])
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 

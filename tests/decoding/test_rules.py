@@ -184,8 +184,8 @@ def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) 
     target = torch.tensor([[probabilities, probabilities]])
     given = target, torch.tensor([[0]]), None, torch.tensor([[0.999]])
     assert verify_typical(Offer(*given, torch.zeros(1, 2))).num_accepted.item() == accepted
-    last = verify_typical(Offer(*given, torch.full((1, 2), 0.9999))).next_token.item()
-    assert last == len(probabilities) - 1, "what follows is drawn from the whole target"
+    following = verify_typical(Offer(*given, torch.full((1, 2), 0.9999))).next_token.item()
+    assert following == probabilities.index(max(probabilities)), "Medusa's code takes the likeliest"
     assert (
         verify_typical(
             Offer(*given, torch.zeros(1, 2)), epsilon=0.01, delta=0.01
