@@ -144,7 +144,7 @@ def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("command", "library"), [("latency", "scipy"), ("latency", "torch"), ("report", "scipy")]
+    ("command", "library"), [("latency", "scipy"), ("latency", "torch"), ("report", "numpy")]
 )
 def test_a_command_that_still_imports_ends_at_once(
     tmp_path: Path, command: str, library: str, number: int
