@@ -195,10 +195,15 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
     """
     line = synonyms.COMMANDS.get(word.lower())
     if line is not None:
+        program, meant, *settings = line.split()
+        if meant in with_settings():
+            given = {other.partition("=")[0] for other in others}
+            settings = [one for one in settings if one.partition("=")[0] not in given]
+            line = _line(program, meant, *settings, *others)
         return SettingError(word, f"no such command; type: {line}")
-    settings = {name: setting_hints(settings_of(COMMANDS[name])) for name in with_settings()}
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    for command, known in settings.items():
+    for command in with_settings():
+        known = setting_hints(settings_of(COMMANDS[command]))
         meant = _phrase(word, known) or setting_with(word, known)
         if meant:
             rule = f"is a value without its setting: {_line(f'harness {command}', *meant, *others)}"
