@@ -94,7 +94,9 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         placement = model.placement
         read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
         read.update(
-            model.sketch.caches_on(placement.device_map, batch_size * num_tokens, batch_size)
+            model.sketch.caches_on(
+                placement.device_map, batch_size * num_tokens, batch_size, only_read=True
+            )
         )
         rates = {
             place: None if place == "disk" else copy_bandwidth(torch.device(place))
@@ -104,7 +106,9 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[1]
-        read_bytes = head.read_bytes(batch_size) + batch_size * num_tokens * head.cache_bytes
+        read_bytes = head.read_bytes(batch_size) + head.read_cache_bytes(
+            batch_size * num_tokens, batch_size
+        )
         # A head may draft all tokens in one pass: a rate per drafted token would say little.
         roofs.append(Roof(read_bytes, None))
     return roofs * 2 if placed.shared else roofs

@@ -6,11 +6,12 @@ configuration where a model's code does not run there.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from harness.models.checkpoints import recurrent_kind
 from harness.models.sketch import LayerCache
@@ -37,8 +38,8 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
 def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
     """Pass one token through a model without memory, and look at the cache that it returns.
 
-    So grouped heads, latent attention and other kinds count as they are. Windows do not count: the
-    runner keeps every slot. A model whose code looks at numbers fails, because the meta device has
+    So grouped heads, latent attention and other kinds count as they are. The runner keeps every slot, whatever the
+    window. A model whose code looks at numbers fails, because the meta device has
     none.
     """
     try:
@@ -54,7 +55,24 @@ def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
         layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
     except Exception:
         return []
-    return [_layer_cache(layer) for layer in layers]
+    caches = [_layer_cache(layer) for layer in layers]
+    return _with_windows(caches, layers, model.config)
+
+
+def _with_windows(
+    caches: Sequence[LayerCache], layers: Sequence[Any], config: PreTrainedConfig
+) -> list[LayerCache]:
+    """The caches with the windows that transformers' layers of a cache have."""
+    text_config = config.get_text_config(decoder=True)
+    # At its begin a chunk has few tokens before it, in the middle half of them.
+    is_chunked = getattr(text_config, "attention_chunk_size", None) is not None
+    found = []
+    for cache, layer in zip(caches, layers, strict=True):
+        window = getattr(layer, "sliding_window", None)
+        if window is not None and is_chunked:
+            window //= 2
+        found.append(dataclasses.replace(cache, window=window))
+    return found
 
 
 def _layer_cache(layer: Any) -> LayerCache:
@@ -86,4 +104,6 @@ def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
         return []
     num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
     head_size = getattr(text_config, "head_dim", None) or width // num_heads
-    return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
+    caches = [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
+    layers = DynamicCache(config=config).layers
+    return _with_windows(caches, layers, config) if len(layers) == num_layers else caches

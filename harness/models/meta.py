@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
@@ -36,8 +36,9 @@ from harness.models.sketch import (
 )
 from harness.models.tokenizers import vocabulary_size
 
-# Names that configurations have for the number of experts in a layer.
-_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# Names that configurations have for the number of experts in a layer, and of those that a token takes.
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 # Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, TensorSketch]
@@ -293,11 +294,17 @@ def _read_share(
         # A lookup reads one row; the same matrix as output layer is read whole.
         output = getattr(model.get_output_embeddings(), "weight", None)
         return 1.0 if parameter is output else 0.0
-    if ".experts." in name:
-        config = model.config.get_text_config(decoder=True)
-        num_used = getattr(config, "num_experts_per_tok", None)
-        for number in _NUM_EXPERTS:
-            num_experts = getattr(config, number, None)
-            if num_experts and num_used:
-                return float(num_used / num_experts)
-    return 1.0
+    config = model.config.get_text_config(decoder=True)
+    num_experts = _first_number(config, _NUM_EXPERTS)
+    num_used = _first_number(config, _NUM_USED)
+    if not num_experts or not num_used:
+        return 1.0
+    # JetMoE has all experts of a layer in one tensor, in a module of another name.
+    is_stack = parameter.dim() == 3 and len(parameter) == num_experts
+    return num_used / num_experts if ".experts." in name or is_stack else 1.0
+
+
+def _first_number(config: PreTrainedConfig, names: Sequence[str]) -> int | None:
+    """The first of these fields that a configuration has with a number."""
+    numbers = (getattr(config, name, None) for name in names)
+    return next((number for number in numbers if isinstance(number, int)), None)

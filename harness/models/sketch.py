@@ -58,14 +58,25 @@ class LayerCache:
             the model's layers.
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
+        window: of how many tokens of a row a pass reads the keys and values at least, however many there are; None
+            for all.
     """
 
     module: str = ""
     numbers_per_token: int = 0
     state_bytes: int = 0
+    window: int | None = None
 
-    def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
-        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states."""
+    def nbytes(
+        self, dtype: torch.dtype, num_tokens: int, num_states: int, *, only_read: bool = False
+    ) -> int:
+        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states.
+
+        Args:
+            only_read: count what a pass must read, and not what the runner keeps.
+        """
+        if only_read and self.window is not None:
+            num_tokens = min(num_tokens, num_states * self.window)
         token_bytes = self.numbers_per_token * dtype.itemsize
         return num_tokens * token_bytes + num_states * self.state_bytes
 
@@ -147,6 +158,13 @@ class Sketch:
             sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
         return sizes
 
+    def read_cache_bytes(self, num_tokens: int, num_states: int) -> int:
+        """Return the bytes of caches that a pass must read, of so many tokens and states of all rows."""
+        caches = [cache for block in self.blocks for cache in block.caches]
+        return sum(
+            cache.nbytes(self.dtype, num_tokens, num_states, only_read=True) for cache in caches
+        )
+
     def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
         """Return the bytes of each block's caches for so many tokens and states, of all rows."""
         sizes = []
@@ -222,8 +240,19 @@ class Sketch:
             total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 
-    def caches_on(self, device_map: DeviceMap, num_tokens: int, num_states: int) -> dict[str, int]:
-        """Return the bytes of caches by device; those of offloaded layers are on the first GPU."""
+    def caches_on(
+        self,
+        device_map: DeviceMap,
+        num_tokens: int,
+        num_states: int,
+        *,
+        only_read: bool = False,
+    ) -> dict[str, int]:
+        """Return the bytes of caches by device; those of offloaded layers are on the first GPU.
+
+        Args:
+            only_read: count what a pass must read, and not what the runner keeps.
+        """
         gpus = [device for device in device_map.values() if isinstance(device, int)]
         fallback_device = gpus[0] if gpus else "cpu"
         total: Counter[str] = Counter()
@@ -231,7 +260,7 @@ class Sketch:
             for cache in block.caches:
                 device = device_map[covering(cache.module, device_map)]
                 name = device_name(device if isinstance(device, int) else fallback_device)
-                total[name] += cache.nbytes(self.dtype, num_tokens, num_states)
+                total[name] += cache.nbytes(self.dtype, num_tokens, num_states, only_read=only_read)
         return dict(total)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.models.cache_sizes import configured_caches
 from harness.models.case import Demand
 from harness.models.fit import fit
 from harness.models.meta import bare_model, sketch_model
@@ -287,6 +288,57 @@ def test_idle_experts_are_not_read() -> None:
     of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
     assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
     assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("jetmoe", {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8}),
+        ("aria_text", {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    ],
+)
+def test_experts_by_other_names_are_not_read_either(kind: str, sizes: dict[str, int]) -> None:
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        **sizes,
+    )
+    shares = {tensor.name: tensor.read_per_token for tensor in sketched(config).tensors}
+    of_experts = [
+        share for name, share in shares.items() if "experts." in name or "input_linear" in name
+    ]
+    assert 0.25 in of_experts
+    assert shares["model.norm.weight"] == 1
+
+
+def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
+    config = AutoConfig.for_model(
+        "gemma3_text",
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_hidden_layers=6,
+        sliding_window=16,
+    )
+    of_layer = 2 * 2 * 8 * 2
+    for caches in (None, configured_caches(config)):
+        sketch = sketched(config)
+        if caches is not None:
+            block = dataclasses.replace(sketch.blocks[0], caches=tuple(caches))
+            sketch = dataclasses.replace(sketch, blocks=(block,))
+        # One of six layers sees everything. The runner keeps all.
+        assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
+        assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
+        assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    of_one = sketched(config).caches_on({"": 0}, 3000, 3, only_read=True)
+    assert of_one == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
 
 
 def test_stored_quantization_is_read() -> None:

@@ -358,7 +358,7 @@ def _step_bytes(demand: Demand, sketch: Sketch, tokens_of_a_row: int = 1) -> flo
     """
     # An average pass finds half of the new tokens in the cache.
     tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
-    cache = sum(sketch.block_caches(tokens, demand.batch_size))
+    cache = sketch.read_cache_bytes(tokens, demand.batch_size)
     weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
     return weights + cache
 
