@@ -21,7 +21,7 @@ from harness.commands.report.pages import Report, escape, html_page, markdown
 from harness.menu.commands import COMMANDS
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Table
-from report_files import eval_run, latency_run, write
+from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.tables.drawing import as_svgs, wrapped  # after the skip
@@ -338,10 +338,23 @@ def mixed_runs() -> Runs:
     ]
 
 
+def write_categories(directory: Path, runs: Runs) -> None:
+    """The prompts of runs, of the thirteen kinds that a benchmark may have."""
+    kinds = [f"summarization{number}" for number in range(13)]
+    for run in runs:
+        if run[-1].arm == "speculative":
+            prompts = [(kind, 40.0 + number) for kind in kinds for number in range(8)]
+            write(directory / "latency_prompts.csv", prompt_rows(run, prompts))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 @pytest.mark.parametrize("runs", [single_run, sweep, mixed_runs])
 def test_no_table_is_wider_than_its_room(runs: Callable[[], Runs], tmp_path: Path) -> None:
-    report = build([write(tmp_path / "latency.csv", *runs())])
+    measured_runs = runs()
+    write(tmp_path / "latency.csv", *measured_runs)
+    write_categories(tmp_path, measured_runs)
+    report = build([tmp_path])
+    assert any(part.key == "categories" for part in report.parts if isinstance(part, Table))
     page = tmp_path / "report.html"
     page.write_text(html_page(report, {}), encoding="utf-8")
     with browser(tmp_path) as chromium:
