@@ -9,8 +9,10 @@ from pathlib import Path
 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.run import figure_in_words, headline
+from harness.commands.names import name_of
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, pair_name, settings_line
+from harness.engines.registry import is_elsewhere
 from harness.results.verdict import judge
 
 
@@ -26,7 +28,12 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     last = run.last
     regular = rows[0] if len(rows) > 1 else None
     yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
-    method = "its server's own" if last.draft == "server" else last.draft_method or "none"
+    method = last.draft_method or "none"
+    if last.draft and last.draft_method is None and is_elsewhere(last.engine):
+        # The settings only label what a server does.
+        method = "its server's own" if last.draft == "server" else f"{last.draft} as labelled"
+        reported = name_of(last).num_draft_tokens
+        method += f" at K={reported}" if reported else ""
     served = f", served as {last.served_model}" if last.served_model else ""
     yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
     head = headline(last)

@@ -32,7 +32,8 @@ def test_a_row_over_repeats_has_the_command_of_its_runs(tmp_path: Path) -> None:
 
 def test_a_draft_that_the_server_does_not_name_is_not_none(tmp_path: Path) -> None:
     served = {"engine": "server", "url": "http://a/v1", "salted": True, "draft_method": None}
+    served |= {"num_draft_tokens": None}
     write(tmp_path / "latency.csv", latency_run(draft="server", **served))
     text = lines(tmp_path)
-    assert "method its server's own" in text
+    assert "method its server's own at K=4," in text
     assert "prefix cache: no prompt is in it" in text
