@@ -1,7 +1,7 @@
 """A head's trees drafted by a compiled call over the same trees drafted eagerly, in processor time.
 
     python benchmarks/head_trees.py [--draft tiny_eagle3] [--budget 16] [--levels 4,8]
-                                    [--tree dynamic] [--temperature 0] [--prompts 9] [--turns 10]
+                                    [--prompts 9] [--turns 10]
 
 Both drafters follow one text and take turns: each proposes a tree, and is told that nothing of it
 was accepted and which token follows. Their trees must be equal. The target reads the same tokens,
@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import common
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.decoding.randomness import uniforms
 from harness.drafting.registry import method_of
 from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.engines.local.rules import warp_of
@@ -33,21 +30,19 @@ LONGEST = 512
 
 
 def main() -> None:
-    parser = common.parser(__doc__, budget=16, temperature=0.0, prompts=9, turns=10)
+    parser = common.parser(__doc__, budget=16, prompts=9, turns=10)
     parser.set_defaults(draft="tiny_eagle3")
     parser.add_argument("--levels", default="4,8")
-    parser.add_argument("--tree", default="dynamic")
     options = parser.parse_args()
     settings = common.cpu_settings(
         options,
-        f"draft.tree={options.tree}",
+        "draft.tree=dynamic",
         f"draft.budget={options.budget}",
-        f"decoding.temperature={options.temperature}",
+        "decoding=greedy",
     )
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, options.prompts)
-    tree = f"draft.tree={options.tree} draft.budget={options.budget}"
-    print(f"draft={options.draft} {tree}, {common.versions()}")
+    print(f"draft={options.draft} draft.budget={options.budget}, {common.versions()}")
     print("levels | compiling, s | eager, ms | compiled, ms | eager over compiled")
     for levels in map(int, options.levels.split(",")):
         print(" | ".join(measured(settings, pair, prompts, levels, options.turns)), flush=True)
@@ -69,10 +64,8 @@ def measured(
     drafters["compiled"].prepared = prepared
     totals: dict[str, list[float]] = {name: [] for name in drafters}
     with quick_garbage_collections():
-        for place, prompt in enumerate(prompts):
-            numbers = uniforms(0, [place], num_turns * settings.draft.budget)[..., 0]
-            drawn_with = numbers.split(settings.draft.budget, dim=1)
-            seconds = of_prompt(drafters, pair.target.model, prompt, levels, drawn_with)
+        for prompt in prompts:
+            seconds = of_prompt(drafters, pair.target.model, prompt, levels, num_turns)
             for name, total in seconds.items():
                 totals[name].append(total)
     prepared.close()
@@ -88,7 +81,7 @@ def of_prompt(
     model: PreTrainedModel,
     prompt: list[int],
     levels: int,
-    drawn_with: Sequence[Tensor],
+    num_turns: int,
 ) -> dict[str, float]:
     """Return the seconds of each drafter's proposals but the first, which reads the prompt."""
     seconds = dict.fromkeys(drafters, 0.0)
@@ -97,10 +90,10 @@ def of_prompt(
     following = int(step.logits[0, -1].argmax())
     for drafter in drafters.values():
         drafter.start([prompt], [following], step)
-    for turn, numbers in enumerate(drawn_with):
+    for turn in range(num_turns):
         trees = {}
         for name in sorted(drafters, reverse=bool(turn % 2)):
-            took, trees[name] = timed_proposal(drafters[name], levels, numbers)
+            took, trees[name] = timed_proposal(drafters[name], levels)
             if turn:
                 seconds[name] += took
         assert trees["eager"] == trees["compiled"], "the trees differ"
@@ -113,12 +106,12 @@ def of_prompt(
     return seconds
 
 
-def timed_proposal(drafter: Any, levels: int, numbers: torch.Tensor) -> tuple[float, Any]:
+def timed_proposal(drafter: Any, levels: int) -> tuple[float, Any]:
     """Propose a tree -> the processor time it took, and its tokens and parents."""
     found: list[Any] = []
 
     def propose() -> None:
-        proposal = drafter.propose_tree(levels, [levels], numbers)
+        proposal = drafter.propose_tree(levels)
         found.append((proposal.tokens.tolist(), list(proposal.shape.parents)))
 
     return common.timed(propose, clock=time.process_time), found[0]

@@ -219,7 +219,6 @@ MISTAKES = {
     "latency prompts.file=p.tsv": "prompts.file=p.tsv: must be a preset, or a file that ends in .txt, .jsonl",
     "latency resume=maybe": "resume=maybe: must be true, false or always",
     "latency num_prompts=many": "num_prompts=many: must be a whole number or auto",
-    "latency draft.score_temperature=warm": "draft.score_temperature=warm: must be a number or auto",
     "latency draft.threshold=1.5": "draft.threshold=1.5: must be in [0, 1]",
     # What has no meaning together
     "latency draft=lookup draft.layers=[3]": "draft.layers=[3]: is for early_exit, models and heads, not for draft=",
@@ -341,19 +340,12 @@ MISTAKES = {
     "recovery shift=0": "shift=0.0: must be in (0, 0.5]",
     "recovery false_alarm_rate=2": "false_alarm_rate=2.0: must be in (0, 1)",
     # Trees
-    "latency draft.tree=wide": "draft.tree=wide: must be one of chain, static, dynamic",
+    "latency draft.tree=wide": "draft.tree=wide: must be one of chain, dynamic",
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
-    "latency draft.score_temperature=0": "draft.score_temperature=0.0: must be auto or positive",
-    "latency draft.rates=wide": "draft.rates=wide: must be a number",
-    "latency draft.rates={a:1}": "settings: Error merging override draft.rates={a:1}: ",
-    "latency draft.rates=[2]": "draft.rates=[2.0]: must be a list of numbers in [0, 1]",
-    "latency draft.rates=[0,0.5]": "draft.rates=[0.0,0.5]: must begin with a number above 0",
-    "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
-    "latency draft.tree=static decoding.rule=typical":
-        "decoding.rule=typical: must be one of deepmind, google, block with draft.tree=static",
-    "latency draft.tree=static decoding.rule=eagle":
-        "decoding.rule=eagle: must be one of deepmind, google, block with draft.tree=static",
-    "latency decoding.rule=eagle": "decoding.rule=eagle: is for draft.tree=dynamic",
+    "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google with",
+    "latency decoding.rule=eagle": "decoding.rule=eagle: was removed: deepmind verifies trees without loss",
+    "latency tree=static": "draft.tree=static: was removed: draft.tree=dynamic",
+    "latency draft.score_temperature=1": "draft.score_temperature: was removed: trees are scored at temperature 1",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
     "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, but draft=none",

@@ -316,7 +316,6 @@ _PHRASES_OF_VALUES = {
     "ignore_eos=false": "ends where the model does",
     "rule=typical": "rule typical (lossy)",
     "draft_sampling=greedy": "drafts by argmax",
-    "draft_tree=static": "static trees",
     "draft_tree=dynamic": "dynamic trees",
     "shared=true": "searches earlier answers",
 }

@@ -27,8 +27,7 @@ class AcceptanceRule(Record):
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
         takes_lenience: whether it divides the ratio target / draft by `decoding.lenience`.
-        trees: the kinds of trees (`draft.tree`) that it verifies as well.
-        of_chains: whether it verifies chains.
+        of_trees: whether it verifies trees as well.
     """
 
     lossless: ClassVar[bool] = False
@@ -36,8 +35,7 @@ class AcceptanceRule(Record):
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
     takes_lenience: ClassVar[bool] = False
-    trees: ClassVar[tuple[str, ...]] = ()
-    of_chains: ClassVar[bool] = True
+    of_trees: ClassVar[bool] = False
 
     def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
         """Whether the output follows the target's distribution with these settings, at lenience 1."""
@@ -64,7 +62,7 @@ class _Plain(AcceptanceRule):
     lossless = True
     lossless_greedily = True
     tests_each_token = True
-    trees: ClassVar[tuple[str, ...]] = ("static", "dynamic")
+    of_trees = True
     path = "harness.decoding.verify:verify"
     path_for_trees = "harness.decoding.tree_rules:verify_rounds"
 
@@ -84,12 +82,12 @@ class _Google(_Plain):
 
 
 class _Block(_Plain):
-    """Block verification, and traversal verification of trees."""
+    """Block verification."""
 
     tests_each_token = False
     redraws = True
+    of_trees = False
     path = "harness.decoding.rules:verify_block"
-    path_for_trees = "harness.decoding.tree_rules:verify_traversal"
 
 
 class _Typical(_Plain):
@@ -97,21 +95,8 @@ class _Typical(_Plain):
 
     lossless = False
     lossless_greedily = False
-    trees = ()
+    of_trees = False
     path = "harness.decoding.rules:verify_typical"
-
-
-class _Eagle(_Plain):
-    """The sampling of EAGLE's own code."""
-
-    lossless = False
-    trees = ("dynamic",)
-    of_chains = False
-    path_for_trees = "harness.decoding.tree_rules:verify_eagle"
-
-    def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
-        is_plain = (temperature, top_k, top_p) == (1.0, 0, 1.0)
-        return is_plain or super().is_lossless(temperature, top_k, top_p)
 
 
 RULES = Registry(
@@ -122,7 +107,6 @@ RULES = Registry(
         "google": _Google,
         "block": _Block,
         "typical": _Typical,
-        "eagle": _Eagle,
     },
     "harness.rules",
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.decoding.trees import Branch, TreeProposal, TreeShape
+    from harness.decoding.trees import TreeProposal, TreeShape
     from harness.decoding.verify import Verdict
     from harness.decoding.warp import AnyWarp
 
@@ -188,13 +188,8 @@ class Drafter(Protocol):
 class TreeDrafter(Drafter, Protocol):
     """A drafter that proposes trees, of at most the number of nodes that it was made for."""
 
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        """Propose trees of at most `depth` levels, of which row b can use the first limits[b].
-
-        They are drawn with the random numbers `uniforms` [B, N], where N is the most nodes of a
-        tree. They depend on no limit, because an answer must not depend on its batch: limits only
-        keep the drafter's own positions within its context.
-        """
+    def propose_tree(self, depth: int) -> TreeProposal:
+        """Propose trees of at most `depth` levels, which follow from the rows' texts alone."""
         ...
 
     def follow(self, path: Tensor) -> None:
@@ -241,7 +236,6 @@ class Iteration:
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself, on the device; None where nothing was verified.
-        branches: for trees, what became of the children of each node on a kept path; else empty.
         logits: by number, of the rows whose request keeps them: the target's [n, V], on the device.
             The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
     """
@@ -252,5 +246,4 @@ class Iteration:
     proposed: list[list[int]]
     num_accepted: list[int]
     verdict: Verdict | None = None
-    branches: Sequence[Sequence[Branch]] = ()
     logits: Mapping[int, Tensor] = field(default_factory=dict)

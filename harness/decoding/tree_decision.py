@@ -34,13 +34,12 @@ class TreeFigures(NamedTuple):
     num_accepted: int
     next_token: int
     is_rejection: bool  # whether the last kept node had children, which were rejected
-    draft_has_nan: bool  # whether the drafter's probability of a node was not a number
     nodes: list[int]  # all N nodes, sorted by `_node_order`
     draft_tokens: list[int]  # those of `nodes`
 
 
 # The numbers of `TreeFigures` before its lists.
-_NUM_COLUMNS = 4
+_NUM_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class PackedFigures:
     """The `TreeFigures` of all rows in one tensor, so that one copy brings them to the host.
 
     Attributes:
-        tensor: [B, 4 + 2 N], whole numbers: a column for each number of `TreeFigures`, then its
+        tensor: [B, 3 + 2 N], whole numbers: a column for each number of `TreeFigures`, then its
             `nodes`, then its `draft_tokens`.
     """
 
@@ -71,13 +70,12 @@ class PackedFigures:
         """Wait for the device -> the figures of each row."""
         rows: list[TreeFigures] = []
         for numbers in to_host(self.tensor)():
-            num_accepted, next_token, is_rejection, draft_has_nan, *nodes_and_tokens = numbers
+            num_accepted, next_token, is_rejection, *nodes_and_tokens = numbers
             num_nodes = len(nodes_and_tokens) // 2
             figures = TreeFigures(
                 num_accepted,
                 next_token,
                 is_rejection=bool(is_rejection),
-                draft_has_nan=bool(draft_has_nan),
                 nodes=nodes_and_tokens[:num_nodes],
                 draft_tokens=nodes_and_tokens[num_nodes:],
             )
@@ -90,44 +88,38 @@ class TreeJudge(Decision):
     """Warps the target's logits and verifies a tree, after the pass over it.
 
     The inputs are those of `judge_inputs`. The outputs are the tensor of `PackedFigures`, and the
-    probabilities [B, N] of the draft tokens under the target and under the drafter, in the order of
-    the figures' nodes.
+    probabilities [B, N] of the draft tokens under the target, in the order of the figures' nodes, and
+    under the drafter, which are 1.
     """
 
     warp: Warp | RowWarp
     rule: TreeRule
-    is_deterministic: bool
 
     def __call__(self, logits: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        offer = TreeOffer(logits, self.warp(logits), *inputs)
+        offer = TreeOffer(self.warp(logits), *inputs)
         verdict = self.rule(offer)
         nodes, is_rejection = _node_order(offer, verdict)
-        target, draft = _node_probabilities(offer)
+        target = _node_probabilities(offer)
         index = nodes - 1  # the root has no draft token
         columns = [
             verdict.num_accepted,
             verdict.next_token,
             is_rejection.long(),
-            draft.isnan().any(1).long(),
         ]
         tokens = offer.draft_tokens.gather(1, index)
         packed = torch.cat([torch.stack(columns, dim=1), nodes, tokens], dim=1)
-        return packed, target.gather(1, index), draft.gather(1, index)
+        return packed, target.gather(1, index), torch.ones_like(target)
 
     def examples(self, logits: Tensor) -> tuple[Tensor, ...]:
         """Return inputs with which a runner can prepare this decision: trees of width 1.
 
         A prepared pass depends on the number of nodes alone, not on their tree.
         """
-        num_rows, width, vocabulary_size = logits.shape
+        num_rows, width, _ = logits.shape
         tokens = logits.new_zeros((num_rows, width - 1), dtype=torch.long)
         halves = logits.new_full((num_rows, width), 0.5, dtype=torch.float32)
-        probabilities = None
-        if not self.is_deterministic:
-            share = 1 / vocabulary_size
-            probabilities = torch.full_like(logits, share, dtype=torch.float32)
         shape = TreeShape([chain_of(width - 1)] * num_rows)
-        return judge_inputs(TreeProposal(tokens, shape, probabilities), halves[:, 1:], halves)
+        return judge_inputs(TreeProposal(tokens, shape), halves[:, 1:], halves)
 
 
 def judge_inputs(
@@ -141,16 +133,13 @@ def judge_inputs(
     """
     tokens = proposal.tokens
     shape = proposal.shape
-    inputs = [
+    return (
         tokens,
         accept_uniforms,
         next_uniforms,
         shape.offered_on(tokens.device),
         *shape.on(tokens.device),
-    ]
-    if proposal.probabilities is not None:
-        inputs.append(proposal.probabilities)
-    return tuple(inputs)
+    )
 
 
 def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]:
@@ -169,15 +158,12 @@ def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]
     return nodes, rejected.any(1)
 
 
-def _node_probabilities(offer: TreeOffer) -> tuple[Tensor, Tensor]:
-    """Return each node's probability [B, N] under the target, and under the drafter.
+def _node_probabilities(offer: TreeOffer) -> Tensor:
+    """Return each node's probability [B, N] under the target.
 
     Distributions [B, N + 1, V] are those after a node, so a node's own probability is in the
     distribution of its parent.
     """
     tokens = offer.draft_tokens
     row_index = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    target = offer.target_probabilities[row_index, offer.parents, tokens]
-    if offer.draft_probabilities is None:
-        return target, torch.ones_like(target)
-    return target, offer.draft_probabilities[row_index, offer.parents, tokens]
+    return offer.target_probabilities[row_index, offer.parents, tokens]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength, draft_length_of
 from harness.decoding.batch import Progress, Records, Request, Rows, TurnUniforms
-from harness.decoding.protocols import NonFiniteError, Step, TreeDrafter, TreeRunner
+from harness.decoding.protocols import Step, TreeDrafter, TreeRunner
 from harness.decoding.transfer import to_device
 from harness.decoding.tree_decision import PackedFigures, TreeJudge, judge_inputs
 from harness.decoding.tree_rules import TreeRule
-from harness.decoding.trees import Branch, TreeProposal, TreeShape
+from harness.decoding.trees import TreeProposal, TreeShape
 from harness.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
 from harness.decoding.verify import Verdict
 from harness.decoding.warp import BatchWarp
@@ -51,20 +51,10 @@ class TreeTurn(Turn):
         for place in places:
             position = rows.members[place].num_generated
             figures = self.figures[place]
-            if figures.draft_has_nan:
-                raise NonFiniteError("draft", position)
             rows.check_exists(figures.next_token, position + figures.num_accepted)
 
     def _is_rejection(self, place: int) -> bool:
         return self.figures[place].is_rejection
-
-    def _branches(self, places: list[int]) -> list[list[Branch]]:
-        branches: list[list[Branch]] = []
-        for place in places:
-            figures = self.figures[place]
-            path = figures.nodes[: figures.num_accepted]
-            branches.append(self.shape.branches(place, path))
-        return branches
 
 
 @torch.inference_mode()
@@ -79,14 +69,14 @@ def speculative_trees(
 ) -> Records:
     """Speculative decoding with a tree in each iteration, one target pass over it, one verdict.
 
-    Every iteration proposes and accepts with new random numbers, unlike `loops.speculative`: those
-    of a chain belong to positions of the text, but several nodes of a tree share a position.
+    Every iteration accepts with new random numbers, unlike `loops.speculative`: those of a chain
+    belong to positions of the text, but several nodes of a tree share a position.
 
     Args:
         depth: K, the number of levels of a tree, or the rule that chooses it before every
             iteration; 0 is an iteration of regular decoding.
         budget: N, the number of nodes of a tree.
-        rule: one of `tree_rules`.
+        rule: of `tree_rules`.
         warp: as in `loops.speculative`.
     """
     rows = Rows(warp or BatchWarp())
@@ -98,7 +88,7 @@ def speculative_trees(
         if not max(limits):
             return undrafted_turn(target, rows, limits, progress)
         uniforms = rows.turn_uniforms(progress, budget, num_per_iteration=budget)
-        proposal = drafter.propose_tree(num_levels, limits, uniforms.draft)
+        proposal = drafter.propose_tree(num_levels)
         # The drafter's trees are as deep in every row. Each row is offered the levels it can use.
         shape = TreeShape(proposal.shape.parents, limits)
         offered = replace(proposal, shape=shape)
@@ -138,7 +128,7 @@ def _verify(
     tokens = proposal.tokens
     accept_uniforms = uniforms.accept[:, : shape.num_nodes]
     inputs = judge_inputs(proposal, accept_uniforms, uniforms.target)
-    judge = TreeJudge(rows.warp.current, rule, is_deterministic=proposal.probabilities is None)
+    judge = TreeJudge(rows.warp.current, rule)
     root = to_device(progress.next_tokens, tokens.device).unsqueeze(1)
     step, (packed, *probabilities) = target.decide(
         torch.cat([root, tokens], dim=1), judge, *inputs, tree=shape

@@ -6,7 +6,6 @@ position is the root's plus its depth. This tree has N = 3 nodes:
 
     0 ─┬─ 1 ─── 3       parents  (0, 0, 1)      of nodes 1, 2 and 3
        └─ 2             depths   [0, 1, 1, 2]   of nodes 0 to 3
-                        places   [3, 1, 2, 0]   in the order 3 1 2 0, children before their parent
 
 Node 3 attends to the nodes 0, 1 and 3. A drafter proposes trees (`TreeProposal`), the target's
 runner reads them in one pass, and a rule of `tree_rules` keeps one path from the root.
@@ -24,22 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.randomness import existing_index
 from harness.decoding.transfer import to_device
 
 Parents = tuple[int, ...]
-
-
-class Branch(NamedTuple):
-    """The children of a node that a verification reached.
-
-    Attributes:
-        num_children: the number of children that were offered, at least one.
-        accepted: the index of the accepted child, from 0; None if none was accepted.
-    """
-
-    num_children: int
-    accepted: int | None
 
 
 class PlacedShape(NamedTuple):
@@ -49,14 +35,11 @@ class PlacedShape(NamedTuple):
         parents: [B, N], of nodes 1 to N.
         depths: [B, N + 1], of nodes 0 to N, at most the row's limit.
         ancestors: [B, N + 1, N + 1] bool: [b, i, j] is whether node i attends to node j.
-        places: [B, N + 1], of nodes 0 to N in an order in which children come before their parent,
-            and siblings in the order of their numbers.
     """
 
     parents: Tensor
     depths: Tensor
     ancestors: Tensor
-    places: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,12 +79,10 @@ class TreeShape:
 
     def on(self, device: torch.device) -> PlacedShape:
         """Return the shapes on a device."""
-        places = np.stack([_places(parents) for parents in self.parents])
         return PlacedShape(
             to_device(self.parents, device),
             self.depths_on(device),
             self.ancestors_on(device),
-            torch.from_numpy(places).to(device),
         )
 
     def depths_on(self, device: torch.device) -> Tensor:
@@ -132,23 +113,6 @@ class TreeShape:
     def _is_offered(self) -> NDArray[np.bool_]:
         return self._levels[:, 1:] <= self._deepest
 
-    def branches(self, row: int, path: Sequence[int]) -> list[Branch]:
-        """Return what became of the children of the root and of each node on a row's path.
-
-        If the path of the tree above is [1], that is [Branch(2, 0), Branch(1, None)]: the first of
-        two children was accepted, and its only child rejected.
-        """
-        parents = self.parents[row]
-        branches: list[Branch] = []
-        for level, node in enumerate([0, *path]):
-            if level >= self._deepest[row]:
-                break
-            children = [child for child, parent in enumerate(parents, start=1) if parent == node]
-            if children:
-                accepted = children.index(path[level]) if level < len(path) else None
-                branches.append(Branch(len(children), accepted))
-        return branches
-
 
 @lru_cache(maxsize=4096)
 def _depths(parents: Parents) -> NDArray[np.int64]:
@@ -167,32 +131,6 @@ def _ancestors(parents: Parents) -> NDArray[np.bool_]:
     return ancestors
 
 
-@lru_cache(maxsize=4096)
-def _places(parents: Parents) -> NDArray[np.int64]:
-    """Return the places of the root and of each node when a tree is walked from its leaves up."""
-    # A node and all below it take consecutive places, and the node the last of them.
-    sizes = [1] * (len(parents) + 1)
-    for node in range(len(parents), 0, -1):
-        sizes[parents[node - 1]] += sizes[node]
-    first_places = [0] * len(sizes)
-    next_free = [0] * len(sizes)  # below each node
-    for node, parent in enumerate(parents, start=1):
-        first_places[node] = next_free[node] = next_free[parent]
-        next_free[parent] += sizes[node]
-    return np.array(first_places) + np.array(sizes) - 1
-
-
-def draw_child(parent: Tensor, siblings: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one more child of a node for each row -> tokens [B].
-
-    Args:
-        parent: [B, V], the distribution from which the children are drawn without replacement.
-        siblings: [B, n], the tokens of the children that were drawn before.
-        uniforms: [B] in [0, 1).
-    """
-    return existing_index(parent.scatter(1, siblings, 0.0), uniforms)
-
-
 def tokens_on(path: Tensor, tokens: Tensor) -> Tensor:
     """Return the tokens [B, n] of the nodes path [B, n], numbered from 1, of trees [B, N]."""
     return tokens.gather(1, (path - 1).to(tokens.device))
@@ -205,24 +143,16 @@ def chain_of(num_nodes: int) -> Parents:
 
 @dataclass(frozen=True, slots=True)
 class TreeProposal:
-    """A tree of draft tokens for each row.
+    """A tree of draft tokens for each row, a function of the row's text.
 
     Attributes:
         tokens: [B, N], N >= 1.
         shape: the shapes of the trees.
-        probabilities: [B, N + 1, V] float32, the distributions from which the children of the root
-            and of each node were drawn, in the order of their numbers and without replacement. None
-            if nothing was drawn: the trees are functions of the texts.
     """
 
     tokens: Tensor
     shape: TreeShape
-    probabilities: Tensor | None = None
 
     def to(self, device: torch.device | str) -> TreeProposal:
-        """Copy the tensors to another device."""
-        return TreeProposal(
-            self.tokens.to(device),
-            self.shape,
-            None if self.probabilities is None else self.probabilities.to(device),
-        )
+        """Copy the tokens to another device."""
+        return TreeProposal(self.tokens.to(device), self.shape)

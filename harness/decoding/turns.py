@@ -24,7 +24,6 @@ from harness.decoding.decisions import Draw, Figures
 from harness.decoding.protocols import Drafter, Iteration, NonFiniteError, Origin, Runner, Step
 from harness.decoding.randomness import Purpose
 from harness.decoding.transfer import Arriving, added, to_device, to_host
-from harness.decoding.trees import Branch
 from harness.decoding.verify import Verdict
 
 
@@ -112,7 +111,6 @@ class Turn:
             proposed=proposed,
             num_accepted=[self.figures[place].num_accepted for place in places],
             verdict=self._verdict_of(places),
-            branches=self._branches(places),
             logits=kept_logits,
         )
 
@@ -133,10 +131,6 @@ class Turn:
     def _is_rejection(self, place: int) -> bool:
         """Return whether a draft token of a row was rejected."""
         raise NotImplementedError
-
-    def _branches(self, places: list[int]) -> list[list[Branch]]:
-        """Return `Iteration.branches`."""
-        return []
 
 
 class ChainTurn(Turn):

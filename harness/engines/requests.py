@@ -9,13 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.decoding.protocols import Iteration, Origin
 from harness.results.acceptance import Acceptance
-
-if TYPE_CHECKING:
-    from harness.decoding.trees import Branch
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
@@ -64,8 +61,6 @@ class RequestRecord:
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         outcomes_in_order: whether these are in order of time; otherwise it is only known how many
             there were of each.
-        branches: of trees: at each node that was reached, how many children were offered, and which
-            of them was accepted.
         num_read: tokens of the prompt by the server's count; None where it does not report them.
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
@@ -88,7 +83,6 @@ class RequestRecord:
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     outcomes_in_order: bool = True
-    branches: list[Branch] = field(default_factory=list)
     num_read: int | None = None
     num_cached: int | None = None
     num_drafted: int | None = None

@@ -127,9 +127,6 @@ class Generation:
                 self.requests[row].add(new_tokens, seconds)
                 if proposed or record.verdict is not None:
                     self.requests[row].outcomes.append((len(proposed), num_accepted))
-            # A loop of chains has no branches.
-            for row, branches in zip(record.rows, record.branches, strict=False):
-                self.requests[row].branches += branches
 
 
 @contextmanager

@@ -69,17 +69,14 @@ def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
     """
     draft = run.draft
     decoding = run.decoding
-    tree = getattr(draft, "tree", "chain")
-    record = RULES[decoding.rule]
     if draft is None or not draft.most_nodes:
-        rule = f"is for draft.tree={' or '.join(record.trees)}"
-        require(record.of_chains, "decoding.rule", rule, decoding.rule)
         return
+    tree = getattr(draft, "tree", "chain")
     of_trees = f"with draft.tree={tree}"
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
-    rules = [name for name, one in RULES.all().items() if tree in one.trees]
+    rules = [name for name, one in RULES.all().items() if one.of_trees]
     rule = f"must be one of {', '.join(rules)} {of_trees}"
-    require(tree in record.trees, "decoding.rule", rule, decoding.rule)
+    require(RULES[decoding.rule].of_trees, "decoding.rule", rule, decoding.rule)
     require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
     rates = decoding.synthetic_acceptance
     require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)

@@ -14,12 +14,14 @@ _SPLIT_LAYERS = "placement=balanced divides the layers over GPUs; vllm serve --t
 _ONE_PART = (
     "no pair of drafts was faster than its better part: -m draft=suffix,tiny_eagle3 finds that one"
 )
+_SHAPE = "draft.tree=dynamic has the likeliest branches of a head"
 _RACE = "acceptance -m ranks many drafts and K in a minute; then latency -m times the few left, to precision=2%"
 
 COMMANDS: dict[str, str] = {"distill": _TRAINING}
 # Settings by their full names, and settings with values, of which `*` is any part: `draft=suffix+*`.
 SETTINGS: dict[str, str] = {
     "decoding.synthetic_acceptance=*.json": "type the rates as a list: '[0.9,0.8,0.6]'",
+    "decoding.rule=eagle": "deepmind verifies trees without loss",
     "draft=dflash": _TRAINING,
     "draft=dflash2": _TRAINING,
     "draft=eagle3": _TRAINING,
@@ -28,6 +30,9 @@ SETTINGS: dict[str, str] = {
     "draft=lookup+*": _ONE_PART,
     "draft=suffix+*": _ONE_PART,
     "draft.least_text": _ONE_PART,
+    "draft.rates": _SHAPE,
+    "draft.score_temperature": "trees are scored at temperature 1, as in EAGLE-2",
+    "draft.tree=static": _SHAPE,
     "draft.placement=tensor_parallel": _SPLIT_LAYERS,
     "model.placement=tensor_parallel": _SPLIT_LAYERS,
     "placement=tensor_parallel": _SPLIT_LAYERS,

@@ -138,21 +138,6 @@ class Acceptance:
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
 
 
-def rates_by_rank(branches: Iterable[tuple[int, int | None]]) -> list[float]:
-    """Return how often the first, second, ... child of a node was accepted, among the nodes that had such a child.
-
-    Args:
-        branches: for each node that was reached: how many children were offered, and which of them
-            was accepted, from 0.
-    """
-    offered: Counter[int] = Counter()
-    accepted: Counter[int | None] = Counter()
-    for num_children, rank in branches:
-        offered.update(range(num_children))
-        accepted[rank] += 1
-    return [accepted[rank] / offered[rank] for rank in sorted(offered)]
-
-
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
     """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
     lengths = [request.mean_acceptance_length for request in requests]

@@ -114,7 +114,7 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
     )
     draft_tree: MaybeText = setting(
-        "whether proposals are a `chain`, or trees: `static` or `dynamic`",
+        "whether proposals are a `chain`, or `dynamic` trees",
         "draft.tree",
     )
     draft_budget: MaybeInt = setting(

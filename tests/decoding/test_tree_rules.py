@@ -1,34 +1,24 @@
-"""Rules for trees keep the target's distribution, on random trees; broken twins of them are caught."""
+"""The rule for trees keeps the target's distribution, on random trees; a broken twin of it is caught."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.decoding import tree_rules
 from harness.decoding.randomness import inverse_cdf
-from harness.decoding.rules import verify_block
-from harness.decoding.tree_rules import (
-    TreeOffer,
-    TreeRule,
-    verify_eagle,
-    verify_rounds,
-    verify_traversal,
-)
-from harness.decoding.trees import Parents, TreeShape, chain_of, draw_child
+from harness.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict, verify_rounds
+from harness.decoding.trees import Parents, TreeShape, chain_of
 from harness.decoding.verify import Offer, verify
 from harness.decoding.warp import Warp
 from verifiers import FALSE_ALARM_RATE, arguments
 
 SIZE = 4
 NUM_DRAWS = 20_000
-LOSSLESS = [verify_rounds, verify_traversal]
 WARM = Warp(0.5)
 
 
@@ -52,59 +42,37 @@ def markov_chain(seed: int) -> Tensor:
 class Trees:
     """Many offers of trees of one shape over a Markov chain; every third row is cut to one level.
 
-    The draft is another chain; `by_level` it predicts the tokens of a level alike after all nodes, as
-    heads do that draft a block at once.
+    The draft is another chain, whose likeliest tokens are the nodes.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        deterministic: bool,
-        by_level: bool = False,
-        warp: Warp | None = None,
-    ) -> None:
+    def __init__(self, seed: int, *, warp: Warp | None = None) -> None:
         parents = random_tree(seed)
-        self._levels = TreeShape([parents]).depths_on(torch.device("cpu"))[0].clamp(max=SIZE)
-        self._by_level = by_level
         self._generator = torch.Generator().manual_seed(seed)
         chain = markov_chain(seed)
         self.target = chain if warp is None else warp(chain.log())
-        draft = markov_chain(seed + 100)
-        draft[0, 1:3] = 0  # fewer tokens than some nodes have children
-        draft = draft / draft.sum(-1, keepdim=True)
-        tokens = self._tokens(parents, draft, deterministic)
+        tokens = self._tokens(parents, markov_chain(seed + 100))
         self.parents = parents
         shape = TreeShape([parents] * NUM_DRAWS).on(tokens.device)
         limits = torch.where(torch.arange(NUM_DRAWS) % 3 == 0, 1, len(parents)).unsqueeze(1)
         self.offer = TreeOffer(
-            chain[tokens].log(),
             self.target[tokens],
             tokens[:, 1:],
             self._uniforms(len(parents)),
             self._uniforms(len(parents) + 1),
             shape.depths[:, 1:] <= limits,
             *shape,
-            None if deterministic else self._drafted(draft, tokens),
         )
 
     def _uniforms(self, *shape: int) -> Tensor:
         return torch.rand(NUM_DRAWS, *shape, generator=self._generator)
 
-    def _drafted(self, draft: Tensor, tokens: Tensor) -> Tensor:
-        """The draft's distributions [B, n, V] after the text and each node."""
-        given = self._levels[: tokens.shape[1]].expand_as(tokens) if self._by_level else tokens
-        return draft[given]
-
-    def _tokens(self, parents: Parents, draft: Tensor, deterministic: bool) -> Tensor:
+    def _tokens(self, parents: Parents, draft: Tensor) -> Tensor:
         """The last token of the text, then the nodes."""
         tokens = torch.full((NUM_DRAWS, 1), SIZE)
         for node, parent in enumerate(parents):
-            siblings = [one + 1 for one in range(node) if parents[one] == parent]
-            after = self._drafted(draft, tokens)[:, parent]
-            new = after.argsort(dim=1, descending=True)[:, len(siblings)]
-            if not deterministic:
-                new = draw_child(after, tokens[:, siblings], self._uniforms())
+            num_siblings = parents[:node].count(parent)
+            after = draft[tokens[:, parent]]
+            new = after.argsort(dim=1, descending=True)[:, num_siblings]
             tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
         return tokens
 
@@ -125,48 +93,32 @@ class Trees:
         return float(stats.chisquare(counts.numpy(), expected.numpy()).pvalue)
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["drawn", "deterministic"])
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("warp", [None, WARM])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_it_keeps_the_target_s_distribution(rule: TreeRule, seed: int, deterministic: bool) -> None:
+def test_it_keeps_the_target_s_distribution(seed: int, warp: Warp | None) -> None:
     """False-alarm rate 1e-9."""
-    assert Trees(seed, deterministic=deterministic).p_value(rule) > FALSE_ALARM_RATE
+    assert Trees(seed, warp=warp).p_value(verify_rounds) > FALSE_ALARM_RATE
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-def test_it_keeps_the_target_s_distribution_where_levels_are_drawn_alike(rule: TreeRule) -> None:
-    """False-alarm rate 1e-9. A verification with other probabilities than the drawn ones is caught."""
-    trees = Trees(2, deterministic=False, by_level=True)
-    assert trees.p_value(rule) > FALSE_ALARM_RATE
-    drafted = trees.offer.draft_probabilities
-    assert drafted is not None
-    wrong = dataclasses.replace(trees.offer, draft_probabilities=drafted.roll(1, dims=1))
-    trees.offer = wrong
-    assert trees.p_value(rule) < FALSE_ALARM_RATE
+def verify_without_removal(offer: TreeOffer) -> TreeVerdict:
+    """A broken rule: a rejected token stays in what is left of the target."""
+    rows = torch.arange(len(offer.parents))
+    last_node = torch.zeros_like(rows)
+    for node in range(1, offer.parents.shape[1] + 1):
+        parent, token = offer.parents[:, node - 1], offer.draft_tokens[:, node - 1]
+        passes = (
+            offer.accept_uniforms[:, node - 1] < offer.target_probabilities[rows, parent, token]
+        )
+        is_tested = offer.children_of(last_node)[:, node - 1]
+        last_node = torch.where(is_tested & passes, node, last_node)
+    depth = offer.depths[rows, last_node]
+    weights = offer.target_probabilities[rows, last_node]
+    return TreeVerdict(last_node, depth, inverse_cdf(weights, offer.next_uniforms[rows, depth]))
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-def test_a_draft_that_is_not_renormalised_after_a_rejection_is_caught(
-    rule: TreeRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trees = Trees(2, deterministic=False)
-    reject = tree_rules._Remaining.reject
-
-    def without_draft(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
-        assert remaining.draft is not None
-        before = remaining.draft.clone(), remaining.draft_mass.clone()
-        mass = reject(remaining, *args, **more)
-        remaining.draft, remaining.draft_mass = before
-        return mass
-
-    monkeypatch.setattr(tree_rules._Remaining, "reject", without_draft)
-    assert trees.p_value(rule) < FALSE_ALARM_RATE
-
-
-@pytest.mark.parametrize("rule", LOSSLESS)
-def test_duplicate_siblings_count_once(rule: TreeRule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_siblings_count_once() -> None:
     """A rule that leaves a rejected token in the target accepts it twice as often, and is caught."""
-    trees = Trees(2, deterministic=True)
+    trees = Trees(2)
     tokens = trees.offer.draft_tokens.clone()
     siblings = [node for node, parent in enumerate(trees.parents) if parent == 0]
     tokens[:, siblings] = tokens[:, siblings[:1]]
@@ -175,63 +127,19 @@ def test_duplicate_siblings_count_once(rule: TreeRule, monkeypatch: pytest.Monke
         trees.offer, draft_tokens=tokens, target_probabilities=trees.target[drawn]
     )
     assert len(siblings) > 1
-    assert trees.p_value(rule) > FALSE_ALARM_RATE
-
-    def nothing_taken_out(remaining: tree_rules._Remaining, *args: Tensor, **more: Any) -> Tensor:
-        return torch.ones(NUM_DRAWS)
-
-    monkeypatch.setattr(tree_rules._Remaining, "reject", nothing_taken_out)
-    assert trees.p_value(rule) < FALSE_ALARM_RATE
+    assert trees.p_value(verify_rounds) > FALSE_ALARM_RATE
+    assert trees.p_value(verify_without_removal) < FALSE_ALARM_RATE
 
 
-def test_eagle_s_own_sampling_is_lossless_at_temperature_1_alone() -> None:
-    """It draws the token after an accepted leaf at temperature 1."""
-    assert Trees(3, deterministic=True).p_value(verify_eagle) > FALSE_ALARM_RATE
-    warm = Trees(3, deterministic=True, warp=WARM)
-    assert warm.p_value(verify_rounds) > FALSE_ALARM_RATE
-    assert warm.p_value(verify_eagle) < FALSE_ALARM_RATE
-
-
-def chain_offers(num_rows: int, deterministic: bool) -> tuple[Offer, TreeOffer]:
-    """The same chain of tokens as both kinds of offer."""
-    target, tokens, draft, accept, following = arguments(num_rows, 4)
-    lengths = torch.arange(num_rows) % 5
-    drafted = None if deterministic else draft
-    offer = Offer(target, tokens, drafted, accept, following, lengths=lengths)
-    shape = TreeShape([chain_of(4)] * num_rows).on(tokens.device)
-    if drafted is not None:
-        drafted = torch.cat([drafted, torch.zeros_like(drafted[:, :1])], dim=1)
+def test_on_a_tree_of_width_1_the_rule_is_that_of_chains() -> None:
+    target, tokens, _, accept, following = arguments(5_000, 4)
+    lengths = torch.arange(5_000) % 5
+    plain = verify(Offer(target, tokens, None, accept, following, lengths=lengths))
+    shape = TreeShape([chain_of(4)] * 5_000).on(tokens.device)
     offered = torch.arange(4) < lengths.unsqueeze(1)
-    tree = TreeOffer(
-        target.log(),
-        target,
-        tokens,
-        accept,
-        following,
-        offered,
-        *shape,
-        draft_probabilities=drafted,
-    )
-    return offer, tree
-
-
-@pytest.mark.parametrize("deterministic", [False, True], ids=["drawn", "deterministic"])
-def test_on_a_tree_of_width_1_the_rules_are_those_of_chains(deterministic: bool) -> None:
-    offer, tree = chain_offers(5_000, deterministic)
-    plain, of_tree = verify(offer), verify_rounds(tree)
+    of_tree = verify_rounds(TreeOffer(target, tokens, accept, following, offered, *shape))
     assert torch.equal(plain.num_accepted, of_tree.num_accepted)
     assert torch.equal(plain.next_token, of_tree.next_token)
-    block, traversed = verify_block(offer), verify_traversal(tree)
-    assert torch.equal(block.num_accepted, traversed.num_accepted)
-    # Weights on another scale may round to the other side of a uniform.
-    assert (block.next_token != traversed.next_token).sum() <= 1
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_traversal_keeps_at_least_as_much_as_rounds(seed: int) -> None:
-    offer = Trees(seed, deterministic=False).offer
-    means = [rule(offer).num_accepted.double().mean() for rule in LOSSLESS[::-1]]
-    assert means[0] > means[1] - 0.005
 
 
 def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
@@ -245,8 +153,7 @@ def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
     shape = TreeShape([parents]).on(tokens.device)
     offered = torch.ones(1, 6, dtype=torch.bool)
     numbers = torch.full((1, 7), 0.99)
-    offer = TreeOffer(target.log(), target, tokens[:, 1:], numbers[:, 1:], numbers, offered, *shape)
-    for rule in (*LOSSLESS, verify_eagle):
-        verdict = rule(offer)
-        assert (int(verdict.last_node), int(verdict.num_accepted)) == (6, 3)
-        assert int(verdict.next_token) == 3
+    offer = TreeOffer(target, tokens[:, 1:], numbers[:, 1:], numbers, offered, *shape)
+    verdict = verify_rounds(offer)
+    assert (int(verdict.last_node), int(verdict.num_accepted)) == (6, 3)
+    assert int(verdict.next_token) == 3

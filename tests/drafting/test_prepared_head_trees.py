@@ -21,7 +21,6 @@ from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.warp import Warp
 from harness.drafting.heads.blocks import Head
 from harness.drafting.heads.drafter import HeadDrafter
-from harness.drafting.trees.plan import TreePlan
 from harness.drafting.trees.prepared_trees import PreparedTrees
 from harness.runners.slots import UnsupportedModelError
 from harness.runners.static import StaticRunner
@@ -48,22 +47,6 @@ HEADS: dict[str, Callable[[], Head]] = {
 WARM = Warp(0.8)
 DEPTH, BUDGET = 3, 7
 LENGTH = 16
-DYNAMIC = TreePlan("dynamic", BUDGET, score_temperature="auto")
-STATIC = TreePlan("static", BUDGET, (0.6, 0.3, 0.2))
-PLANS = {"dynamic": (DYNAMIC, GREEDY), "static": (STATIC, WARM)}
-
-WAYS = [
-    *[(kind, "dynamic") for kind in HEADS],
-    ("eagle3, reduced", "static"),
-    ("dspark", "static"),
-]
-CAPTURED = [
-    ("eagle3, reduced", "dynamic"),
-    ("eagle3", "static"),
-    ("medusa", "dynamic"),
-    ("dspark", "static"),
-    ("dflash2", "dynamic"),
-]
 
 
 class Eager:
@@ -83,13 +66,12 @@ class Eager:
 def prepare(
     head: Any,
     target: PreTrainedModel,
-    plan: TreePlan,
     warp: Warp,
     numbers: tuple[int, ...] = (DEPTH,),
     *,
     compiled: bool = False,
 ) -> PreparedTrees:
-    drafter = head.drafter(target, warp, plan)
+    drafter = head.drafter(target, warp, BUDGET)
     size = target.config.vocab_size
     prepared = PreparedTrees(drafter, target, size, compiled=compiled, captured=not compiled)
     prepared.prepare(3, 20 + LENGTH, numbers)
@@ -105,31 +87,30 @@ def decided(
     head: Any,
     target: PreTrainedModel,
     prepared: PreparedTrees | None,
-    plan: TreePlan,
     what: Request,
     depth: int | DraftLength = DEPTH,
 ) -> list[Any]:
-    drafter = head.drafter(target, what.warp, plan)
+    drafter = head.drafter(target, what.warp, BUDGET)
     drafter.prepared = prepared
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     records = speculative_trees(runner, drafter, what, depth, BUDGET, verify_rounds)
-    return [(record.rows, record.tokens, record.proposed, record.branches) for record in records]
+    return [(record.rows, record.tokens, record.proposed) for record in records]
 
 
-@pytest.mark.parametrize(("kind", "way"), WAYS)
+@pytest.mark.parametrize("warp", [GREEDY, WARM])
+@pytest.mark.parametrize("kind", HEADS)
 def test_every_kind_grows_the_trees_that_it_grows_eagerly(
-    kind: str, way: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, warp: Warp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a ragged batch whose rows end at different times, and for one row in the same buffers."""
     eager = Eager(monkeypatch)
-    plan, warp = PLANS[way]
     target, head = target_model(), HEADS[kind]()
-    prepared = prepare(head, target, plan, warp)
+    prepared = prepare(head, target, warp)
     for prompts in (PROMPTS, PROMPTS[:1]):
         what = question(prompts, warp)
-        expected = decided(head, target, None, plan, what)
+        expected = decided(head, target, None, what)
         eager.count = 0
-        assert decided(head, target, prepared, plan, what) == expected
+        assert decided(head, target, prepared, what) == expected
         assert eager.count == 0
 
 
@@ -138,12 +119,12 @@ def test_depths_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another depth than the prepared ones is eager: a deeper tree has other nodes."""
     eager = Eager(monkeypatch)
     target, head = target_model(), HEADS[kind]()
-    prepared = prepare(head, target, DYNAMIC, GREEDY, (1, 2, 4))
+    prepared = prepare(head, target, GREEDY, (1, 2, 4))
     what = question(PROMPTS, GREEDY)
     for depths, num_eager in [([4, 0, 0, 1, 2, 4, 1, 2], 0), ([3, 4, 3, 4], 1)]:
-        expected = decided(head, target, None, DYNAMIC, what, Scripted(depths))
+        expected = decided(head, target, None, what, Scripted(depths))
         eager.count = 0
-        assert decided(head, target, prepared, DYNAMIC, what, Scripted(depths)) == expected
+        assert decided(head, target, prepared, what, Scripted(depths)) == expected
         assert (eager.count > 0) == (num_eager > 0)
 
 
@@ -162,30 +143,29 @@ def test_all_levels_of_a_tree_but_the_last_share_their_code(
     monkeypatch.setattr("harness.runners.regions._compiled", {})
     target, head = target_model(), HEADS["eagle3, reduced"]()
     depth = 5
-    prepared = prepare(head, target, DYNAMIC, GREEDY, (depth,), compiled=True)
+    prepared = prepare(head, target, GREEDY, (depth,), compiled=True)
     assert 1 < len(parts) <= 3
     what = question(PROMPTS, GREEDY)
-    expected = decided(head, target, None, DYNAMIC, what, depth)
+    expected = decided(head, target, None, what, depth)
     eager.count = 0
-    assert decided(head, target, prepared, DYNAMIC, what, depth) == expected
+    assert decided(head, target, prepared, what, depth) == expected
     assert eager.count == 0
 
 
-@pytest.mark.parametrize(("kind", "way"), CAPTURED)
-def test_captured_trees_do_not_wait(kind: str, way: str, gpus: Any) -> None:
+@pytest.mark.parametrize("kind", ["eagle3, reduced", "medusa", "dspark", "dflash2"])
+def test_captured_trees_do_not_wait(kind: str, gpus: Any) -> None:
     """On a GPU, or a pretended one, where a capture that waits fails."""
-    plan, warp = PLANS[way]
     target, head = target_model(), HEADS[kind]()
-    expected = decided(head, target, None, plan, question(PROMPTS, warp))
+    expected = decided(head, target, None, question(PROMPTS, GREEDY))
     target, head = target.to("cuda:0"), head.to("cuda:0")
-    prepared = prepare(head, target, plan, warp)
-    what = question(PROMPTS, warp, "cuda:0")
-    assert decided(head, target, prepared, plan, what) == expected
+    prepared = prepare(head, target, GREEDY)
+    what = question(PROMPTS, GREEDY, "cuda:0")
+    assert decided(head, target, prepared, what) == expected
 
 
 def test_closed_ones_keep_no_cache() -> None:
     target, head = target_model(), HEADS["eagle3"]()
-    prepared = prepare(head, target, STATIC, WARM)
+    prepared = prepare(head, target, WARM)
     (keys, _) = prepared.cache._layers[0]
     buffer = weakref.ref(keys)
     del keys, _
@@ -193,23 +173,23 @@ def test_closed_ones_keep_no_cache() -> None:
     assert buffer() is None
 
 
-@pytest.mark.parametrize("way", PLANS)
 @torch.inference_mode()
-def test_a_call_that_grows_other_trees_is_refused(way: str) -> None:
-    plan, warp = PLANS[way]
+def test_a_call_that_grows_other_trees_is_refused() -> None:
     target, head = target_model(), HEADS["eagle3"]()
-    prepared = prepare(head, target, plan, warp)
+    assert head.lm_head is not None
+    # A head that is sure grows deep trees.
+    head.lm_head.weight.data *= 100
+    prepared = prepare(head, target, GREEDY)
     inputs = prepared._example(3, DEPTH)
-    tokens, chosen_by, *parents = prepared._eager(DEPTH)(*inputs)
+    tokens, scores, parents = prepared._eager(DEPTH)(*inputs)
 
     def require_same(*outputs: Tensor) -> None:
         prepared.require_same(lambda *inputs: outputs, DEPTH, inputs, "differ")
 
-    require_same(tokens, chosen_by, *parents)
+    require_same(tokens, scores, parents)
     with pytest.raises(UnsupportedModelError, match="other trees"):
-        require_same(tokens + 1, chosen_by, *parents)
+        require_same(tokens + 1, scores, parents)
     with pytest.raises(UnsupportedModelError, match="differ"):
-        require_same(tokens, chosen_by.roll(1, dims=-1), *parents)
-    if parents:
-        with pytest.raises(UnsupportedModelError, match="other trees"):
-            require_same(tokens, chosen_by, torch.zeros_like(parents[0]))
+        require_same(tokens, scores.roll(1, dims=-1), parents)
+    with pytest.raises(UnsupportedModelError, match="other trees"):
+        require_same(tokens, scores, torch.zeros_like(parents))

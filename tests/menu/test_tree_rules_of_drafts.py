@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from architectures import random_model
 from harness.config.errors import SettingError
 from harness.drafting.head_kind import HeadKind
 from harness.drafting.methods.model import ModelDraftSettings, check_tree_models
+from tiny_checkpoints import as_checkpoint
 
 
 class Chained(HeadKind):
@@ -22,14 +24,16 @@ class Branching(HeadKind):
 
 
 def refusal(kind: HeadKind, **settings: Any) -> str:
-    draft = ModelDraftSettings(name="head", repository="./head", tree="static", **settings)
+    draft = ModelDraftSettings(name="head", repository="./head", tree="dynamic", **settings)
     with pytest.raises(SettingError) as refused:
-        check_tree_models(draft, None, SimpleNamespace(kind=kind), None)
+        check_tree_models(
+            draft, as_checkpoint(random_model("llama").config), SimpleNamespace(kind=kind)
+        )
     return str(refused.value)
 
 
 def test_a_kind_of_head_without_trees() -> None:
-    assert "draft.tree=static: must be chain" in refusal(Chained())
+    assert "draft.tree=dynamic: must be chain" in refusal(Chained())
 
 
 def test_a_threshold_ends_chains_alone() -> None:

@@ -9,34 +9,31 @@ import torch
 from torch import Tensor
 
 from architectures import PROMPTS, close, random_model, random_pair
-from chains import GREEDY
 from harness.decoding.batch import Request
 from harness.decoding.protocols import Runner, TreeRunner
 from harness.decoding.randomness import uniforms
 from harness.decoding.tree_decision import TreeJudge
-from harness.decoding.tree_rules import TreeRule, verify_rounds, verify_traversal
+from harness.decoding.tree_rules import verify_rounds
 from harness.decoding.tree_speculation import speculative_trees
 from harness.decoding.trees import TreeShape
 from harness.decoding.warp import Warp
-from harness.drafting.trees.model_trees import ModelTreeDrafter
-from harness.drafting.trees.plan import TreePlan
 from harness.runners.compiled import PreparedRunner
 from harness.runners.prepared_calls import RunnerShapes
 from harness.runners.static import StaticRunner
 from harness.runners.tree_checks import check_trees
 from harness.runners.tree_passes import TreeDemand
+from small_heads import eagle_head, layer_config, target_model
 
 WARM = Warp(0.8)
 DEPTH, BUDGET = 3, 6
-RATES = (0.6, 0.3, 0.2)
 SHAPES = [(0, 0, 1, 3, 2, 4), (0, 1, 1, 2, 2, 2), (0, 0, 0, 0, 3, 5)]
 TOKENS = torch.arange(21).view(3, 7) + 5
 LENGTH = 20
 
 
-def prepared_for(model: Any, trees: TreeDemand, num_rows: int = 3) -> PreparedRunner:
-    runner = PreparedRunner(model, compiled=False, captured=True)
-    runner.prepare(RunnerShapes(num_rows, 64, (1, 2), trees=trees))
+def prepared_for(model: Any, trees: TreeDemand, **options: Any) -> PreparedRunner:
+    runner = PreparedRunner(model, compiled=False, captured=True, **options)
+    runner.prepare(RunnerShapes(3, 64, (1, 2), trees=trees))
     return runner
 
 
@@ -72,14 +69,12 @@ def test_a_prepared_runner_passes_the_check_of_trees(name: str) -> None:
     check_trees(prepared_for(model, TreeDemand((7,), 7)), model, {}, 3, 64)
 
 
-def decided(
-    runners: tuple[TreeRunner, TreeRunner], plan: TreePlan, warp: Warp, rule: TreeRule
-) -> list[Any]:
-    """All that is decided, with a draft model's trees."""
+def decided(runner: TreeRunner, head: Any, target: Any) -> list[Any]:
+    """All that is decided, with a head's trees."""
     numbers = uniforms(0, range(3), (LENGTH + 1) * (BUDGET + 1))
-    what = Request(PROMPTS, numbers, warp, LENGTH, frozenset({50}))
-    drafter = ModelTreeDrafter(runners[1], warp, plan)
-    records = speculative_trees(runners[0], drafter, what, DEPTH, BUDGET, rule)
+    what = Request(PROMPTS, numbers, WARM, LENGTH, frozenset({50}))
+    drafter = head.drafter(target, WARM, BUDGET)
+    records = speculative_trees(runner, drafter, what, DEPTH, BUDGET, verify_rounds)
     return [(record.rows, record.tokens, record.proposed) for record in records]
 
 
@@ -104,45 +99,26 @@ class Calls:
         monkeypatch.setattr(Runner, "decide", decide)
 
 
-@pytest.mark.parametrize("rule", [verify_rounds, verify_traversal])
-@pytest.mark.parametrize(
-    ("kind", "warp"), [("dynamic", WARM), ("static", WARM), ("static", GREEDY)]
-)
-def test_texts_are_those_of_eager_trees(
-    kind: Any, warp: Warp, rule: TreeRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every tree is read by a prepared pass, and decided there."""
-    target, draft = random_pair("llama")
-    plan = TreePlan(kind, BUDGET, RATES)
-    expected = decided((StaticRunner(target), StaticRunner(draft)), plan, warp, rule)
-    judge = TreeJudge(warp, rule, plan.is_deterministic(warp))
-    num_expanded = plan.most_expanded(DEPTH)
-    demands = [
-        TreeDemand((BUDGET + 1,), BUDGET + 1, [judge]),
-        TreeDemand((2, max(3, num_expanded)), 2 + (DEPTH - 1) * num_expanded),
-    ]
-    runners = prepared_for(target, demands[0]), prepared_for(draft, demands[1])
+@pytest.mark.parametrize("num_nodes", [BUDGET, 2])
+def test_texts_are_those_of_eager_trees(num_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tree is read by a prepared pass, and decided there; one that fits none still runs."""
+    target, head = target_model(), eagle_head(layer_config("llama"))
+    layers = head.config.layers
+    expected = decided(StaticRunner(target, hidden_layers=layers), head, target)
+    judge = TreeJudge(WARM, verify_rounds)
+    trees = TreeDemand((num_nodes + 1,), num_nodes + 1, [judge])
+    runner = prepared_for(target, trees, hidden_layers=layers)
     calls = Calls(monkeypatch)
-    assert decided(runners, plan, warp, rule) == expected
-    assert calls.read == 0
-    assert not calls.decided
-
-
-def test_a_tree_that_fits_no_prepared_pass_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = random_pair("llama")
-    plan = TreePlan("static", BUDGET, RATES)
-    expected = decided((StaticRunner(target), StaticRunner(draft)), plan, WARM, verify_rounds)
-    small = TreeDemand((2, 3), 3)
-    runners = prepared_for(target, small), prepared_for(draft, small, num_rows=1)
-    calls = Calls(monkeypatch)
-    assert decided(runners, plan, WARM, verify_rounds) == expected
-    assert calls.read > 0
+    assert decided(runner, head, target) == expected
+    is_prepared = num_nodes == BUDGET
+    assert (calls.read == 0) == is_prepared
+    assert (not calls.decided) == is_prepared
 
 
 def test_trees_are_captured_and_decided_on_a_gpu(gpus: Any) -> None:
     """On one, or a pretended one: the host waits for nothing while a graph is captured."""
     target, _ = random_pair("llama")
-    judge = TreeJudge(WARM, verify_rounds, is_deterministic=True)
+    judge = TreeJudge(WARM, verify_rounds)
     trees = TreeDemand((BUDGET + 1,), BUDGET + 1, [judge])
     outputs = []
     for device in ("cpu", "cuda:0"):

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from harness.decoding.adaptive import DraftLength
 from harness.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
-from harness.decoding.trees import Parents, TreeProposal, TreeShape, draw_child
-from harness.decoding.warp import Warp
+from harness.decoding.trees import Parents, TreeProposal, TreeShape
 from harness.drafting.trees.growth import Predictor
-from harness.drafting.trees.plan import TreePlan
-from harness.drafting.trees.score_temperatures import ScoreTemperatures
 
 
 class MarkovRunner(TreeRunner):
@@ -139,35 +136,17 @@ class Scripted(DraftLength):
         self.seen.append((limits, num_accepted))
 
 
-def planned_trees(
-    plan: TreePlan,
-    predictor: Predictor,
-    depth: int,
-    warp: Warp,
-    uniforms: Tensor,
-    scores: ScoreTemperatures,
-) -> TreeProposal:
-    """The trees of a plan, which the rows' temperatures then remember."""
-    growth = plan.growth(depth, warp, uniforms.device)
-    grown = growth.grow(predictor, uniforms, scores.of_rows(warp, uniforms.device))
-    scores.remember(grown)
-    return growth.trees(grown)
-
-
 class ChainTreeDrafter(TreeDrafter):
-    """Proposes trees of one shape: drawn from transition probabilities [V, V], or the likeliest tokens.
+    """Proposes trees of one shape, of the likeliest tokens by transition probabilities [V, V].
 
     It follows the target's hidden states, which must tell it the same sequences as the verdicts do.
     """
 
     layers = (0,)
 
-    def __init__(
-        self, transitions: Tensor, parents: Parents, *, deterministic: bool = False
-    ) -> None:
+    def __init__(self, transitions: Tensor, parents: Parents) -> None:
         self._transitions = transitions
         self._parents = parents
-        self._deterministic = deterministic
         self.rows: list[list[int]] = []
         self._proposed = torch.empty(0)
 
@@ -184,19 +163,16 @@ class ChainTreeDrafter(TreeDrafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         raise NotImplementedError
 
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+    def propose_tree(self, depth: int) -> TreeProposal:
         tokens = torch.tensor([[row[-1]] for row in self.rows])
         for node, parent in enumerate(self._parents):
             siblings = [one + 1 for one in range(node) if self._parents[one] == parent]
             after = self._transitions[tokens[:, parent]]
             new = after.argsort(dim=1, descending=True)[:, len(siblings)]
-            if not self._deterministic:
-                new = draw_child(after, tokens[:, siblings], uniforms[:, node])
             tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
         self._proposed = tokens[:, 1:]
         shape = TreeShape([self._parents] * len(self.rows))
-        probabilities = None if self._deterministic else self._transitions[tokens]
-        return TreeProposal(tokens[:, 1:], shape, probabilities)
+        return TreeProposal(tokens[:, 1:], shape)
 
     def follow(self, path: Tensor) -> None:
         self._proposed = self._proposed.gather(1, path - 1)
@@ -233,33 +209,3 @@ class TablePredictor(Predictor):
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         return self._logits[tokens]
-
-
-class PlanDrafter(ChainTreeDrafter):
-    """Proposes the trees of a plan, over transition probabilities [V, V]."""
-
-    def __init__(self, transitions: Tensor, plan: TreePlan, warp: Warp) -> None:
-        super().__init__(transitions, ())
-        self._plan = plan
-        self._warp = warp
-
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        super().start(prompts, first_tokens, step)
-        self.scores = ScoreTemperatures(self._plan.score_temperature)
-        self.scores.add(len(prompts))
-
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
-        predictor = TablePredictor(self._transitions, [row[-1] for row in self.rows])
-        proposal = planned_trees(self._plan, predictor, depth, self._warp, uniforms, self.scores)
-        self._proposed = proposal.tokens
-        return proposal
-
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        self.scores.observe(self._proposed, num_accepted, next_tokens)
-        super().observe(num_accepted, next_tokens, step)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.scores.select(rows)
-        super().select(rows)

@@ -180,7 +180,6 @@ class Latency(Command):
         from harness.commands.latency.ranking.answers import latency_answers
         from harness.commands.latency.ranking.pairs import latency_pairs
         from harness.commands.latency.ranking.tables import pairs_table, reasons_table
-        from harness.commands.latency.ranking.trees import trees_tables
 
         pairs = latency_pairs(runs)
         if pairs.empty:
@@ -188,7 +187,7 @@ class Latency(Command):
         # One draft's costs are in its own summary.
         drafts = pairs.groupby("target").draft.nunique()
         reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
-        return [*latency_answers(pairs), pairs_table(pairs), *reasons, *trees_tables(pairs)]
+        return [*latency_answers(pairs), pairs_table(pairs), *reasons]
 
     def brief(self, runs: Sequence[Any]) -> Answer:
         from harness.commands.latency.ranking.sweep import sweep_answer
@@ -209,7 +208,6 @@ class Latency(Command):
             pairs_table,
             reasons_table,
         )
-        from harness.commands.latency.ranking.trees import trees_tables
 
         pairs = latency_pairs(runs)
         if pairs.empty:
@@ -218,7 +216,6 @@ class Latency(Command):
             pairs_table(pairs),
             categories_table(pairs),
             reasons_table(pairs),
-            *trees_tables(pairs),
             arms_table(pairs),
             *published_tables(pairs),
         ]

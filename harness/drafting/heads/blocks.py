@@ -22,7 +22,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.decoding.warp import AnyWarp
 from harness.drafting.heads.drafter import HeadDrafter
-from harness.drafting.trees.plan import TreePlan
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -103,11 +102,11 @@ class Head(nn.Module):
         self,
         target: PreTrainedModel,
         warp: AnyWarp,
-        plan: TreePlan | None = None,
+        budget: int = 0,
         confidence: float = 0.0,
     ) -> HeadDrafter:
         """Return a drafter with these weights; arguments as of `HeadDrafter`."""
-        return self.drafter_class(self, target, warp, plan, confidence)
+        return self.drafter_class(self, target, warp, budget, confidence)
 
     def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft with these weights,

@@ -32,9 +32,7 @@ from harness.decoding.warp import AnyWarp, current_warp
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread, UnreadFeatures
 from harness.drafting.teacher_forcing import as_offered, places_of, upcoming
-from harness.drafting.trees.growth import Grown, Growth, Predictor
-from harness.drafting.trees.plan import TreePlan
-from harness.drafting.trees.score_temperatures import ScoreTemperatures
+from harness.drafting.trees.growth import Grown, Growth, Predictor, trees_of
 from harness.runners.attention import without_cudnn
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
@@ -77,8 +75,7 @@ class PreparedDrafts(Protocol):
         """Return the outputs of the prepared proposal of `number` tokens or levels.
 
         Args:
-            inputs: what `draft` takes beside `unread`, which is uniforms [B, K]; for trees what `grow`
-                takes.
+            inputs: what `draft` takes beside `unread`, which is uniforms [B, K]; nothing for trees.
         """
 
 
@@ -92,7 +89,7 @@ class HeadDrafter(TreeDrafter):
         head: a `blocks.Head`.
         target: lends its embedding and its output matrix to a head without them.
         warp: the one applied to the target's logits.
-        plan: how trees grow; None for a drafter of chains.
+        budget: the most nodes of a tree; 0 for a drafter of chains.
         confidence: offer tokens only as far as a confidence head (DSpark) expects each to be
             accepted with at least this probability; 0 offers all.
 
@@ -111,11 +108,11 @@ class HeadDrafter(TreeDrafter):
         head: Any,
         target: PreTrainedModel,
         warp: AnyWarp,
-        plan: TreePlan | None = None,
+        budget: int = 0,
         confidence: float = 0.0,
     ) -> None:
         self.head = head
-        self.plan = plan
+        self.budget = budget
         self.device = next(head.parameters()).device
         self._warp = warp
         self._confidence = confidence
@@ -174,8 +171,6 @@ class HeadDrafter(TreeDrafter):
         # eagerly.
         self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
         self._unread = UnreadFeatures(self.device)
-        # Chains have no scores, and what is never remembered is never learned from.
-        self._scores = ScoreTemperatures(1.0 if self.plan is None else self.plan.score_temperature)
         self.add(prompts, first_tokens, step)
 
     def add(
@@ -185,7 +180,6 @@ class HeadDrafter(TreeDrafter):
         # Where proposals are wanted.
         self._target_device = step.hidden.device
         self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
-        self._scores.add(len(prompts))
         self.cache.ensure_rows(len(self._unread.counts))
         self._propose_nothing()
 
@@ -196,8 +190,8 @@ class HeadDrafter(TreeDrafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        # With a plan `prepared` has trees; a chain, which only references ask for, is then eager.
-        prepared = self.prepared if self.plan is None else None
+        # With a budget `prepared` has trees; a chain, which only references ask for, is then eager.
+        prepared = None if self.budget else self.prepared
         outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
         drafted = Draft(*outputs)
         # A prepared proposal may have more tokens, and offer more.
@@ -212,32 +206,20 @@ class HeadDrafter(TreeDrafter):
         )
 
     @torch.inference_mode()
-    def propose_tree(self, depth: int, limits: Sequence[int], uniforms: Tensor) -> TreeProposal:
+    def propose_tree(self, depth: int) -> TreeProposal:
         depth = self.num_drafted(depth)
-        growth = self.growth(depth)
-        temperatures = self._scores.of_rows(self.warp, self.device)
-        call = functools.partial(self.grow, growth, depth)
-        inputs = [uniforms.to(self.device), temperatures]
-        grown = Grown(*self._run(call, depth, inputs, self.prepared))
-        self._scores.remember(grown)
-        proposal = growth.trees(grown)
+        call = functools.partial(self.grow, depth)
+        proposal = trees_of(Grown(*self._run(call, depth, [], self.prepared)))
         self._proposed = proposal.tokens
         return proposal.to(self._target_device)
 
-    def growth(self, depth: int) -> Growth:
-        """Return how trees of so many levels grow, with the batch's warp as it is now."""
-        assert self.plan is not None
-        return self.plan.growth(depth, self.warp, self.device)
-
-    def grow(
-        self, growth: Growth, depth: int, unread: Unread, uniforms: Tensor, temperatures: Tensor
-    ) -> Grown:
+    def grow(self, depth: int, unread: Unread) -> Grown:
         """Read the features and grow trees.
 
-        Bound to a growth and a depth it is a function of tensors, as `draft` is, which
-        `prepared_trees` compiles or captures.
+        Bound to a depth it is a function of tensors, as `draft` is, which `prepared_trees` compiles
+        or captures.
         """
-        return growth.grow(self.predictor(unread, depth), uniforms, temperatures)
+        return Growth(depth, self.budget).grow(self.predictor(unread, depth))
 
     def follow(self, path: Tensor) -> None:
         self._proposed = tokens_on(path, self._proposed)
@@ -287,7 +269,6 @@ class HeadDrafter(TreeDrafter):
         if most(self._unread.counts) > MOST_UNREAD:
             self._read_early()
         assert step.hidden is not None
-        self._scores.observe(self._proposed, num_accepted, next_tokens)
         self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
         # A view, which launches nothing on a GPU: iterations that draft nothing should cost nothing.
         self._proposed = self._proposed[:, :0]
@@ -297,7 +278,6 @@ class HeadDrafter(TreeDrafter):
         index = to_device(rows, self.device)
         self.cache.select(index)
         self._unread.select(rows, index)
-        self._scores.select(rows)
         self._propose_nothing()
 
     @torch.inference_mode()

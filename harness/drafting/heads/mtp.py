@@ -28,7 +28,6 @@ from harness.drafting.heads.drafter import Draft, stacked
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread
 from harness.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
-from harness.drafting.trees.plan import TreePlan
 
 
 class MtpHead(EagleHead):
@@ -97,7 +96,7 @@ class MtpHead(EagleHead):
         self,
         target: PreTrainedModel,
         warp: AnyWarp,
-        plan: TreePlan | None = None,
+        budget: int = 0,
         confidence: float = 0.0,
     ) -> EagleDrafter:
         """Return a drafter of chains; there are no settings for trees or confidence."""

@@ -27,7 +27,7 @@ from harness.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.drafting.heads.formats import Shapes, StoredHead
 from harness.drafting.heads.slot_cache import SlotCache
 from harness.drafting.heads.unread import Unread
-from harness.drafting.trees.growth import Predictor
+from harness.drafting.trees.growth import Predictor, most_expanded
 from harness.runners.regions import end_part
 
 
@@ -61,11 +61,8 @@ class EagleDrafter(HeadDrafter):
 
     def num_ahead(self, num_draft_tokens: int) -> int:
         """A slot for each token of a chain, or for each node above the last level of a tree."""
-        if self.plan is None:
-            return num_draft_tokens
-        num_expanded = self.plan.most_expanded(num_draft_tokens)
         # A drafter of trees may be asked for a chain, too.
-        return max(num_draft_tokens, (num_draft_tokens - 1) * num_expanded)
+        return max(num_draft_tokens, (num_draft_tokens - 1) * most_expanded(self.budget))
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         states = self.read(unread)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, DraftSettings, ModelSettings, require
@@ -18,18 +18,14 @@ from harness.drafting.method import (
 )
 
 if TYPE_CHECKING:
-    from harness.decoding.protocols import Runner, TreeRunner
+    from harness.decoding.protocols import Runner
     from harness.decoding.warp import AnyWarp, Warp
     from harness.drafting.heads.find import DraftPlan, HeadCheckpoint
-    from harness.drafting.trees.plan import TreePlan
     from harness.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.models.loading import LoadedModel
 
 Sampling = Literal["target", "greedy"]
-Tree = Literal["chain", "static", "dynamic"]
-
-# How often a node's first, second, ... child was accepted when measured, in round numbers.
-_RATES = (0.7, 0.15, 0.06, 0.03, 0.02, 0.01)
+Tree = Literal["chain", "dynamic"]
 _MOST_NODES = 256
 
 
@@ -75,16 +71,9 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
             configuration names.
         threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that
             a token is accepted falls below this; None holds nothing back.
-        tree: a proposal is one `chain` of tokens or a tree of several, verified in one pass.
-            `dynamic` keeps the likeliest of the branches it finds, as EAGLE-2 does; `static` trees
-            have one shape. Their depth is decoding.num_draft_tokens.
+        tree: a proposal is one `chain` of tokens, or of a head a `dynamic` tree of the likeliest branches that it
+            finds, as EAGLE-2 does, verified in one pass. Its depth is decoding.num_draft_tokens.
         budget: the most draft tokens of a tree.
-        rates: of a static tree: how often the first, second, ... child of a node is accepted; the
-            tree is the best one for these.
-        score_temperature: of a dynamic tree: nodes are scored by the draft's probabilities at this
-            temperature, or at the run's if that is higher; 1 is what EAGLE-2 scores by in greedy
-            decoding. `auto` chooses for each row, in every iteration, the temperature at which the
-            draft's probabilities predicted the row's last tokens best.
     """
 
     method: str = "model"
@@ -92,8 +81,6 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
     threshold: float | None = None
     tree: Tree = "chain"
     budget: int = 16
-    rates: tuple[float, ...] = _RATES
-    score_temperature: float | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,24 +89,11 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         require(known, "threshold", "must be in [0, 1]", self.threshold)
         within = 1 <= self.budget <= _MOST_NODES
         require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
-        possible = self.score_temperature == "auto" or self.score_temperature > 0
-        require(possible, "score_temperature", "must be auto or positive", self.score_temperature)
-        rates = self.rates
-        possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
-        require(possible, "rates", "must be a list of numbers in [0, 1]", rates)
-        require(rates[0] > 0, "rates", "must begin with a number above 0", rates)
 
     @property
     def most_nodes(self) -> int:
         """The most draft tokens of a tree, 0 for chains."""
         return 0 if self.tree == "chain" else self.budget
-
-    def tree_plan(self) -> TreePlan:
-        """Return how the draft's trees grow; not for chains."""
-        from harness.drafting.trees.plan import TreePlan
-
-        assert self.tree != "chain"
-        return TreePlan(self.tree, self.budget, self.rates, self.score_temperature)
 
 
 class ModelDraft(Method):
@@ -162,9 +136,7 @@ class ModelDraft(Method):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
         if settings.tree != "chain":
-            check_tree_models(settings, target, plan.head, plan.checkpoint)
-            rule = f"must be chain for draft={settings.name}, which drafts all tokens in one pass"
-            require(plan.mask_token is None, "draft.tree", rule, settings.tree)
+            check_tree_models(settings, target, plan.head)
         return plan
 
     def describe(self, settings: ModelDraftSettings) -> str:
@@ -194,28 +166,21 @@ class ModelDraft(Method):
     def drafter(
         self, settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return drafters with a head, for trees, in parallel, translated or plain, in this
-        order.
-        """
+        """Return drafters with a head, in parallel, translated or plain, in this order."""
         from harness.drafting.model import ModelDrafter
         from harness.drafting.parallel import ParallelDrafter, mask_token
         from harness.drafting.translated import TranslatedDrafter
-        from harness.drafting.trees.model_trees import ModelTreeDrafter
 
-        plan = None if settings.tree == "chain" else settings.tree_plan()
         head = pair.head
         if head is not None:
             target = pair.target.model
             threshold = settings.threshold or 0.0  # 0 holds nothing back
-            return lambda warp: head.drafter(target, settings.warp(warp), plan, threshold)
+            return lambda warp: head.drafter(
+                target, settings.warp(warp), settings.most_nodes, threshold
+            )
         assert pair.draft is not None
         assert runner is not None
         device = pair.target.input_device
-        if plan is not None:
-            rule = f"must be chain: draft={settings.name} has another tokenizer"
-            require(pair.translation is None, "draft.tree", rule, settings.tree)
-            tree_runner = cast("TreeRunner", runner)
-            return lambda warp: ModelTreeDrafter(tree_runner, settings.warp(warp), plan, device)
         mask = mask_token(pair.draft.model.config)
         if mask is not None:
             rule = "drafts all tokens in one pass, and must have the model's tokenizer"
@@ -268,26 +233,23 @@ class ModelDraft(Method):
 
 def check_tree_models(
     settings: ModelDraftSettings,
-    target: Checkpoint | None,
+    target: Checkpoint,
     head: HeadCheckpoint | None,
-    draft: Checkpoint | None,
 ) -> None:
     """Raise a SettingError for models that cannot have trees.
 
     Args:
         target: the target's checkpoint.
-        head: of the draft, as planned, or None.
-        draft: the checkpoint of a draft model, or None.
+        head: of the draft, as planned; None for a draft model.
     """
     from harness.models.checkpoints import recurrent_kind
 
-    for checkpoint in (target, draft):
-        if checkpoint is not None and recurrent_kind(checkpoint.config) is not None:
-            name = checkpoint.settings.name
-            rule = f"must be chain: {name} has a recurrent state, which cannot branch"
-            raise SettingError("draft.tree", rule, settings.tree)
-    if head is not None and not head.kind.drafts_trees:
-        rule = f"must be chain for draft={settings.name}: {head.kind.name} heads draft no trees"
+    if recurrent_kind(target.config) is not None:
+        rule = f"must be chain: {target.settings.name} has a recurrent state, which cannot branch"
+        raise SettingError("draft.tree", rule, settings.tree)
+    if head is None or not head.kind.drafts_trees:
+        kind = "draft models" if head is None else f"{head.kind.name} heads"
+        rule = f"must be chain for draft={settings.name}: {kind} draft no trees"
         raise SettingError("draft.tree", rule, settings.tree)
     rule = f"ends a chain, and must be null with draft.tree={settings.tree}"
     require(settings.threshold is None, "draft.threshold", rule, settings.threshold)

@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from harness.drafting.heads.drafter import HeadDrafter
 from harness.drafting.heads.prepared import PreparedHead
-from harness.drafting.trees.growth import Grown, Growth
+from harness.drafting.trees.growth import Grown, trees_of
 from harness.runners.checks import require_close
 from harness.runners.graphs import TensorCall
 from harness.runners.slots import UnsupportedModelError
 
 # The share of nodes that a prepared tree must have in common with the eager one. Rounding may
-# exchange nodes that score nearly the same, and whatever is drawn below them.
+# exchange nodes that score nearly the same, and all below them.
 _LEAST_IN_COMMON = 0.5
 
 # A row's number, then the tokens on the way from its root to a node. (2,) is the root of row 2.
@@ -40,28 +40,20 @@ class PreparedTrees(PreparedHead):
 
     def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
         """Only trees of just this depth will do: deeper ones have other nodes."""
-        is_prepared = number in self._numbers and drafter.warp == self._drafter.warp
-        return number if is_prepared else None
+        return number if number in self._numbers else None
 
     def unprepared(self, number: int) -> Callable[..., tuple[Any, ...]]:
-        # A growth's tensors must be on the device before the call is compiled or captured.
-        growth = self._drafter.growth(number)
-        return functools.partial(self._drafter.grow, growth, number)
+        return functools.partial(self._drafter.grow, number)
 
     def other_inputs(self, size: int, number: int) -> tuple[Tensor, ...]:
-        """Uniforms [size, budget] and temperatures [size], low ones, so that trees are deep."""
-        plan = self._drafter.plan
-        assert plan is not None
-        device = self._drafter.device
-        uniforms = torch.full((size, plan.budget), 0.5, device=device)
-        return uniforms, torch.full((size,), 0.1, device=device)
+        """Trees need nothing beside the features."""
+        return ()
 
     def require_same(
         self, call: TensorCall, number: int, inputs: tuple[Tensor, ...], difference: str
     ) -> None:
-        growth = self._drafter.growth(number)
-        actual = _by_path(growth, call(*inputs))
-        expected = _by_path(growth, self._eager(number)(*inputs))
+        actual = _by_path(call(*inputs))
+        expected = _by_path(self._eager(number)(*inputs))
         common = list(actual.keys() & expected.keys())
         num_roots = len(inputs[0])
         if len(common) - num_roots < _LEAST_IN_COMMON * (len(expected) - num_roots):
@@ -73,23 +65,21 @@ class PreparedTrees(PreparedHead):
         require_close([found[is_candidate]], [reference[is_candidate]], self._target, difference)
 
 
-def _by_path(growth: Growth, outputs: tuple[Tensor, ...]) -> dict[Path, Tensor]:
-    """Return what the root and each node of every tree were chosen by (`Grown`), by their paths.
+def _by_path(outputs: tuple[Tensor, ...]) -> dict[Path, Tensor]:
+    """Return the score of the root and of each node of every tree, by their paths.
 
     Args:
         outputs: the tensors of `Grown`.
     """
     grown = Grown(*outputs)
-    proposal = growth.trees(grown)
-    chosen_by = proposal.probabilities
-    if chosen_by is None:
-        # Scores or logits of the nodes; the root has none.
-        chosen_by = functional.pad(grown.chosen_by, (1, 0))
+    proposal = trees_of(grown)
+    # The root has no score.
+    scores = functional.pad(grown.scores, (1, 0))
     by_path: dict[Path, Tensor] = {}
     for row, tokens in enumerate(proposal.tokens.tolist()):
         paths: list[Path] = [(row,)]
         for token, parent in zip(tokens, proposal.shape.parents[row], strict=True):
             paths.append((*paths[parent], token))
         for number, path in enumerate(paths):
-            by_path.setdefault(path, chosen_by[row, number])
+            by_path.setdefault(path, scores[row, number])
     return by_path

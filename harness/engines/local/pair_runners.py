@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.config.run import RunnerName
 from harness.decoding.protocols import Drafter, Runner
@@ -146,12 +145,7 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
     widths = [1]
     trees = TreeDemand()
     if preparation.most_nodes:
-        # Only the draft's sampling decides whether its trees are drawn. `Method.warp`, for which the
-        # draft's runner is prepared, is the same warp, restricted to common tokens if the tokenizers
-        # differ.
-        settings: Any = draft_settings
-        is_deterministic = settings.tree_plan().is_deterministic(settings.warp(warp))
-        judge = TreeJudge(warp, tree_rule_of(decoding, preparation.fault), is_deterministic)
+        judge = TreeJudge(warp, tree_rule_of(decoding, preparation.fault))
         # A tree is verified together with the token before it.
         num_tokens = preparation.most_nodes + 1
         trees = TreeDemand((num_tokens,), num_tokens, [judge])
@@ -192,31 +186,16 @@ def _draft_runner(
     assert draft_settings is not None
     method = method_of(draft_settings)
     passes = method.passes(pair, preparation.numbers_drafted)
-    num_drawn = passes.num_drawn
-    trees = TreeDemand()
-    if preparation.most_nodes:
-        settings: Any = draft_settings
-        num_levels = preparation.decoding.most_draft_tokens
-        num_expanded = settings.tree_plan().most_expanded(num_levels)
-        # Each pass reads one level. Before the tree the draft reads the last decided token, and often
-        # one more that it has not read.
-        most_tokens = 2 + (num_levels - 1) * num_expanded
-        trees = TreeDemand(sorted({2, max(2, num_expanded)}), most_tokens)
-        num_drawn = ()  # nodes are drawn from the logits of a level, not by `Runner.draw`
-    # A tree begins at an unread token of the text, so no later than the widest pass over a chain
-    # may, and takes `most_tokens` slots; padding of its last pass takes less than the widest pass.
-    tree_slots = trees.most_tokens + max(trees.widths, default=0)
     # The widest pass may begin at the last draft token, which needs the last but one of the
     # target's slots, and reaches `widest - 1` slots beyond it.
-    widest = max(*passes.widths, tree_slots)
+    widest = max(passes.widths)
     shapes = RunnerShapes(
         batch_size=preparation.batch_size,
         num_slots=preparation.num_slots + widest - 2,
         widths=passes.widths,
-        num_drawn=num_drawn,
+        num_drawn=passes.num_drawn,
         warp=method.warp(draft_settings, pair, warp_of(preparation.decoding)),
         longest_prompt=preparation.longest_prompt,
-        trees=trees,
     )
     return build_runner(model, preparation.runner, size, preparation.say, shapes, role="draft")
 
@@ -238,7 +217,7 @@ def _prepared_head(
         drafter = make_drafter(warp_of(preparation.decoding))
         if not isinstance(drafter, HeadDrafter):
             raise UnsupportedModelError("drafts by code of its own")
-        kind = PreparedHead if drafter.plan is None else PreparedTrees
+        kind = PreparedTrees if drafter.budget else PreparedHead
         prepared = kind(
             drafter,
             pair.target.model,

@@ -41,11 +41,6 @@ class AcceptanceFigures(Group, Accepted):
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )
-    acceptance_by_rank: list[float] | None = pooled(
-        "mean",
-        "of trees: how often the first, second, ... child of a node was accepted, of the nodes that were reached and"
-        " have such a child, as JSON",
-    )
     tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = with_interval(
         "mean",
         "expected tokens per iteration for K = 1, 2, ..., as JSON, exactly: from the chances of acceptance along the"
@@ -86,7 +81,6 @@ class AcceptanceFigures(Group, Accepted):
         by_request = [Acceptance.of(request.outcomes) for request in arm.answered]
         return cls(
             mean_acceptance_length_per_request=mean_length_per_request(by_request),
-            acceptance_by_rank=arm.rates_by_rank or None,
             tokens_per_iteration_by_num_draft_tokens=None
             if run.pair(arm) is None
             else run.tokens_by_k,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.local.stopwatches import Phases
-from harness.results.acceptance import Acceptance, rates_by_rank
+from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
@@ -85,12 +85,6 @@ class MeasuredArm:
     @property
     def acceptance(self) -> Acceptance:
         return sum((generation.acceptance for generation in self.generations), Acceptance())
-
-    @property
-    def rates_by_rank(self) -> list[float]:
-        """Acceptance of a tree's children by rank, with four decimals; [] for chains."""
-        branches = [branch for request in self.answered for branch in request.branches]
-        return [round(rate, 4) for rate in rates_by_rank(branches)]
 
     @property
     def counted(self) -> Counts | None:
