@@ -22,6 +22,10 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.meta import sketch_model
 from harness.models.sketch import Block, Sketch
 
+# Fields of configurations (Gemma 3n, Gemma 4) by which layers cannot be counted otherwise: the last ones take keys and
+# values of earlier ones, and each has a part of an input that is made for all.
+_TIES = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+
 
 def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     """Return the configuration of the first `num_layers` layers.
@@ -34,6 +38,10 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     if not 1 <= num_layers < total:
         rule = f"must be at least 1 and below the target's number of layers, {total}"
         raise SettingError("draft.layers", rule, num_layers)
+    for name in _TIES:
+        if getattr(text_config, name, None):
+            rule = f"early_exit cannot shorten {config.model_type}, whose later layers depend on their number ({name})"
+            raise SettingError("draft", rule)
     kinds = getattr(text_config, "layer_types", None)
     shorter = copy.deepcopy(config)
     shorter_text: Any = shorter.get_text_config(decoder=True)  # `shorter`, or a part of it

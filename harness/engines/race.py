@@ -22,16 +22,19 @@ _FEWEST_COMPARED = 8
 
 
 def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The columns of `CompareRow` about one arm."""
-    [request], ms_per_token = generation.requests, generation.ms_per_token
-    columns = {
+    """The columns of `CompareRow` about one arm; no rates of an answer without a token."""
+    [request] = generation.requests
+    columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
         "num_tokens": request.num_tokens,
         "time_ms": 1000 * generation.seconds,
-        "ms_per_token": ms_per_token,
-        "tokens_per_second": 1000 / ms_per_token,
-        "time_to_first_token_ms": 1000 * generation.decided[0],
     }
+    if request.num_tokens:
+        columns |= {
+            "ms_per_token": generation.ms_per_token,
+            "tokens_per_second": 1000 / generation.ms_per_token,
+            "time_to_first_token_ms": 1000 * generation.decided[0],
+        }
     return {f"{arm}_{name}": value for name, value in columns.items()}
 
 
@@ -62,6 +65,8 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
     """
     lengths = [lap.requests[0].num_tokens for lap in (regular, speculative)]
     number = min(lengths)
+    if number == 0:
+        return {}
     if max(lengths) > number >= _FEWEST_COMPARED:
         slow, fast = (_seconds_until(lap, number) for lap in (regular, speculative))
         if slow and fast:
@@ -143,8 +148,9 @@ def as_json(
             tokens.append(piece)
             position += 1
         steps.append({"at": at, "tokens": tokens})
-    # The beginning of a character that is not complete.
-    tokens[-1]["text"] += detokenizer.flush()
+    if position:
+        # The beginning of a character that is not complete.
+        tokens[-1]["text"] += detokenizer.flush()
     return {
         "name": lap.arm,
         "seconds": lap.seconds,

@@ -8,6 +8,7 @@ from a `Generation`.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,9 +81,9 @@ class Generation:
 
     @property
     def ms_per_token(self) -> float:
-        """The time over the mean number of tokens in a row, the wait of a reader of one row."""
+        """The time over the mean number of tokens in a row, the wait of a reader of one row; nan without a token."""
         num_tokens = sum(request.num_tokens for request in self.requests)
-        return 1000 * self.seconds * len(self.requests) / num_tokens
+        return 1000 * self.seconds * len(self.requests) / num_tokens if num_tokens else math.nan
 
     @property
     def times(self) -> dict[int, float]:

@@ -92,12 +92,12 @@ class Session:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except Exception as exception:
+            # Before anything else can fail: a row without a reason must not look as if it had figures.
+            self.status, self.error = "failed", _message(exception)
             from harness.models.failures import as_run_error
 
             explained = as_run_error(exception)
-            self.status = "failed"
-            message = " ".join(str(explained or exception).split())
-            self.error = message or type(exception).__name__
+            self.error = _message(explained or exception)
             if explained is None:
                 raise
             raise explained from exception
@@ -419,3 +419,8 @@ class Session:
                 columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
                 columns["draft_weight_bytes"] = draft.placement.bytes_per_device
         return columns
+
+
+def _message(exception: BaseException) -> str:
+    """The message in one line; without one, the exception's type."""
+    return " ".join(str(exception).split()) or type(exception).__name__

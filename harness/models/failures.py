@@ -56,6 +56,8 @@ _REPOSITORY = {
     "weights_only": (
         "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
     ),
+    # Of a repository that was reached.
+    "does not appear to have a file named": "{name} cannot be loaded: {line}",
     "GatedRepoError": (
         f"{{name}} is gated: ask for access at https://huggingface.co/{{page}}, then {_LOGIN}"
     ),
@@ -243,4 +245,6 @@ def _chain(exception: BaseException | None) -> Iterator[BaseException]:
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))
         yield exception
+        if exception.__cause__ is None and exception.__suppress_context__:
+            return  # raised `from None`
         exception = exception.__cause__ or exception.__context__

@@ -106,7 +106,9 @@ def _place(case: Case, attempt: _Attempt, sketch: Sketch, room: Memory) -> Place
     if device_map is not None:
         return _place_explicitly(case, sketch, device_map)
     choices = _device_choices(case, attempt, sketch, room)
-    most_offloaded = len(sketch.blocks) - 1 if attempt.offload else 0
+    # Weights that are quantized already cannot be outside the GPUs.
+    may_offload = attempt.offload and sketch.stored is None
+    most_offloaded = len(sketch.blocks) - 1 if may_offload else 0
     for num_offloaded in range(most_offloaded + 1):
         for devices in choices:
             placement = _share_out(case, sketch, room, devices, num_offloaded)

@@ -152,3 +152,12 @@ def test_a_model_whose_layers_are_not_found_is_refused() -> None:
     model = random_model("llama")
     model.model.layers[0].experts = nn.ModuleList([nn.Identity() for _ in range(3)])
     assert truncated(model, 2).config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("num_layers", [2, 4, 6])
+def test_layers_that_depend_on_their_number_are_refused_before_anything_loads(
+    num_layers: int,
+) -> None:
+    config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=8, num_kv_shared_layers=2)
+    with pytest.raises(SettingError, match=r"^draft: early_exit cannot shorten gemma3n_text"):
+        chosen_num_layers([num_layers], config)

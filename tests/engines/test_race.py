@@ -14,7 +14,8 @@ from harness.decoding.protocols import Iteration, Origin
 from harness.decoding.verify import Verdict
 from harness.engines import timing
 from harness.engines.protocol import Margin, Question
-from harness.engines.race import find_rejections, outcome
+from harness.engines.race import as_json, figures, find_rejections, outcome
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, run_lap
 from harness.results.acceptance import Rejection
 
@@ -108,7 +109,7 @@ def test_without_frames_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 class Digits:
     def decode(self, tokens: list[int], **_: Any) -> str:
-        return str(tokens[0])
+        return "".join(map(str, tokens[:1]))
 
 
 def test_every_rejection_of_the_text_is_found() -> None:
@@ -184,3 +185,22 @@ def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() 
     assert figures["speedup"] == pytest.approx(10 / 5)
     equal = lap_of("regular", [1] * 24, 1.0), laps[1]
     assert "num_compared" not in outcome(None, question, *equal)  # type: ignore[arg-type]
+
+
+def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server gives one whose first token ends the text."""
+    empty = Generation("speculative", [], [], 2.0)
+    empty.finish([RequestRecord(0, 0, 0)])
+    full = lap_of("regular", [1, 1], 4.0)
+    of_empty = figures("speculative", empty, Digits())  # type: ignore[arg-type]
+    assert of_empty == {
+        "speculative_completion": "",
+        "speculative_num_tokens": 0,
+        "speculative_time_ms": 2000.0,
+    }
+    question = Question([[1, 2]], DecodingSettings(), 0, [0])
+    engine: Any = Engine(monkeypatch)
+    compared = outcome(engine, question, full, empty)
+    assert "speedup" not in compared
+    assert (compared["identical"], compared["parted_at"]) == (False, 0)
+    assert as_json(empty, Digits(), [1, 2])["num_tokens"] == 0  # type: ignore[arg-type]

@@ -44,3 +44,17 @@ def test_an_error_without_a_message_has_its_name(session: Session) -> None:
     with pytest.raises(ZeroDivisionError), session.watch():
         raise ZeroDivisionError
     assert (session.status, session.error) == ("failed", "ZeroDivisionError")
+
+
+def test_a_failure_is_noted_even_where_explaining_it_fails(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with status ok and no prompt were written where an import failed."""
+
+    def no_module(exception: BaseException) -> None:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr("harness.models.failures.as_run_error", no_module)
+    with pytest.raises(ModuleNotFoundError), session.watch():
+        raise ValueError("what  is\nwrong")
+    assert (session.status, session.error) == ("failed", "what is wrong")

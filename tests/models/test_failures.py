@@ -8,8 +8,9 @@ import pickle
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, UnreachableError
 from harness.config.settings import ModelSettings
 from harness.models.failures import as_run_error, explained
 
@@ -108,3 +109,28 @@ def test_an_interruption_behind_an_error_of_a_library_is_what_is_raised() -> Non
     error.__context__ = ValueError()
     error.__context__.__context__ = interruption = KeyboardInterrupt("stopped by SIGTERM")
     assert explained(error, "model", settings) is interruption
+
+
+def test_a_repository_without_a_file_was_reached() -> None:
+    """A sweep would try one that is out of reach again with every job."""
+    settings = ModelSettings(name="a/b", repository="a/b")
+    missing = OSError("a/b does not appear to have a file named config.json. Checkout ...")
+    missing.__cause__ = type(
+        "EntryNotFoundError", (HfHubHTTPError,), {"__init__": lambda _: None}
+    )()
+    error = explained(missing, "model", settings)
+    assert not isinstance(error, UnreachableError)
+    assert "model: a/b cannot be loaded: a/b does not appear to have a file" in str(error)
+
+
+def test_what_an_error_was_separated_from_explains_nothing() -> None:
+    settings = ModelSettings(name="a/b", repository="a/b")
+    try:
+        try:
+            raise ConnectionError
+        except ConnectionError:
+            raise OSError("the file config.json is not valid JSON") from None
+    except OSError as damaged:
+        error = explained(damaged, "model", settings)
+    assert not isinstance(error, UnreachableError)
+    assert "the file config.json is not valid JSON" in str(error)

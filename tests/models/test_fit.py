@@ -343,10 +343,14 @@ def test_disk_takes_what_main_memory_does_not() -> None:
 
 
 def test_quantized_repository_cannot_be_offloaded() -> None:
+    stored = sketch(stored="4bit")
+    with pytest.raises(Misfit, match=r"its weights need .* GB"):
+        fit(case(stored, free=machine(5), offload="cpu"))
+    by_hand = {"model.embed": 0, "model.layers": "cpu", "head": 0}
     with pytest.raises(
         SettingError, match="cannot be outside the GPUs: its weights are quantized already"
     ):
-        fit(case(sketch(stored="4bit"), free=machine(5), offload="cpu"))
+        fit(case(stored, free=machine(5), device_map=by_hand))
 
 
 # Explicit maps -------------------------------------------------------------------------------------------------------
