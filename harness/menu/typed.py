@@ -195,11 +195,11 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
     """
     line = synonyms.COMMANDS.get(word.lower())
     if line is not None:
-        program, meant, *settings = line.split()
-        if meant in with_settings():
+        program, command, *settings = line.split()
+        if command in with_settings():
             given = {other.partition("=")[0] for other in others}
             settings = [one for one in settings if one.partition("=")[0] not in given]
-            line = _line(program, meant, *settings, *others)
+            line = _line(program, command, *settings, *others)
         return SettingError(word, f"no such command; type: {line}")
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
     for command in with_settings():
