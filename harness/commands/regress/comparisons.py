@@ -211,13 +211,14 @@ def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str,
     """
     sides = []
     for runs in (before, after):
-        newest = {settings_key(run): run for run in runs}
-        sides.append([*newest.values()][-_MOST_SEARCHED:])
+        of_key = {settings_key(run): (run.command, settings_of(run.last)) for run in runs}
+        newest_first = [*reversed(of_key.values())]
+        sides.append(newest_first[:_MOST_SEARCHED])
     nearest: dict[str, tuple[Any, Any]] = {}
-    for run_after in reversed(sides[1]):
-        for run_before in reversed(sides[0]):
-            if run_before.command == run_after.command:
-                differing = _differing(settings_of(run_before.last), settings_of(run_after.last))
+    for command_after, settings_after in sides[1]:
+        for command_before, settings_before in sides[0]:
+            if command_before == command_after:
+                differing = _differing(settings_before, settings_after)
                 if not nearest or len(differing) < len(nearest):
                     nearest = differing
     return nearest
