@@ -59,6 +59,27 @@ def typed_again(changes: str, *, of_sweep: bool = False) -> str:
     return f"the same with {changes}" if is_job or len(command) > _LONGEST_COMMAND else command
 
 
+def typed_for(command: str, changes: str, leaving_out: Collection[str]) -> str | None:
+    """Another command with the settings that were typed: `harness latency prompts=./mine.jsonl T=0 K=5`; None where
+    a sweep varied more than what is changed.
+
+    Args:
+        changes: settings as they are typed.
+        leaving_out: names of settings that the other command lacks.
+    """
+    typed = shlex.split(command_line())[1:]
+    changed = {_setting_in(word) for word in shlex.split(changes)}
+    given_up = {"details", *leaving_out, *filter(None, changed)}
+    # The first word without a setting is the command.
+    own_command = next(place for place, word in enumerate(typed) if _setting_in(word) is None)
+    kept = _without(given_up, [*typed[:own_command], *typed[own_command + 1 :]])
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
+    kept = [word for word in kept if word not in ("-m", "--multirun")]
+    if is_sweep and any("," in word and "[" not in word for word in kept):
+        return None
+    return " ".join([shlex.join(["harness", command, *kept]), changes])
+
+
 def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
     """The typed words without these settings: neither `K=8` nor `-K 8` with `num_draft_tokens` among them."""
     kept = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, Acceptan
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.names import Named, named_runs
 from harness.commands.read_runs import Run
+from harness.commands.words import typed_for
 from harness.results.files import rows_in
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
@@ -33,6 +34,8 @@ from harness.tables.table import (
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
 _MOST_WORST = 3
+# Settings that `latency` does not have.
+_OWN_SETTINGS = ("up_to", "texts_per_prompt", "costs")
 
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
@@ -87,13 +90,17 @@ def acceptance_answer(
         [_by_k([row for row in rows if row.num_draft_tokens in SHOWN or row is best])],
         doubts=[warning] if warning else [],
         why=why,
-        steps=[_measured(best)],
+        steps=_measured(best, f"K={k}"),
     )
 
 
-def _measured(best: AcceptanceRow) -> Step:
-    pair = f"model={best.model} draft={best.draft}"
-    return Step("measure it", f"harness latency {pair} K={best.num_draft_tokens}")
+def _measured(best: AcceptanceRow, changes: str) -> Iterator[Step]:
+    """The same prompts and settings in `latency`; none of an engine elsewhere, of which that needs both servers."""
+    if best.text_source == "served":
+        return
+    command = typed_for("latency", changes, _OWN_SETTINGS)
+    if command is not None:
+        yield Step("measure it", command)
 
 
 def acceptance_details(rows: Sequence[AcceptanceRow]) -> Document:
@@ -261,6 +268,7 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
         return []
     first = max(named, key=lambda one: _expected(best_row(one.run.rows)))
     expected = f"{_without_k(first)}: {in_short(first.run.rows)}"
+    best = best_row(first.run.rows)
     bests = [best_row(one.run.rows) for one in named]
     # Texts that were given have lengths of their own, and were not written in batches.
     asked = [
@@ -275,7 +283,7 @@ def acceptance_sweep(runs: Sequence[Run]) -> Answer:
         [tables[0].in_short()] if len(tables) == 1 else tables,
         doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
         why=[("Note", note) for note in notes],
-        steps=[_measured(best_row(first.run.rows))],
+        steps=_measured(best, f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"),
     )
 
 

@@ -102,6 +102,8 @@ def _doubts(row: EvalRow) -> list[str]:
     doubts = []
     if row.status != "ok":
         doubts.append(f"{row.status}: the figures cover {row.num_prompts} questions only.")
+    if repeated := _asked_again(row):
+        doubts.append(repeated)
     if lossy := lossy_warning(row):
         doubts.append(lossy)
     if row.identical_prompts is not None and row.num_prompts is not None:
@@ -112,6 +114,18 @@ def _doubts(row: EvalRow) -> list[str]:
     return doubts
 
 
+def _asked_again(row: EvalRow) -> str | None:
+    """How many questions there are, where some were asked several times."""
+    different = row.num_different_prompts
+    if row.num_prompts is None or different in (None, row.num_prompts):
+        return None
+    numbers = f"{row.num_prompts:,} questions, {different:,} different"
+    if row.temperature == 0:
+        copies = "a greedy answer to a question that is asked again is a copy"
+        return f"{numbers}: {copies}, and accuracy counts each question once."
+    return f"{numbers}: the interval covers what is drawn, not other questions."
+
+
 def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[Step]:
     row = next(reversed(merged_rows(rows)), None)
     # A file may have rows of single seeds alone.
@@ -120,13 +134,19 @@ def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[
     if _differs(row):
         pair = f"model={row.model} draft={row.draft}"
         yield lossless_again(row) or Step("is it lossless?", f"harness recovery {pair}")
-    elif row.operands:
+    elif row.operands and not _has_asked_all(row):
         num_seeds = len({each.seed for each in rows} - {"all"})
         num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
         lowest, highest = map(int, row.operands.split("-"))
         if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
             command = typed_again(f"num_prompts={num_prompts}", of_sweep=of_sweep)
             yield Step("an interval half as wide", command)
+
+
+def _has_asked_all(row: EvalRow) -> bool:
+    """Whether no further question is left between the operands' bounds."""
+    lowest, highest = map(int, (row.operands or "").split("-"))
+    return row.num_different_prompts == (highest - lowest + 1) ** 2
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
@@ -247,19 +267,13 @@ def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
     lines = []
     if row.identical_prompts is not None and row.num_prompts is not None:
         lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
-    repeated = resumed = None
-    different = row.num_different_prompts or row.num_prompts
-    if row.num_prompts is not None and different != row.num_prompts:
-        repeated = f"{row.num_prompts:,} questions, {different:,} different."
-        if row.temperature == 0:
-            copies = "a greedy answer to a question that is asked again is a copy"
-            repeated = f"{repeated[:-1]}: {copies}, and accuracy counts each question once."
+    resumed = None
     num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
         earlier = "with their times, are from earlier runs of this command"
         resumed = f"{answers}, {earlier}; resume=false measures again."
-    return lines + sentences("warning", repeated, resumed, smaller_batch(row), *_doubts(row))
+    return lines + sentences("warning", resumed, smaller_batch(row), *_doubts(row))
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:

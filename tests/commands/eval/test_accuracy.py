@@ -89,6 +89,15 @@ def test_the_answer_is_short(changes: dict[str, Any], finding: str, command: str
     assert command in " ".join(text.split())
 
 
+def test_few_questions_that_were_asked_often_are_said_first() -> None:
+    note_command_line(["eval"])
+    few = {"num_prompts": 100, "num_different_prompts": 4, "operands": "1-2", "temperature": 0.5}
+    text = as_text(eval_answer(rows("0", **few)), 80)
+    assert "100 questions, 4 different" in text
+    # More of them would be the same ones.
+    assert "num_prompts=" not in text
+
+
 def test_an_interval_without_width_is_explained() -> None:
     table, *_ = (part for part in eval_details(rows("0")) if isinstance(part, Table))
     assert not table.notes

@@ -94,6 +94,17 @@ def test_the_four_forms_of_the_verdict() -> None:
     assert "Next" not in refused
 
 
+def test_steps_that_cannot_help_are_not_given() -> None:
+    one_block = {"speedup_low": None, "speedup_high": None, "speedup_covers": "1 block"}
+    text = answer(**one_block, num_prompts=8)
+    assert mentions(text, "an interval", "engine.blocks=4")
+    assert "num_prompts=64" not in text
+    none = {"speedup": 1.001, "speedup_low": 0.99, "speedup_high": 1.01}
+    assert "difference of 0%" not in answer(**none, visible_difference=0.005)
+    # A run that failed would fail again, however many prompts it has.
+    assert "Next" not in answer(**one_block, status="failed", error="the rule is wrong")
+
+
 def test_answers_that_stalled_are_named() -> None:
     stalled = "2 of 8 prompts took 5.1 times as long as the others in the regular arm"
     assert mentions(answer(rare_units=stalled), stalled, "most of the interval's width")

@@ -24,7 +24,6 @@ from harness.commands.latency.tables.run import has_verdict, headline, was_measu
 from harness.commands.words import arm_name, settings_line, typed_again
 from harness.config.amounts import SECONDS, quantity
 from harness.engines.registry import is_elsewhere
-from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
@@ -32,6 +31,8 @@ from harness.tables.table import Answer, Bar, Bars, interval
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
+# A smaller one is none either.
+_LEAST_DIFFERENCE = 0.005
 
 
 def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Answer:
@@ -133,7 +134,8 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
             "is it faster than without a draft?", typed_again(f"regular_url={_regular(row)}")
         )
         return
-    if row.status == NO_VERDICT or not has_verdict(rows):
+    if row.status != "ok" or not has_verdict(rows):
+        # Of a run that failed the same would fail again.
         return
     verdict = verdict_of(row)
     coverage = Coverage.of(row.speedup)
@@ -141,15 +143,17 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     prompts_per_unit = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
     if coverage is not None and not verdict.speedup.has_bounds and row.stopped_by == "budget":
         yield from _larger_budget(row, coverage)
+    elif coverage is not None and not verdict.speedup.has_bounds and coverage.unit == "block":
+        yield Step("an interval", typed_again("engine.blocks=4"))
     elif coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", typed_again(f"num_prompts={number}"))
-    elif verdict.includes_1 and row.visible_difference and coverage:
+    elif verdict.includes_1 and row.visible_difference and coverage and not row.has_one_server:
         distance = abs(math.log(verdict.speedup.estimate))
         num_units = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
         num_units = max(num_units, 2 * coverage.num_units)
         number = math.ceil(num_units) * prompts_per_unit
-        if number <= _MOST_PROMPTS:
+        if number <= _MOST_PROMPTS and distance >= _LEAST_DIFFERENCE:
             yield Step(
                 f"to see a difference of {distance:.0%}",
                 typed_again(f"num_prompts={number}"),
