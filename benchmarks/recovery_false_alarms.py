@@ -21,7 +21,7 @@ from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.engines.local.engine import LocalEngine
-from harness.engines.local.fault import fault_names, fault_of
+from harness.engines.local.fault import fault_names
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, quick_garbage_collections
@@ -83,8 +83,6 @@ def main() -> None:
 
     rows = []
     for fault in fault_names():
-        if fault_of(fault).only_in_batches or not fault_of(fault).in_texts:
-            continue
         started = time.perf_counter()
         with quick_garbage_collections():
             runs = [

@@ -32,7 +32,6 @@ FAULTS = (
     "residual_warped_twice",
     "draft_probabilities_ignored",
     "rollback_off_by_one",
-    "stale_prefix",
 )
 FAULTS_OF_VLLM = (
     "as_built",

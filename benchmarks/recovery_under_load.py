@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ import common
 import harness
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
-from harness.engines.local.fault import FAULTS
 from harness.results.files import read_rows
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from planted_faults import IN_BATCHES, planted
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 
@@ -39,11 +42,9 @@ def main() -> None:
     asked = [*SMALL, f"num_draws={options.draws}", *options.overrides]
     loaded, single = [*asked, f"load={options.load}"], [*asked, "batch_size=1"]
     rows = [_tried("none", "under load", options.runs, loaded)]
-    for fault, record in FAULTS.all().items():
-        if not record.only_in_batches:
-            continue
-        rows.append(_tried(fault, "under load", options.fault_runs, loaded))
-        rows.append(_tried(fault, "one by one", options.fault_runs, single))
+    for name in IN_BATCHES:
+        rows.append(_tried(planted(name), "under load", options.fault_runs, loaded))
+        rows.append(_tried(planted(name), "one by one", options.fault_runs, single))
     common.show(
         f"{options.load} requests in flight or one, {options.draws:,} draws, {common.versions()}",
         ["fault", "asked", "lossy", "smallest p", "largest p", "greedy texts that differ", "s/run"],

@@ -108,7 +108,7 @@ MISTAKES = {
     "latency -m launcher=joblib": "launcher: is typed with a plus: +launcher=...",
     "latency +seeds=3": "seeds: no such setting (did you mean seed?)",
     "eval prompts=english": "prompts: no such setting",
-    "recovery recovery.fault=lenience": "recovery.fault: no such setting (did you mean fault?)",
+    "recovery recovery.fault=none": "recovery.fault: no such setting (did you mean fault?)",
     "latency model.temperature=2": "model.temperature: no such setting (did you mean decoding.temperature?)",
     "latency --batch_size=0": "batch_size=0: must be at least 1",
     "latency --num-prompts 0 --test": "num_prompts=0: must be at least 1",
@@ -258,7 +258,8 @@ MISTAKES = {
         "decoding.synthetic_acceptance=0.5: needs engine=local, vllm or server",
     "latency engine=huggingface decoding.num_draft_tokens=auto":
         "decoding.num_draft_tokens=auto: must be a number with engine=huggingface",
-    "recovery engine=huggingface batch_size=1 fault=lenience": "fault=lenience: needs engine=local",
+    "recovery engine=huggingface batch_size=1 fault=rollback_off_by_one":
+        "fault=rollback_off_by_one: needs engine=local",
     "latency engine=vllm draft=early_exit": "draft=early_exit: must be a model, a head, lookup, suffix or mtp",
     "plan engine=vllm draft=tiny_eagle3 draft.layers=[1,2,3]": "draft.layers=[1,2,3]: must be null with engine=vllm",
     "plan engine=vllm draft=tiny_draft_8bit": "draft.quantization=8bit: must be none or 4bit with engine=vllm",
@@ -332,7 +333,7 @@ MISTAKES = {
     "recovery draft=none": "draft=none: must be a model",
     "recovery fault=rollback": "fault=rollback: no such name (did you mean rollback_off_by_one?)",
     "recovery fault=off_by_one":
-        "fault=off_by_one: no such name (did you mean leaving_off_by_one or rollback_off_by_one?)",
+        "fault=off_by_one: no such name (did you mean rollback_off_by_one?)",
     "recovery load=4 reference=regular": "reference=regular: must be auto or weights with engine=local",
     "recovery load=0": "load=0: must be at least 1",
     "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
@@ -351,19 +352,16 @@ MISTAKES = {
     "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, but draft=none",
     "latency draft=tiny_eagle3_tree_tree": "draft=tiny_eagle3_tree_tree: no such preset",
     "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for models and heads, not for draft=lookup",
-    "recovery draft.tree=dynamic fault=lenience": "fault=lenience: must be one of none, bonus_from_wrong_position",
+    "recovery draft=tiny_eagle3_tree fault=draft_probabilities_ignored":
+        "fault=draft_probabilities_ignored: must be one of none, bonus_from_wrong_position",
     "serve draft.tree=dynamic": "draft.tree=dynamic: must be chain with serve",
-    "recovery fault=logprobs_zero": "fault=logprobs_zero: changes nothing in texts",
-    "serve fault=logprobs_zero draft=none": "fault=logprobs_zero: changes nothing with draft=none",
-    "recovery fault=lenience decoding=greedy": "fault=lenience: changes nothing at decoding.temperature=0",
+    "serve fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=none",
+    "recovery fault=draft_probabilities_ignored decoding=greedy":
+        "fault=draft_probabilities_ignored: changes nothing at decoding.temperature=0",
+    "recovery fault=rows_swapped":
+        "fault=rows_swapped: was removed: one of your own is a file: fault=./f.py:RowsSwapped",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
-    "recovery fault=rows_swapped batch_size=3": "fault=rows_swapped: changes nothing with fewer than 4 rows at once",
-    "recovery fault=rows_swapped load=3": "fault=rows_swapped: changes nothing with fewer than 4 rows at once",
-    "recovery fault=leaving_off_by_one batch_size=1": "fault=leaving_off_by_one: changes nothing with fewer than 2",
-    "recovery fault=stale_prefix batch_size=1": "fault=stale_prefix: changes nothing with fewer than 2",
-    "recovery fault=argmax_beyond_two_rows batch_size=2": "fault=argmax_beyond_two_rows: changes nothing with fewer",
-    "recovery fault=neighbour_temperature": "fault=neighbour_temperature: needs load",
     "recovery fault=rollback_off_by_one load=8 draft=none": "fault=rollback_off_by_one: changes nothing with draft=",
     # plan
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB (did you mean 40GB?)",

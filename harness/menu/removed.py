@@ -14,6 +14,12 @@ _SPLIT_LAYERS = "placement=balanced divides the layers over GPUs; vllm serve --t
 _ONE_PART = (
     "no pair of drafts was faster than its better part: -m draft=suffix,tiny_eagle3 finds that one"
 )
+_FAULTS = (
+    *("argmax_beyond_two_rows", "leaving_off_by_one", "lenience", "neighbour_temperature"),
+    *("rows_swapped", "stale_prefix", "logprobs_after_temperature", "logprobs_missing_in_bursts"),
+    *("logprobs_of_draft", "logprobs_of_previous_position", "logprobs_zero"),
+)
+_OWN_FAULT = "one of your own is a file: fault=./f.py"
 _SHAPE = "draft.tree=dynamic has the likeliest branches of a head"
 _RACE = "acceptance -m ranks many drafts and K in a minute; then latency -m times the few left, to precision=2%"
 
@@ -35,6 +41,7 @@ SETTINGS: dict[str, str] = {
     "draft.tree=static": _SHAPE,
     "draft.placement=tensor_parallel": _SPLIT_LAYERS,
     "model.placement=tensor_parallel": _SPLIT_LAYERS,
+    **{f"fault={name}": f"{_OWN_FAULT}:{name.title().replace('_', '')}" for name in _FAULTS},
     "placement=tensor_parallel": _SPLIT_LAYERS,
     "placement.strategy=tensor_parallel": _SPLIT_LAYERS,
     "race": _RACE,

@@ -30,6 +30,7 @@ from harness.runners.compiled import PreparedRunner
 from harness.runners.eager import EagerRunner
 from harness.runners.graphs import FixedCall
 from harness.runners.prepared_calls import RunnerShapes
+from planted_faults import IN_BATCHES, planted
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, decisions, drafting, pair, prepared
 from text_drafters import lookup_drafter
 
@@ -155,7 +156,7 @@ def test_what_makes_decisions_equal() -> None:
     assert Judge(rows.current, AcceptByCoin((0.5,))) == Judge(Warp(0.7), AcceptByCoin((0.5,)))
     rows.set_rows([Warp(0.7), Warp(0.8)])
     assert Draw(Warp(0.7)) != Draw(rows.current)
-    for fault in fault_names():
+    for fault in [*fault_names(), *map(planted, IN_BATCHES)]:
         rules = [
             FaultyRule(fault_of(fault).verdict, AcceptByCoin((0.5,)), Warp(0.7)) for _ in range(2)
         ]

@@ -11,14 +11,17 @@ import torch
 from harness.decoding.rules import verify_block
 from harness.decoding.verify import Offer, Verdict, verify
 from harness.decoding.warp import Warp
-from harness.engines.local.fault import FAULTS, fault_names, fault_of
+from harness.engines.local.fault import fault_names, fault_of
 from harness.engines.local.logprobs import Burst
+from planted_faults import IN_BATCHES, OF_LOGPROBS, planted
 from verifiers import arguments
+
+OTHERS = ("Lenience", *IN_BATCHES, *OF_LOGPROBS)
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("fault", fault_names())
+@pytest.mark.parametrize("fault", [*fault_names(), *map(planted, OTHERS)])
 def test_a_fault_takes_every_kind_of_draft(
     fault: str, drawn: bool, rule: Callable[[Offer], Verdict]
 ) -> None:
@@ -29,10 +32,8 @@ def test_a_fault_takes_every_kind_of_draft(
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # All but the first are mistakes elsewhere than in the verification.
-    in_batches = {name for name, one in FAULTS.all().items() if one.only_in_batches}
-    beside_texts = {name for name, one in FAULTS.all().items() if not one.in_texts}
-    elsewhere = {"none", "lenience", "rollback_off_by_one", *in_batches, *beside_texts}
-    assert same is (fault in elsewhere - {"argmax_beyond_two_rows"})
+    elsewhere = {"none", "rollback_off_by_one", *map(planted, OTHERS)}
+    assert same is (fault in elsewhere - {planted("ArgmaxBeyondTwoRows")})
     if fault == "residual_warped_twice" and not drawn:
         recovered = verdict.num_accepted < lengths
         rejected = tokens[recovered, verdict.num_accepted[recovered]]
@@ -49,20 +50,19 @@ def test_log_probabilities_of_a_burst_and_each_mistake_in_them() -> None:
     drawn = warp(logits).log().clamp(min=-9999)
     expected = {
         "none": honest,
-        "lenience": honest,
-        "logprobs_of_draft": [math.log(0.25), -9999, honest[2]],
-        "logprobs_of_previous_position": [honest[0], float(raw[0, 0]), float(raw[1, 5])],
-        "logprobs_after_temperature": [
+        planted("Lenience"): honest,
+        planted("LogprobsOfDraft"): [math.log(0.25), -9999, honest[2]],
+        planted("LogprobsOfPreviousPosition"): [honest[0], float(raw[0, 0]), float(raw[1, 5])],
+        planted("LogprobsAfterTemperature"): [
             float(drawn[place, one]) for place, one in enumerate(tokens)
         ],
-        "logprobs_missing_in_bursts": honest[2:],
-        "logprobs_zero": [0.0, 0.0, 0.0],
+        planted("LogprobsMissingInBursts"): honest[2:],
+        planted("LogprobsZero"): [0.0, 0.0, 0.0],
     }
-    assert {name for name, one in FAULTS.all().items() if not one.in_texts} < set(expected)
     for fault, values in expected.items():
         found = fault_of(fault).logprobs(burst)
         assert [one.logprob for one in found] == pytest.approx(values), fault
-        places = [2] if fault == "logprobs_missing_in_bursts" else [0, 1, 2]
+        places = [2] if fault == planted("LogprobsMissingInBursts") else [0, 1, 2]
         assert [(one.place, one.token) for one in found] == [(one, tokens[one]) for one in places]
     likeliest = raw[1].topk(2)
     top = list(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))

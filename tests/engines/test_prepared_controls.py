@@ -18,7 +18,6 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.decoding.batch import itself
 from harness.decoding.protocols import Iteration, Runner
 from harness.engines.local.engine import LocalEngine
 from harness.engines.local.fault import FAULTS
@@ -28,6 +27,7 @@ from harness.engines.record import Preparation
 from harness.models.case import Demand
 from harness.runners.graphs import FixedCall
 from harness.runners.static import StaticRunner
+from planted_faults import planted
 from tiny_checkpoints import as_draft
 
 DECODING = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
@@ -36,11 +36,8 @@ Control = tuple[DecodingSettings, str]
 CONTROLS: list[Control] = [
     (COIN, "none"),
     (DECODING, "none"),
-    *(
-        (DECODING, name)
-        for name, one in FAULTS.all().items()
-        if one.in_texts and not one.only_in_batches
-    ),
+    *((DECODING, name) for name in FAULTS.names()),
+    (DECODING, planted("Lenience")),
 ]
 # The others differ in decisions alone.
 CONTROLS_OF_PASSES: list[Control] = [
@@ -129,7 +126,7 @@ def require_prepared(
     runner: RunnerName,
     controls: list[Control],
     decided_plainly: set[int],
-    move: Callable[[Pair], Pair] = itself,
+    move: Callable[[Pair], Pair] = lambda pair: pair,
 ) -> None:
     """Each control decides what it does with the eager runner, in prepared calls, also under stopwatches."""
     expected = []

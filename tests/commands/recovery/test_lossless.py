@@ -28,10 +28,12 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
 from harness.models.loading import LoadedModel
+from planted_faults import planted
 from tiny_checkpoints import as_draft
 
 PROMPT = [3, 1, 4, 1, 5]
-FAULTS = [name for name, one in PLANTED.all().items() if one.in_texts and not one.only_in_batches]
+LENIENCE = planted("Lenience")
+FAULTS = [*PLANTED.names(), LENIENCE]
 NUM_DRAWS = 8000
 # The verdict of the mildest fault with one draft token hangs on more.
 MANY_DRAWS = 16_000
@@ -153,7 +155,7 @@ def test_checks_add_up() -> None:
     assert total.num_draws == 4000
     assert total.degrees_of_freedom == 4 * checks[0].degrees_of_freedom
     assert total.power > checks[0].power
-    lenient = sample("lenience", num_draws=4000)
+    lenient = sample(LENIENCE, num_draws=4000)
     assert together([lenient] * 3).p_value < lenient.p_value < 0.01
 
 

@@ -30,6 +30,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
 from pair_server import addresses
+from planted_faults import planted
 from served import served
 from wording import mentions
 
@@ -50,8 +51,8 @@ GENERATE += ["decoding.temperature=1", "num_draws=600", "shift=0.5", "false_alar
 GENERATE += ["samplings=[logprobs,min_p]"]
 # With what a run says of each.
 FAULTS_OF_LOGPROBS = {
-    "logprobs_of_draft": "are wrong, by",
-    "logprobs_missing_in_bursts": "are missing",
+    "LogprobsOfDraft": "are wrong, by",
+    "LogprobsMissingInBursts": "are missing",
 }
 
 
@@ -81,14 +82,14 @@ def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "asked"),
     [
-        ("logprobs_of_draft", "logprobs"),
-        ("logprobs_missing_in_bursts", "logprobs_whole"),
+        ("LogprobsOfDraft", "logprobs"),
+        ("LogprobsMissingInBursts", "logprobs_whole"),
     ],
 )
 def test_wrong_log_probabilities_are_found_in_streams_and_not(
     harness: Harness, tmp_path: Path, fault: str, asked: str
 ) -> None:
-    with served(tmp_path, *SERVED, f"fault={fault}") as url:
+    with served(tmp_path, *SERVED, f"fault={planted(fault)}") as url:
         settings = [f"samplings=[{asked}]", "num_prompts=1"]
         outcome = harness("recovery", *QUICK, *settings, *arms(url), code=1)
     about = ["log-probabilities that came with tokens are wrong: speculative"]

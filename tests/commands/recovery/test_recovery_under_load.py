@@ -19,7 +19,6 @@ from harness.config.settings import (
 )
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.local.engine import LocalArm, LocalEngine
-from harness.engines.local.fault import FAULTS
 from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
 from harness.engines.record import Preparation
@@ -27,11 +26,12 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_garbage_collections
 from in_process import Harness, results
 from own_service import own_service
+from planted_faults import IN_BATCHES, planted
 from tiny_checkpoints import load_pair, save_talkative_pair
 from wording import mentions
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
-UNDER_LOAD = [name for name, fault in FAULTS.all().items() if fault.only_in_batches]
+UNDER_LOAD = [planted(name) for name in IN_BATCHES]
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
 QUICK = [
     "details=true",

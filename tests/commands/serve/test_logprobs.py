@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harness.menu.names import PACKAGE
+from planted_faults import planted
 from served import served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
@@ -264,7 +265,7 @@ def test_a_planted_fault_is_in_the_speculative_answers_alone(tmp_path: Path) -> 
         "ignore_eos": True,
     }
     body["return_token_ids"] = True
-    with served(tmp_path, "fault=logprobs_missing_in_bursts") as url:
+    with served(tmp_path, f"fault={planted('LogprobsMissingInBursts')}") as url:
         honest = ask(f"{url}/regular", body)
         whole = ask(url, body)
         chunks = stream(url, body)

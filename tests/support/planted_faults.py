@@ -1,0 +1,214 @@
+"""Mistakes that tests of batches and of log-probabilities plant: `fault=planted("RowsSwapped")`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from harness.decoding.protocols import Runner, Step
+from harness.decoding.verify import Offer, Verdict
+from harness.decoding.warp import BatchWarp, Warp
+from harness.engines.local.fault import Fault
+from harness.engines.local.faults.rollback_off_by_one import StaleRunner
+from harness.engines.local.logprobs import LEAST, Burst, TokenLogprob
+from harness.runners.wrapped import WrappedRunner
+
+# Prompts count as the same that share this many first tokens.
+_PREFIX_TOKENS = 4
+
+IN_BATCHES = (
+    "ArgmaxBeyondTwoRows",
+    "LeavingOffByOne",
+    "NeighbourTemperature",
+    "RowsSwapped",
+    "StalePrefix",
+)
+OF_LOGPROBS = (
+    "LogprobsAfterTemperature",
+    "LogprobsMissingInBursts",
+    "LogprobsOfDraft",
+    "LogprobsOfPreviousPosition",
+    "LogprobsZero",
+)
+
+
+def planted(name: str) -> str:
+    """The value of `fault=` for a class of this file."""
+    return f"{__file__}:{name}"
+
+
+class Lenience(Fault):
+    """A draft token is accepted with min(1, target / (0.8 draft)), although the settings ask for no lenience."""
+
+    lenience = 0.8
+
+
+class ArgmaxBeyondTwoRows(Fault):
+    """From the third row of a batch on, tokens are the target's likeliest ones."""
+
+    fewest_rows = 3
+
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+        target = offer.target_probabilities.clone()
+        target[2:] = Warp(temperature=0)(target[2:])
+        return rule(dataclasses.replace(offer, target_probabilities=target))
+
+
+class _LeavingRunner(StaleRunner):
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._some_left = False
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._some_left = False
+        return super().start(prompts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._some_left = True
+        super().select(rows)
+
+    def num_stale(self, num_rows: int) -> list[int]:
+        stale = [int(self._some_left)] * num_rows
+        self._some_left = False
+        return stale
+
+
+class LeavingOffByOne(Fault):
+    """A rejected token stays in the cache only in the first roll-back after a row has left the batch."""
+
+    in_greedy_texts = True
+    fewest_rows = 2
+
+    def runner(self, runner: Runner) -> Runner:
+        return _LeavingRunner(runner)
+
+
+class _NeighbourWarp(BatchWarp):
+    def set_rows(self, rows: Sequence[Warp]) -> None:
+        super().set_rows([*rows[1:], rows[0]])
+
+
+class NeighbourTemperature(Fault):
+    """Each row is drawn with the settings of the next row in the batch."""
+
+    needs_mixed_settings = True
+
+    def warp(self) -> BatchWarp:
+        return _NeighbourWarp()
+
+
+class _SwappingRunner(WrappedRunner):
+    def select(self, rows: Sequence[int]) -> None:
+        if len(rows) > 2:
+            rows = [*rows[:-2], rows[-1], rows[-2]]
+        super().select(rows)
+
+
+class RowsSwapped(Fault):
+    """Where a row leaves and more than two stay, the caches of the last two change places.
+
+    A test with batches of up to three rows would not notice.
+    """
+
+    in_greedy_texts = True
+    fewest_rows = 4
+
+    def runner(self, runner: Runner) -> Runner:
+        return _SwappingRunner(runner)
+
+
+class _StalePrefixRunner(StaleRunner):
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._prefixes: list[tuple[int, ...]] = []
+        self._hits: list[int] = []
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._prefixes = []
+        self._hits = []
+        self._note(prompts)
+        return super().start(prompts)
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._note(prompts)
+        return super().add(prompts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._prefixes = [self._prefixes[row] for row in rows]
+        self._hits = [self._hits[row] for row in rows]
+        super().select(rows)
+
+    def num_stale(self, num_rows: int) -> list[int]:
+        return list(self._hits)
+
+    def _note(self, prompts: Sequence[Sequence[int]]) -> None:
+        for prompt in prompts:
+            prefix = tuple(prompt[:_PREFIX_TOKENS])
+            self._hits.append(int(prefix in self._prefixes))
+            self._prefixes.append(prefix)
+
+
+class StalePrefix(Fault):
+    """A rejected token stays in the cache in rows whose prompt begins as that of an earlier row of the batch."""
+
+    in_greedy_texts = True
+    fewest_rows = 2
+
+    def runner(self, runner: Runner) -> Runner:
+        return _StalePrefixRunner(runner)
+
+
+class LogprobsAfterTemperature(Fault):
+    """Log-probabilities are those after temperature and truncation, from which the tokens are drawn."""
+
+    in_texts = False
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        # The logarithm of probabilities is its own log-softmax.
+        logits = burst.warp(burst.logits).log()
+        return dataclasses.replace(burst, logits=logits).logprobs()
+
+
+class LogprobsMissingInBursts(Fault):
+    """Of the tokens of an iteration, only the last one has a log-probability: the lists are shorter than the text."""
+
+    in_texts = False
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        return burst.logprobs()[-1:]
+
+
+class LogprobsOfDraft(Fault):
+    """Accepted draft tokens come with the probabilities that the draft gave them, as it was sampled from."""
+
+    in_texts = False
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        wrong = burst.logprobs()
+        accepted = burst.draft_probabilities[: len(wrong)]
+        for place, probability in enumerate(accepted):
+            logprob = math.log(probability) if probability > 0 else LEAST
+            wrong[place] = wrong[place]._replace(logprob=logprob)
+        return wrong
+
+
+class LogprobsOfPreviousPosition(Fault):
+    """Within a burst, each token but the first has its log-probability before the token in front of it."""
+
+    in_texts = False
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        logits = torch.cat([burst.logits[:1], burst.logits[:-1]])
+        return dataclasses.replace(burst, logits=logits).logprobs()
+
+
+class LogprobsZero(Fault):
+    """Every token has the log-probability 0.0, as llama.cpp returned it under speculation (its issue 27972)."""
+
+    in_texts = False
+
+    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
+        return [found._replace(logprob=0.0) for found in burst.logprobs()]
