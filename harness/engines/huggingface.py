@@ -33,6 +33,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.server.dialects import IN_PROCESS
 from harness.models.checkpoints import recurrent_kind
 from harness.models.tokenizers import vocabulary_size
+from harness.results.acceptance import outcome_of
 from harness.runners.attention import without_cudnn
 from harness.runners.graphs import release_memory
 
@@ -157,9 +158,11 @@ class HuggingFaceArm(Arm):
             started = time.perf_counter()
             recorder = _Recorder(request.question.decoding.max_new_tokens)
             for iteration in self._generated(request.question, recorder, further):
-                record.add(iteration.tokens[0], time.perf_counter() - started)
-                if iteration.proposed[0]:
-                    record.outcomes.append((len(iteration.proposed[0]), iteration.num_accepted[0]))
+                [tokens], [proposed] = iteration.tokens, iteration.proposed
+                record.add(tokens, time.perf_counter() - started)
+                if proposed:
+                    outcome = outcome_of(len(proposed), iteration.num_accepted[0], len(tokens))
+                    record.outcomes.append(outcome)
                 if record.may_be_left:
                     break
             for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):

@@ -21,7 +21,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
 from harness.engines.server.counters import Counts
 from harness.models import devices
-from harness.results.acceptance import Acceptance
+from harness.results.acceptance import Acceptance, outcome_of
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
 # of that time, so that drawing takes no more than a tenth of a user's wait.
@@ -127,7 +127,8 @@ class Generation:
             ):
                 self.requests[row].add(new_tokens, seconds)
                 if proposed or record.verdict is not None:
-                    self.requests[row].outcomes.append((len(proposed), num_accepted))
+                    outcome = outcome_of(len(proposed), num_accepted, len(new_tokens))
+                    self.requests[row].outcomes.append(outcome)
 
 
 @contextmanager

@@ -138,6 +138,18 @@ class Acceptance:
         return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
 
 
+def outcome_of(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:
+    """Return [num_proposed, num_accepted] of an iteration that gave a row `num_tokens` tokens, at least one.
+
+    An answer that ends with an accepted token counts as one that ends there for its length, whose last token is never
+    drafted: five of eight accepted, of which the third is a stop token, are two of two. So iterations have as many
+    tokens as they gave.
+    """
+    if num_tokens > num_accepted:
+        return num_proposed, num_accepted
+    return num_tokens - 1, num_tokens - 1
+
+
 def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
     """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
     lengths = [request.mean_acceptance_length for request in requests]

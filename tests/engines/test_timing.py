@@ -13,8 +13,9 @@ from chains import SIZE, request
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.decoding import turns
-from harness.decoding.loops import autoregressive
+from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Iteration, Origin, Step
+from harness.drafting.model import ModelDrafter
 from harness.engines import timing
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import as_records
@@ -57,9 +58,27 @@ def records(question: Question) -> Iterator[Iteration]:
 def test_a_generation_collects_rows_and_outcomes() -> None:
     generation = run(records)
     assert generation.tokens == [[5, 7, 1], [6, 8, 9]]
-    assert [request.outcomes for request in generation.requests] == [[(2, 0), (1, 1)], [(2, 1)]]
+    # The first row ends with an accepted token.
+    assert [request.outcomes for request in generation.requests] == [[(2, 0), (0, 0)], [(2, 1)]]
     assert len(generation.decided) == 3
-    assert generation.acceptance.num_proposed == 5
+    assert generation.acceptance.num_proposed == 4
+
+
+@pytest.mark.parametrize("stop", [5, 9])
+def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
+    """A draft that is always right proposes tokens behind the stop token, too."""
+
+    def stream(question: Question) -> Iterator[Iteration]:
+        what = request(question.prompts, stop=[stop], length=30)
+        counting = torch.eye(SIZE).roll(1, dims=1)
+        drafter = ModelDrafter(MarkovRunner(counting), what.warp)
+        return speculative(MarkovRunner(counting), drafter, what, 4)
+
+    generation = run(stream)
+    for text, asked in zip(generation.tokens, generation.requests, strict=True):
+        assert text[-1] == stop
+        assert 1 + sum(1 + accepted for _, accepted in asked.outcomes) == len(text)
+    assert generation.acceptance.acceptance_rate == 1
 
 
 def test_the_clock_covers_the_loop_and_marks_the_first_token() -> None:

@@ -18,7 +18,7 @@ from harness.engines.local.engine import LocalArm
 from harness.engines.local.logprobs import TokenLogprob
 from harness.engines.protocol import Question
 from harness.models.detokenizer import Detokenizer
-from harness.results.acceptance import Acceptance
+from harness.results.acceptance import Acceptance, outcome_of
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,9 @@ class Answer:
         """
         if self.seconds_to_first_token is None:
             self.seconds_to_first_token = time.monotonic() - self.asked
-        if num_proposed:
-            self.outcomes.append((num_proposed, num_accepted))
+        outcome = outcome_of(num_proposed, num_accepted, len(tokens))
+        if outcome[0]:
+            self.outcomes.append(outcome)
         self.num_tokens += len(tokens)
         finish_reason = None
         if tokens[-1] in self.question.stop_tokens:

@@ -36,6 +36,7 @@ from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.models.quantization import eight_bit_layers
+from harness.results.acceptance import outcome_of
 from harness.runners.base import Options
 from harness.runners.checks import plain_outputs
 from harness.runners.graphs import release_memory
@@ -166,7 +167,7 @@ class LocalArm(Arm):
                 answer.token_ids += tokens
                 answer.num_tokens += len(tokens)
                 if proposed:
-                    answer.outcomes.append((len(proposed), num_accepted))
+                    answer.outcomes.append(outcome_of(len(proposed), num_accepted, len(tokens)))
                 question = requests[row].question
                 is_stopped = tokens[-1] in question.stop_tokens
                 is_full = answer.num_tokens >= question.decoding.max_new_tokens
