@@ -32,6 +32,7 @@ from harness.tables.table import grouped
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
+    from harness.config.settings import DecodingSettings
 
 # The directories above a CSV file from which that of its run is sought: as many as in
 # `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
@@ -171,6 +172,8 @@ def newest_of_pair(
     settings: RunSettings,
     is_enough: Callable[[Run[AnyRunRow]], bool] = lambda run: True,
     needed: str = "",
+    *,
+    drawn_alike: bool = False,
 ) -> Run[AnyRunRow]:
     """The newest run of a command with this model and draft, in the file or directory that a setting names.
 
@@ -179,6 +182,7 @@ def newest_of_pair(
         row: the command's kind of row.
         is_enough: whether a run has what it is read for.
         needed: the end of the error where none has that: ` whose costs are known`.
+        drawn_alike: whether temperature, top-k, top-p, rule and lenience must be those of the settings.
 
     Raises:
         SettingError: there is none.
@@ -192,13 +196,27 @@ def newest_of_pair(
         raise SettingError(setting, error.rule, path) from error
     for run in reversed(runs):
         pair = (run.last.model, run.last.draft)
-        if pair == asked and is_enough(run):
+        other_settings = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else ""
+        if pair == asked and is_enough(run) and not other_settings:
             return run
-        others.add(f"model={pair[0]} draft={pair[1]}")
+        others.add(" ".join(filter(None, [f"model={pair[0]} draft={pair[1]}", other_settings])))
     rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"
     raise SettingError(setting, rule, path)
+
+
+def _drawn_otherwise(row: RunRow, decoding: DecodingSettings) -> str:
+    """`temperature=0.5 rule=block`, the settings of a run that acceptance depends on and that are others here."""
+    names = ["temperature"]
+    if decoding.temperature or getattr(row, "temperature", None):
+        names += ["top_k", "top_p", "rule", "lenience"]
+    found = {name: getattr(row, name, None) for name in names}
+    return " ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in found.items()
+        if value not in (None, getattr(decoding, name))
+    )
 
 
 def every_run(path: Path) -> Findings:

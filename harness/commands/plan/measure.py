@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,13 @@ from harness.models.remedies import (
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
 from harness.results.acceptance import predicted_speedup
+from harness.results.statistics.interval import Interval
 from harness.tables.table import Answer, Document
 
 # The chance that a token of a good draft is accepted, assumed where a gain is estimated.
 _ACCEPTANCE = 0.75
+# The largest K that is tried with a guessed chance of acceptance.
+_MOST_GUESSED = 16
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,22 @@ class Plan(Experiment):
     `placements` has one for each of these, in the same order.
 
     Attributes:
-        accepted: rows of `acceptance` for this pair, one for each K; [] without `acceptance=`.
+        accepted: the tokens per iteration of each K, by `acceptance=`; empty without it.
         figures: columns of the row, filled by `measure`.
     """
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.accepted: list[AcceptanceRow] = []
-        if settings.acceptance is not None:
-            self.accepted = newest_of_pair("acceptance", AcceptanceRow, settings).rows
+        self.accepted: dict[int, Interval] = {}
+        rate = settings.acceptance_rate
+        if rate is not None:
+            for k in range(1, _MOST_GUESSED + 1):
+                self.accepted[k] = Interval(sum(rate**place for place in range(k + 1)))
+        elif settings.acceptance is not None:
+            run = newest_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
+            for row in run.rows:
+                if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
+                    self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
         self.figures: dict[str, Any] = {}
 
     def measure(self, session: Session) -> None:
@@ -324,19 +334,20 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _prediction(case: Case, accepted: Sequence[AcceptanceRow]) -> dict[str, Any]:
-    """The highest speed-up by the bytes that each K must read, of the tokens per iteration that were found for it."""
-    predictions = []
-    for row in accepted:
-        if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-            cost = least_iteration_steps(case, row.num_draft_tokens)
-            predictions.append((row.tokens_per_iteration.scaled(1 / cost), row))
-    speedup, best = max(predictions, key=lambda prediction: prediction[0].estimate)
-    assert best.tokens_per_iteration is not None
+def _prediction(case: Case, accepted: Mapping[int, Interval]) -> dict[str, Any]:
+    """The highest speed-up by the bytes that each K must read.
+
+    Args:
+        accepted: the tokens per iteration of each K.
+    """
+    speedups = {
+        k: tokens.scaled(1 / least_iteration_steps(case, k)) for k, tokens in accepted.items()
+    }
+    best = max(speedups, key=lambda k: speedups[k].estimate)
     return {
-        "predicted_speedup": speedup,
-        "predicted_tokens_per_iteration": best.tokens_per_iteration.estimate,
-        "best_num_draft_tokens": best.num_draft_tokens,
+        "predicted_speedup": speedups[best],
+        "predicted_tokens_per_iteration": accepted[best].estimate,
+        "best_num_draft_tokens": best,
     }
 
 

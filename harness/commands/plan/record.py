@@ -29,7 +29,7 @@ class PlanSettings(RunSettings):
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
         acceptance: a run of `acceptance` with the pair (its directory, `acceptance.csv` or `result.json`), which
-            predicts the speed-up and the best K.
+            predicts the speed-up and the best K; or a guess, the chance that a draft token is accepted, `0.7`.
     """
 
     gpus: int | None = None
@@ -62,10 +62,23 @@ class PlanSettings(RunSettings):
         rule = "must be null without a draft: nothing is accepted"
         needless = self.acceptance is not None and self.draft is None
         require(not needless, "acceptance", rule, self.acceptance)
+        rate = self.acceptance_rate
+        rule = "must be above 0 and at most 1, or a run of acceptance"
+        require(rate is None or 0 < rate <= 1, "acceptance", rule, self.acceptance)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """`acceptance` where it is a number; None for a path."""
+        try:
+            return None if self.acceptance is None else float(self.acceptance)
+        except ValueError:
+            return None
 
     @property
     def named_paths(self) -> dict[str, str]:
-        return {} if self.acceptance is None else {"acceptance": self.acceptance}
+        if self.acceptance is None or self.acceptance_rate is not None:
+            return {}
+        return {"acceptance": self.acceptance}
 
     @property
     def gpu_memory_bytes(self) -> int | None:

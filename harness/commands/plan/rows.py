@@ -17,6 +17,7 @@ class PlanRow(RunRow):
     kind = "plan"
     recognised_by = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
 
+    temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
     free_bytes: MaybeInt = figure("free memory of the GPU that has least", "bytes")

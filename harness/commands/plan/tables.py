@@ -17,6 +17,8 @@ from harness.commands.names import distinct_names
 from harness.commands.plan.rows import PlanRow
 from harness.commands.words import pair_name, typed_again
 from harness.config.amounts import amount
+from harness.config.settings import DecodingSettings
+from harness.results.statistics.interval import Interval
 from harness.tables.table import (
     Answer,
     Bar,
@@ -108,7 +110,10 @@ def _devices_called(names: Sequence[str]) -> str:
 def _finding(row: PlanRow) -> Line:
     needed, stays = _spare(row)
     if row.status != "ok":
-        return Line("does not fit", "bad", f"{needed}, and {free_in_words(row)} GB are free")
+        text = f"{needed}, and {free_in_words(row)} GB are free"
+        if row.num_gpus and row.reserve_bytes:
+            text += f" less {amount(row.reserve_bytes)} reserve"
+        return Line("does not fit", "bad", text)
     if row.needed_bytes is None:
         return Line("the weights fit", "strong", f"{stays}, for a KV cache of unknown size")
     return Line("fits", "good", f"{needed}; {stays}")
@@ -124,12 +129,16 @@ def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
             text += f", {_ms(with_draft)} with all drafts accepted: {times(row.highest_speedup)}"
         yield "Time", f"{text} ({_slowest(row)})"
     if row.predicted_speedup is not None:
-        yield "Gain", f"{_predicted(row)}{in_brackets(row.predicted_speedup, 'predicted')}"
+        yield "Gain", f"{_predicted(row)} at best{_of_acceptance(row.predicted_speedup)}"
 
 
 def _next_step(row: PlanRow) -> Iterator[Step]:
     if row.status == "ok":
         draft = f" draft={row.draft}" if row.draft else ""
+        if row.best_num_draft_tokens is not None:
+            draft += f" K={row.best_num_draft_tokens}"
+            if row.temperature not in (None, DecodingSettings().temperature):
+                draft += f" temperature={row.temperature:g}"
         yield Step("measure it", f"harness latency model={row.model}{draft}")
     for remedy in (row.instead or "").splitlines()[:1]:
         # `model=65B_4bit (33.2 GB)`, or what `remedies` says of more GPUs: `... (4 GPUs with ...)`.
@@ -169,8 +178,8 @@ def plans_answer(rows: Sequence[PlanRow]) -> Answer:
         Column("needs\nGB", gigabytes, "row.needed_bytes"),
         Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
         Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
-        Column("speed-up\nat most", times, "row.highest_speedup"),
-        Column("predicted", of=_predicted, text=True, optional=True).at("row"),
+        Column("all drafts\naccepted", times, "row.highest_speedup"),
+        Column("predicted\nat best", of=_predicted, text=True, optional=True).at("row"),
     )
     table = Table.of("plans", "", plans, columns, look="bare")
     fitting = [row for row in rows if row.status == "ok"]
@@ -210,6 +219,12 @@ def _predicted(row: PlanRow) -> str | None:
     return (
         None if speedup is None else f"{times(speedup.estimate)} at K={row.best_num_draft_tokens}"
     )
+
+
+def _of_acceptance(speedup: Interval) -> str:
+    """` (95 % interval 1.90 to 2.71, of acceptance alone)`; empty without bounds. What it costs is by bytes."""
+    bounds = in_brackets(speedup)
+    return f"{bounds.removesuffix(')')}, of acceptance alone)" if bounds else ""
 
 
 def free_in_words(row: PlanRow) -> str | None:
@@ -401,12 +416,14 @@ def _limits(row: PlanRow) -> list[Line | Table]:
     ]
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
-        gains = f"gains {times(row.highest_speedup)} at most (K={row.num_draft_tokens})"
+        gains = f"gains at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
         limits.append(Line(f"{pays}, and {gains}."))
     if row.predicted_speedup is not None:
         tokens = f"{row.predicted_tokens_per_iteration:.2f} tokens per iteration"
-        about = in_brackets(row.predicted_speedup, f"the {tokens} of acceptance")
-        limits.append(Line(f"{_predicted(row)} is predicted{about}.", "strong"))
+        about = _of_acceptance(row.predicted_speedup)
+        limits.append(
+            Line(f"{_predicted(row)} is predicted at best, from {tokens}{about}.", "strong")
+        )
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
         cause = "because the tokens that it checks take different experts"

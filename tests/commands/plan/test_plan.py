@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -324,7 +325,11 @@ def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> No
         for end in ("", "_low", "_high"):
             expected = best[f"expected_speedup{end}"]
             assert row[f"predicted_speedup{end}"] == pytest.approx(expected, rel=0.02)
-        assert mentions(outcome.stdout, "Gain", f"K={best.num_draft_tokens}", "predicted")
+        k = f"K={best.num_draft_tokens}"
+        assert mentions(outcome.stdout, "Gain", f"{k} at best", "of acceptance alone")
+        assert f"harness latency model=tiny draft=early_exit {k}" in outcome.stdout
+    complaint = harness.refused("plan", *pair, f"acceptance={tmp_path}/found", "temperature=0")
+    assert complaint.endswith("but of model=tiny draft=early_exit temperature=0.5")
     complaint = harness.refused(
         "plan", "model=tiny", "draft=lookup", f"acceptance={tmp_path}/found"
     )
@@ -332,3 +337,24 @@ def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> No
         f"acceptance={tmp_path}/found: has no run of acceptance with model=tiny draft=lookup"
     )
     assert "but of model=tiny draft=early_exit" in complaint
+
+
+def test_a_guess_of_the_acceptance_predicts_too(harness: Harness) -> None:
+    asked = ["plan", "model=13B", "draft=7B", "gpus=1", "gpu_memory=80GB", "bandwidth=2000"]
+    outcome = harness(*asked, "acceptance=0.7")
+    [file] = Path().rglob("plan.csv")
+    row = pd.read_csv(file).iloc[-1]
+    k = row.best_num_draft_tokens
+    expected = sum(0.7**place for place in range(int(k) + 1))
+    assert row.predicted_tokens_per_iteration == pytest.approx(expected)
+    assert pd.isna(row.predicted_speedup_low)
+    assert re.search(rf"Gain +\d\.\d\d× at K={k:.0f} at best\n", outcome.stdout)
+    refused = harness.refused(*asked, "acceptance=70")
+    assert refused == "acceptance=70: must be above 0 and at most 1, or a run of acceptance"
+
+
+def test_the_reserve_is_in_the_sentence_that_nothing_fits(harness: Harness) -> None:
+    """157.4 of 160 GB did not fit, and nothing said why."""
+    asked = ["model=13B", "gpus=1", "gpu_memory=27GB", "placement.reserve_gb=4"]
+    outcome = harness("plan", *asked, code=1)
+    assert mentions(outcome.stdout, "does not fit", "27.0 GB are free less 4.00 GB reserve")
