@@ -1,0 +1,120 @@
+"""Every command that an answer names as the next one would run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands import words
+from harness.commands.eval.tables import eval_answer
+from harness.commands.latency.tables.answer import latency_answer
+from harness.config.errors import SettingError
+from harness.config.machine import note_command_line
+from in_process import QUICKEST_PAIR, Harness
+from next_steps import Step, accepted, collected
+from report_files import eval_run, latency_run
+
+BY_K = "tokens_per_iteration_by_num_draft_tokens"
+# A run of `latency` with an interval, K=4 and known costs.
+FIGURES: dict[str, Any] = {
+    "num_tokens": 960, "mean_proposed": 4.0, "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "draft_ms": 80.0,
+    "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9,
+    "speedup_covers": "15 prompts", "visible_difference": 0.05, BY_K: [1.9, 2.6, 3.1, 3.5],
+}  # fmt: skip
+UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
+SLOWER = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
+NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
+
+
+@pytest.fixture(autouse=True)
+def whole_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long command is not shortened to `the same with K=8`."""
+    monkeypatch.setattr(words, "_LONGEST_COMMAND", 10**6)
+
+
+def all_accepted(steps: list[Step]) -> None:
+    assert steps
+    for step in steps:
+        if not step.command.startswith("the same with"):
+            accepted(step)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "latency",
+        "latency model=tiny_draft draft=early_exit K=4 T=0 n=20",
+        "latency --num-prompts 20 details=true",
+        "latency precision=2% budget=30s prompts=english",
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"test": True},
+        {BY_K: [1.9, 1.95, 1.96, 1.96]},
+        {BY_K: [1.01, 1.01, 1.01, 1.01]},
+        {BY_K: None, "acceptance_length_by_num_draft_tokens": [1.9, 1.95, 1.96, 1.96]},
+        UNSURE,
+        SLOWER | {BY_K: None},
+        NO_BOUNDS | {"speedup_covers": "5 prompts", "num_prompts": 5},
+    ],
+)
+def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, Any]) -> None:
+    note_command_line(shlex.split(typed))
+    regular, speculative = latency_run(**FIGURES | changes)
+    costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
+    rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
+    with collected() as steps:
+        latency_answer(rows)
+    all_accepted(steps)
+
+
+def test_a_larger_budget_is_accepted() -> None:
+    note_command_line(["latency", "precision=2%", "budget=30s"])
+    spent = {"speedup_covers": "5 prompts", "stopped_by": "budget", "settings": {"budget": "30s"}}
+    with collected() as steps:
+        latency_answer(latency_run(**FIGURES | NO_BOUNDS | spent))
+    assert any("budget=96s" in step.command for step in steps)
+    all_accepted(steps)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"mcnemar_p_value": 0.001, "model": "tiny", "draft": "tiny_draft"}]
+)
+def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
+    note_command_line(["eval", "operands=[1,9]"])
+    rows = eval_run(**{"operands": "1-99", "replacement": True, "num_prompts": 10} | changes)
+    with collected() as steps:
+        eval_answer(rows)
+    all_accepted(steps)
+
+
+def test_a_wrong_step_is_found() -> None:
+    with pytest.raises(SettingError, match="num_draft_tokens"):
+        accepted(Step("more", "harness latency K=-1"))
+
+
+def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:
+    lines = [json.dumps({"prompt": f"Count {n}.", "completion": "one two"}) for n in range(3)]
+    Path("mine.jsonl").write_text("\n".join(lines))
+    few = [*QUICKEST_PAIR, "tokens=4", "num_warmup=0"]
+    texts = [*QUICKEST_PAIR, "up_to=2", "texts_per_prompt=1"]
+    with collected() as steps:
+        harness("acceptance", *texts, "prompts=./mine.jsonl", "T=0")
+        harness("latency", *few, "num_prompts=2", "draft=early_exit_1")
+        harness("latency", "-m", *few, "num_prompts=2", "draft=early_exit_1", "K=1,2")
+        harness("plan", *QUICKEST_PAIR)
+        harness("recovery", *QUICKEST_PAIR, "num_draws=100", "num_prompts=2", "tokens=4", code=None)
+    all_accepted(steps)
+    measure = next(step for step in steps if step.text == "measure it")
+    asked = shlex.split(measure.command)[1:]
+    assert {"prompts=./mine.jsonl", "T=0"} < set(asked)
+    # It runs as it was typed, but for its length.
+    harness(*asked, "tokens=4", "num_prompts=2", "num_warmup=0")
