@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.transfer import to_device
+from harness.decoding.transfer import array_to_device, to_device
 
 Parents = tuple[int, ...]
 
@@ -87,16 +87,16 @@ class TreeShape:
 
     def depths_on(self, device: torch.device) -> Tensor:
         """Return `depths` on a device."""
-        return torch.from_numpy(self.depths).to(device)
+        return array_to_device(self.depths, device)
 
     def ancestors_on(self, device: torch.device) -> Tensor:
         """Return which nodes each node attends to, [B, N + 1, N + 1] bool, on a device."""
         ancestors = np.stack([_ancestors(parents) for parents in self.parents])
-        return torch.from_numpy(ancestors).to(device)
+        return array_to_device(ancestors, device)
 
     def offered_on(self, device: torch.device) -> Tensor:
         """Return which nodes [B, N] are within their row's limit, on a device."""
-        return torch.from_numpy(self._is_offered).to(device)
+        return array_to_device(self._is_offered, device)
 
     @cached_property
     def _levels(self) -> NDArray[np.int64]:

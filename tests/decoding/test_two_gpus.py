@@ -16,6 +16,7 @@ from harness.decoding.batch import Change, Records
 from harness.decoding.loops import autoregressive, speculative
 from harness.decoding.protocols import Drafter, Iteration, Runner
 from harness.decoding.rules import AcceptByCoin, verify_typical
+from harness.decoding.trees import TreeShape
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.early_exit import truncated
 from harness.drafting.model import ModelDrafter
@@ -173,3 +174,15 @@ def test_rows_that_differ_leave_and_join(
                 return
 
     compared(decode)
+
+
+def test_the_shapes_of_trees_are_copied_without_a_wait() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+    shape = TreeShape([(0, 0, 1), (0, 1, 1)], limits=[2, 1])
+    with pretended_gpus() as gpus:
+        copies = [*shape.on(torch.device("cuda:0")), shape.offered_on(torch.device("cuda:0"))]
+        assert not gpus.waits
+        found = [copy.tolist() for copy in copies]
+    cpu = torch.device("cpu")
+    assert found == [tensor.tolist() for tensor in (*shape.on(cpu), shape.offered_on(cpu))]
