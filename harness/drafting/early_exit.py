@@ -74,7 +74,7 @@ def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> 
 def exit_sketch(target: Checkpoint, name: str, num_layers: int, dtype: torch.dtype) -> Sketch:
     """Return the sizes of `draft=NAME`, which has no weights of its own.
 
-    It holds only its caches, and reads the weights of the target's first layers (`borrowed_bytes`).
+    It holds only its caches, and reads the weights of the target's first layers (`borrowed_tensors`).
     """
     config = truncated_config(target.config, num_layers)
     whole = sketch_model(dataclasses.replace(target, config=config), dtype)
@@ -87,7 +87,7 @@ def exit_sketch(target: Checkpoint, name: str, num_layers: int, dtype: torch.dty
         settings=ModelSettings(name=name, repository=target.settings.repository),
         blocks=(own_block,),
         num_parameters=0,
-        borrowed_bytes=whole.read_bytes(),
+        borrowed_tensors=tuple(whole.tensors),
     )
 
 

@@ -48,6 +48,14 @@ class TensorSketch:
             return four_bit_bytes(self.count)
         return self.count * (self.itemsize or dtype.itemsize)
 
+    def read_share(self, num_tokens: int) -> float:
+        """Return the share that a pass of so many tokens reads.
+
+        If each token chooses its own experts: of E experts with k for each token, n tokens read
+        E (1 − (1 − k/E)^n) in expectation. Texts whose tokens agree on experts read fewer.
+        """
+        return 1 - (1 - self.read_per_token) ** num_tokens
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -108,7 +116,9 @@ class Sketch:
         modules: names of all modules, the empty one included.
         spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
             a model, whose runner holds the cache.
-        borrowed_bytes: for a draft: weights of the target that each of its passes reads too.
+        borrowed_bytes: for a draft: weights of the target that each of its passes reads too,
+            whatever its tokens.
+        borrowed_tensors: for a draft: further ones, of which a pass of more tokens may read more.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
@@ -128,6 +138,7 @@ class Sketch:
     modules: frozenset[str] = frozenset([""])
     spare_slots: int | None = None
     borrowed_bytes: int = 0
+    borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
@@ -217,7 +228,11 @@ class Sketch:
         """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
         # As if all were on one GPU: nothing is offloaded then, and so all is quantized.
         weights = self.weights_on({"": 0}, num_tokens=num_tokens)
-        return sum(weights.values()) + self.borrowed_bytes
+        borrowed = self.borrowed_bytes
+        for tensor in self.borrowed_tensors:
+            size = tensor.nbytes(self.dtype, self.quantization)
+            borrowed += round(tensor.read_share(num_tokens) * size)
+        return sum(weights.values()) + borrowed
 
     def weights_on(self, device_map: DeviceMap, *, num_tokens: int | None = None) -> dict[str, int]:
         """Return the bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
@@ -231,12 +246,7 @@ class Sketch:
             device = device_map[covering(tensor.name, device_map)]
             is_offloaded = has_offloaded and not isinstance(device, int)
             size = tensor.nbytes(self.dtype, "none" if is_offloaded else self.quantization)
-            share = 1.0
-            if num_tokens is not None:
-                # If each token chooses its own experts: of E experts with k for each token, n
-                # tokens read E (1 − (1 − k/E)^n) in expectation. Texts whose tokens agree on
-                # experts read fewer.
-                share = 1 - (1 - tensor.read_per_token) ** num_tokens
+            share = 1.0 if num_tokens is None else tensor.read_share(num_tokens)
             total[device_name(device)] += round(share * size)
         return {name: size for name, size in total.items() if size}
 

@@ -14,11 +14,18 @@ from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.decoding.loops import speculative
-from harness.drafting.early_exit import chosen_num_layers, truncated, truncated_config
+from harness.drafting.early_exit import (
+    chosen_num_layers,
+    exit_sketch,
+    truncated,
+    truncated_config,
+)
 from harness.drafting.model import ModelDrafter
+from harness.models.meta import sketch_model
 from harness.runners.eager import EagerRunner
 from harness.runners.snapshot import SnapshotRunner
 from harness.runners.static import StaticRunner
+from tiny_checkpoints import as_checkpoint, make_config
 
 TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
 
@@ -161,3 +168,17 @@ def test_layers_that_depend_on_their_number_are_refused_before_anything_loads(
     config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=8, num_kv_shared_layers=2)
     with pytest.raises(SettingError, match=r"^draft: early_exit cannot shorten gemma3n_text"):
         chosen_num_layers([num_layers], config)
+
+
+def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
+    """As they do where the same layers are a model of their own."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
+    target = as_checkpoint(make_config("mixtral", num_hidden_layers=4, **sizes, **heads))
+    draft = exit_sketch(target, "early_exit", 2, torch.float32)
+    alone = as_checkpoint(make_config("mixtral", num_hidden_layers=2, **sizes, **heads))
+    whole = sketch_model(alone, torch.float32)
+    assert draft.weight_bytes == 0
+    for num_tokens in (1, 8, 1000):
+        assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)
+    assert draft.read_bytes(8) > 1.5 * draft.read_bytes(1)
