@@ -353,25 +353,18 @@ def _finish_sweep(command: str) -> None:
     _outcome.exit_codes.append(exit_code)
 
 
-def run_job(config: Any) -> float:
+def run_job(config: Any) -> None:
     """Run what Hydra composed, once or for each job of a sweep.
 
     An error is reported here and counts for the exit code, so that the other jobs of a sweep run.
 
     Args:
         config: the composed configuration.
-
-    Returns:
-        The speed-up, for an optimiser; 0 where there is none, because it stops at anything but a number.
     """
     from harness.cli import composed
 
     with _reporting(str(config.get("command"))):
         _outcome.rows = composed.run(config)
-        if _outcome.rows:
-            # Of `latency` the last row is the speculative arm's.
-            return float(_outcome.rows[-1].values().get("speedup") or 0)
-    return 0.0
 
 
 def _explained(error: Exception, command: str) -> HarnessError | None:

@@ -20,7 +20,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from harness.config.errors import RunError
-from harness.config.settings import require
 from harness.menu.commands import COMMANDS, row_kinds
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
@@ -37,10 +36,10 @@ class Manifest:
     """Facts about all jobs of a sweep.
 
     Attributes:
-        num_jobs: in all rounds together; for an optimiser its number of trials.
+        num_jobs: in all rounds together.
         started: seconds since the epoch.
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
-            `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`; [] where an optimiser has a range of numbers.
+            `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`.
         is_repeated: whether every job runs several times: `repeat` then has the number of the round.
         results_file: the file that collects the rows of all runs; None for no such file.
         details: whether the tables behind the answer are printed too (`details=true`).
@@ -173,10 +172,8 @@ class SweepCallback(Callback):
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
                 config.hydra.sweeper.params = {_ROUND: ",".join(choices[_ROUND]), **params}
-        # An optimiser has a number of jobs; else there is one for each combination.
-        num_jobs = config.hydra.sweeper.get("n_trials")
         manifest = Manifest(
-            num_jobs=num_jobs or math.prod(map(len, choices.values())),
+            num_jobs=math.prod(map(len, choices.values())),
             started=time.time(),
             choices=choices,
             is_repeated=_ROUND in choices,
@@ -204,26 +201,19 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
 
 
 def round_overrides(command: str, settings: Sequence[str]) -> list[str]:
-    """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round.
-
-    Raises:
-        SettingError: repeats together with a search.
-    """
-    is_search = any(re.match(r"\+?(hydra/)?sweeper=", setting) for setting in settings)
+    """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round."""
     matches = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
     *_, repeats = [1, *(int(match[1]) for match in matches if match)]
     # A larger number is not made into a sweep: the settings refuse it.
     is_repeated = 1 < repeats <= 1000
     if not COMMANDS[command].repeats or not is_repeated:
         return []
-    rule = "cannot be combined with a search, which chooses its own runs"
-    require(not is_search, "repeats", rule, repeats)
     return [f"{_ROUND}={','.join(map(str, range(1, repeats + 1)))}"]
 
 
 def _choices(config: DictConfig) -> dict[str, list[str]]:
-    """The values of every setting that has several, as typed; [] where an optimiser has a range of numbers."""
-    # An optimiser has its choices in the configuration. Hydra ignores them for a typed setting.
+    """The values of every setting that has several, as typed."""
+    # An experiment has its choices in the configuration. Hydra ignores them for a typed setting.
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()]
     texts += config.hydra.overrides.task
@@ -233,9 +223,7 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
     overrides = {override.key_or_group: override for override in parser.parse_overrides(texts)}
     choices: dict[str, list[str]] = {}
     for setting, override in overrides.items():
-        if override.is_interval_sweep():
-            choices[setting] = []
-        elif override.is_sweep_override():
+        if override.is_sweep_override() and not override.is_interval_sweep():
             # Not Hydra's own texts, which have a backslash before the colon of `./my_method.py:MyMethod`.
             values = [getattr(value, "text", value) for value in override.sweep_iterator()]
             choices[setting] = list(map(str, values))

@@ -91,7 +91,7 @@ def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
     loader = GlobalHydra.instance().config_loader()
     presets = []
     # Those with a plus have no default in any command, and are typed with it.
-    for group in "model decoding placement prompts +experiment +launcher +sweeper".split():
+    for group in "model decoding placement prompts +experiment +launcher".split():
         options = loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
             presets.append(Setting(f"{group}=", " ".join(options)))

@@ -18,10 +18,9 @@ from harness.menu import names
 from harness.menu.commands import COMMANDS, settings_of
 from harness.menu.conversion import alternatives, setting_hints
 
-# The extra that installs a launcher or sweeper that our presets use.
+# The extra that installs a launcher that our presets use.
 _EXTRAS = {
     "joblib": "joblib",
-    "optuna": "optuna",
     "ray": "ray",
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
@@ -70,7 +69,7 @@ def _no_such_preset(
     error: errors.MissingConfigException, command: str, group: str, choice: str
 ) -> SettingError:
     """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
-    if group in ("hydra/launcher", "hydra/sweeper") and choice in _EXTRAS:
+    if group == "hydra/launcher" and choice in _EXTRAS:
         rule = f"is not installed; pip install 'specharness[{_EXTRAS[choice]}]' brings it"
         return SettingError(group, rule, choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.

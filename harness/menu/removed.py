@@ -33,6 +33,7 @@ SETTINGS: dict[str, str] = {
     "draft=eagle3": _TRAINING,
     "draft=jetspec": _TRAINING,
     "draft=medusa": _TRAINING,
+    "draft=llama3.3_70B-eagle3": "the repository is RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
     "draft=lookup+*": _ONE_PART,
     "draft=suffix+*": _ONE_PART,
     "draft.least_text": _ONE_PART,
@@ -40,6 +41,7 @@ SETTINGS: dict[str, str] = {
     "draft.score_temperature": "trees are scored at temperature 1, as in EAGLE-2",
     "draft.tree=static": _SHAPE,
     "draft.placement=tensor_parallel": _SPLIT_LAYERS,
+    "model=llama3.3_70B": "the repository is meta-llama/Llama-3.3-70B-Instruct",
     "model.placement=tensor_parallel": _SPLIT_LAYERS,
     **{f"fault={name}": f"{_OWN_FAULT}:{name.title().replace('_', '')}" for name in _FAULTS},
     "placement=tensor_parallel": _SPLIT_LAYERS,
@@ -47,6 +49,7 @@ SETTINGS: dict[str, str] = {
     "race": _RACE,
     "results.export": "latency.csv and latency_prompts.csv have the figures; map writes vLLM's schedule",
     "share": _RACE,
+    "sweeper": "K=1,2,4,8 with -m measures each; repeats of what was measured are taken over",
 }
 
 

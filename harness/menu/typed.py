@@ -38,7 +38,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 # Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # Groups of presets that a run has none of by default.
-_ADDED_GROUPS = ("experiment", "launcher", "pair", "sweeper")
+_ADDED_GROUPS = ("experiment", "launcher", "pair")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 # Settings that take names, or paths of files.

@@ -1,4 +1,4 @@
-"""Sweeps through Hydra's own launchers and sweepers, with the presets that we ship."""
+"""Sweeps through Hydra's own launchers, with the presets that we ship."""
 
 from __future__ import annotations
 
@@ -90,15 +90,3 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(tmp_path:
         result.stderr
         == "harness: hydra/launcher=ray: is not installed; pip install 'specharness[ray]' brings it\n"
     )
-
-
-@pytest.mark.slow
-def test_optuna_searches_for_the_best_speed_up(pair: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    optuna = ["+sweeper=optuna", "hydra.sweeper.n_trials=2"]
-    result, rows = sweep(tmp_path, *optuna, *pair, run=forked.run)
-    assert result.returncode == 0, result.stderr
-    assert rows["job"].nunique() == 2
-    assert rows["num_draft_tokens"].dropna().between(1, 8).all()
-    (best,) = tmp_path.glob("multirun/latency/*/*/optimization_results.yaml")
-    assert float(best.read_text().split("best_value:")[1]) == pytest.approx(rows["speedup"].max())

@@ -11,7 +11,6 @@ import pytest
 from harness.cli.manifest import Manifest, round_overrides
 from harness.cli.rounds import pool
 from harness.commands.latency.rows import LatencyRow
-from harness.config.errors import SettingError
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
 from in_process import QUICKEST_PAIR, Harness, results
@@ -26,8 +25,6 @@ def test_rounds_vary_slowest() -> None:
     assert round_overrides("latency", ["repeats=1"]) == []
     assert round_overrides("latency", ["model=7B"]) == []
     assert round_overrides("eval", ["repeats=3"]) == []
-    with pytest.raises(SettingError, match="search"):
-        round_overrides("latency", ["repeats=3", "sweeper=optuna"])
 
 
 def test_what_cannot_be_repeated(harness: Harness) -> None:

@@ -27,7 +27,7 @@ from remembered_configs import remember
 
 remember()
 
-# model/ has its own test, launchers and sweepers are tried in tests/sweep; hydra/ is no menu for users.
+# model/ has its own test, launchers are tried in tests/sweep; hydra/ is no menu for users.
 CHOICES = [
     f"{group.name}={preset.stem}"
     for group in sorted(CONF.iterdir())
@@ -57,8 +57,8 @@ def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
     known = conversion.setting_hints(settings_of(COMMANDS[command]))
     _, settings, _ = typed.for_hydra(words, command, known)
-    # Launchers and sweepers may not be installed; tests/sweep tries them.
-    own = [word for word in settings if not re.match(r"\+launcher|\+sweeper|hydra\.", word)]
+    # Launchers may not be installed; tests/sweep tries them.
+    own = [word for word in settings if not re.match(r"\+launcher|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(own)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)

@@ -65,7 +65,6 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "qwen3-8b": (8_190_735_360, 40_960),
     "gpt-oss-20b": (20_914_757_184, 131_072),
     "llama3.1_8B-instruct": (8_030_261_248, 131_072),
-    "llama3.3_70B": (70_553_706_496, 131_072),
     "baichuan-7b": (7_000_559_616, 4096),
     "baichuan-13b": (13_264_901_120, 4096),
 }
@@ -74,7 +73,6 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
 # has them; None where neither is known to us.
 HEADS: dict[str, tuple[str, str, int | None]] = {
     "llama3.1_8B-eagle3": ("llama3.1_8B-instruct", "eagle3", 1),
-    "llama3.3_70B-eagle3": ("llama3.3_70B", "eagle3", 2),
     "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
