@@ -33,7 +33,7 @@ MISTAKES = {
     "acceptance texts_per_prompt=0": "texts_per_prompt=0: must be at least 1",
     "acceptance num_prompts=0": "num_prompts=0: must be auto or at least 1",
     "acceptance weights=random": "weights=random: must be stored",
-    "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local, vllm or server",
+    "acceptance engine=huggingface batch_size=1": "engine=huggingface: must be local or server",
     # The command line
     "latncy": "latncy: no such command (did you mean latency?)",
     "reprot": "reprot: no such command (did you mean report?)",
@@ -132,7 +132,9 @@ MISTAKES = {
     "latency draft=owner/name/tree/main": "draft=owner/name/tree/main: must be the repository's name alone: owner/name",
     "latency prompts.lengths=five": "prompts.lengths=five: must be a whole number",
     "latency greedy": "greedy: is a value without its setting: harness latency decoding=greedy",
-    "latency vllm": "vllm: is a value without its setting: harness latency engine=vllm",
+    "latency huggingface": "huggingface: is a value without its setting: harness latency engine=huggingface",
+    "latency engine=vllm": "engine=vllm: was removed: type the server's own command last: harness latency -- vllm",
+    "latency engine.flags=[--a]": "engine.flags: was removed: is part of the command that is typed last",
     "latency ~draft": "~draft: cannot be left out, only changed: draft=none",
     "latency ~model": "~model: cannot be left out, only changed: model=...",
     "latency ~results.file": "~results.file: cannot be left out, only changed: results.file=null",
@@ -255,22 +257,14 @@ MISTAKES = {
     "latency engine=huggingface decoding.rule=block": "decoding.rule=block: needs engine=local",
     "latency engine=huggingface decoding.rule=google decoding.lenience=0.5": "decoding.rule=google: needs engine=local",
     "latency engine=huggingface decoding.synthetic_acceptance=0.5":
-        "decoding.synthetic_acceptance=0.5: needs engine=local, vllm or server",
+        "decoding.synthetic_acceptance=0.5: needs engine=local or server",
     "latency engine=huggingface decoding.num_draft_tokens=auto":
         "decoding.num_draft_tokens=auto: must be a number with engine=huggingface",
     "recovery engine=huggingface batch_size=1 fault=rollback_off_by_one":
         "fault=rollback_off_by_one: needs engine=local",
-    "latency engine=vllm draft=early_exit": "draft=early_exit: must be a model, a head, lookup, suffix or mtp",
-    "plan engine=vllm draft=tiny_eagle3 draft.layers=[1,2,3]": "draft.layers=[1,2,3]: must be null with engine=vllm",
-    "plan engine=vllm draft=tiny_draft_8bit": "draft.quantization=8bit: must be none or 4bit with engine=vllm",
-    "plan engine=vllm placement=sequential": "placement=sequential: must be auto with engine=vllm",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "plan engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
-    "latency engine=vllm model.quantization=8bit": "model.quantization=8bit: must be none or 4bit with engine=vllm",
-    "latency engine=vllm placement=cpu": "placement=cpu: must be auto with engine=vllm",
-    "latency engine=vllm decoding.rule=block": "decoding.rule=block: needs engine=local",
-    "latency engine.tensor_parallel_size=2": "engine.tensor_parallel_size: needs engine=vllm",
-    "latency engine=server": "engine.url=null: must be set with engine=server",
+    "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url=***: must hold no user, password or query",
     f"latency {URL} engine.regular_url=http://h/v1 draft=none": "draft=none: must",
     "latency engine=server 'engine.url=\"http://[::1/v1\"'": "engine.url=***: must be an address",
@@ -286,25 +280,11 @@ MISTAKES = {
     f"latency {URL} engine.slo={{itl_ms:0}}": "engine.slo={itl_ms: 0}: must be milliseconds by name, of ttft_ms and",
     "latency 'prompts.template_arguments={tokenize: false}'": "prompts.template_arguments=tokenize: must be variables",
     f"latency {URL} engine.blocks=4": "engine.blocks=4: is for servers that the harness starts",
-    f"latency {URL} engine.flags=[--x]": "engine.flags=[--x]: is for servers that the harness starts",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",
-    "latency engine=server engine.start.regular=serve": "engine.start.regular=serve: must say where {port} goes",
-    "latency engine=server 'engine.start.regula=\"s {port}\"'": "engine.start=regula: must have commands for",
-    "latency engine=server 'engine.start={regular: \"s {port}\", speculative: \"s {port} {draft}\"}'": "draft=server",
-    f"latency {URL} 'engine.start.regular=\"s {{port}}\"'": "engine.url=http://h/v1: must be set with",
-    "latency engine=harness_server engine.url=http://h/v1": "engine.url: needs engine=server",
-    "latency engine=harness_server engine.blocks=-1": "engine.blocks=-1: must not be negative",
     "latency K=8 gamma=4": "gamma=4: is another name for K=8: type one of them",
-    "latency engine=harness_server engine.start_timeout_s=0": "engine.start_timeout_s=0.0: must be positive",
-    "latency engine=harness_server draft=tiny_eagle3_tree": "draft.tree=dynamic: must be chain",
-    "latency engine=llama_server": "model=tiny: must be a GGUF file",
-    "latency engine=vllm_server draft=early_exit": "draft=early_exit: must be a model",
-    "latency engine=sglang_server draft=suffix": "draft=suffix: must be",
     f"latency {URL} engine.metrics_url=localhost": "engine.metrics_url=localhost: must be an address",
     f"latency {URL} engine.timeout_s=0": "engine.timeout_s=0.0: must be positive",
-    "latency engine=vllm engine.tensor_parallel_size=0": "engine.tensor_parallel_size=0: must be at least 1",
-    "latency engine=huggingface engine.pipeline_parallel_size=2": "engine.pipeline_parallel_size: needs engine=vllm",
     "latency engine.schedule=adaptive": "engine.schedule: needs engine=huggingface",
     f"latency {URL} weights=random": "weights=random: must be stored",
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
@@ -336,7 +316,7 @@ MISTAKES = {
         "fault=off_by_one: no such name (did you mean rollback_off_by_one?)",
     "recovery load=4 reference=regular": "reference=regular: must be auto or weights with engine=local",
     "recovery load=0": "load=0: must be at least 1",
-    "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local, vllm or server",
+    "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local or server",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
     "recovery shift=0": "shift=0.0: must be in (0, 0.5]",
     "recovery false_alarm_rate=2": "false_alarm_rate=2.0: must be in (0, 1)",
@@ -393,7 +373,6 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(PlacedPair, "load", None)
-    monkeypatch.setattr("harness.engines.records.vllm.Vllm.may_crash", False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for name in ("llama", "adapter", "trained"):
         (tmp_path / name).mkdir()

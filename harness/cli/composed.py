@@ -114,8 +114,7 @@ def _run(config: Any) -> Sequence[Any]:
             signals.load(command.module).run(settings, signals.leaving)
             return []
         job = jobs.Job(command.name, settings, directory)
-        may_crash = engine_of(settings).may_crash and command.sweeps and command.measures
-        return jobs.run_in_worker(job) if may_crash else job.run()
+        return job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{command.name} has no sweeps")
     # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. joblib and Ray limit the

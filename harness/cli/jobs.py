@@ -175,24 +175,6 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     return rows
 
 
-def run_in_worker(job: Job) -> Sequence[RunRow]:
-    """The rows of a single run by another process, which may crash; this process then writes them.
-
-    Raises:
-        HarnessError: the error that ended the run; RunError if the process died.
-    """
-    worker = Worker()
-    try:
-        error = worker.run(job)
-    finally:
-        worker.close()
-    if error is not None:
-        if not isinstance(error, SettingError):
-            job.ensure_rows(error)
-        raise error
-    return job.rows()
-
-
 def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[RunRow], int]:
     """End this process's sweep: print its table, and return its rows and exit code.
 
@@ -256,7 +238,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
     label = " ".join(manifest.differing(job.overrides))
-    label = label.replace("decoding.num_draft_tokens=", "K=")
+    label = label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     if notes:
         words += f" ({'; '.join(notes)})"

@@ -185,7 +185,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         print(_usage())
     elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
-    elif "-sc" in arguments:  # Hydra's option for shell completion
+    elif "-sc" in _own(arguments):  # Hydra's option for shell completion
         with _reporting(command):
             _complete(arguments[arguments.index("-sc") + 1 :])
     else:
@@ -198,6 +198,11 @@ def _dispatch(arguments: Sequence[str]) -> None:
                 return
         if not _outcome.errors:
             _run_hydra(command, others)
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """The words before the command of a server, which may have options of the same names."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _complete(arguments: Sequence[str]) -> None:
@@ -269,7 +274,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
     from hydra.core.utils import env_override
 
     from harness.cli.manifest import round_overrides
-    from harness.menu import config_source, help, names, typed
+    from harness.menu import config_source, help, names, server_words, typed
 
     config_source.register()
     # In a notebook there may be one.
@@ -278,10 +283,12 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
     line = ["harness", *words]
     # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
     printed: io.StringIO | None = None
-    if "-sc" not in words:
+    if "-sc" not in _own(words):
         with _reporting(command):
             known = typed.setting_hints(settings_of(COMMANDS[command]))
+            words, servers = server_words.split_commands(words)
             options, settings, topic = typed.for_hydra(words, command, known)
+            settings += server_words.server_settings(servers, settings, command)
             flags = get_args_parser().parse_args(options)
             if flags.help:
                 text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)

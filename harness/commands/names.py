@@ -18,9 +18,7 @@ _NEVER_IN_NAMES = frozenset(
     " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output url".split()
 )
 # Settings by which a server is started: its command says what they came to.
-STARTS_SERVERS = tuple(
-    f"engine.{name}" for name in ("command", "environment", "flags", "program", "start")
-)
+STARTS_SERVERS = ("engine.first_command", "engine.start_command")
 # By the first word of a setting's path, columns in which rows must be equal to be compared in that
 # setting: rows with different drafts always differ in `draft.repository`, for example.
 _COMPARED_WITHIN = {

@@ -13,6 +13,7 @@ from harness.commands.eval.rows import EvalRow
 from harness.config import synonyms
 from harness.config.acceptance_rules import RULES
 from harness.config.machine import command_line
+from harness.config.model_names import SECOND_COMMAND
 from harness.config.synthetic import is_length, rates_of_row
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import RunRow
@@ -158,7 +159,10 @@ def _draft_name(row: RunRow, joint: str) -> str:
     # A server does not report its draft. The user may have named it.
     if row.draft == "server":
         return " with its own draft"
-    return f"{joint}{called(row.draft)} (as labelled)"
+    if row.draft == SECOND_COMMAND:
+        return ": the second command against the first"
+    # A command says what it drafts with.
+    return f"{joint}{called(row.draft)}{'' if row.server_command else ' (as labelled)'}"
 
 
 def called(typed: str) -> str:
@@ -170,6 +174,8 @@ def called(typed: str) -> str:
 
 def arm_name(row: Any) -> str:
     """`speculative (lossy)` where the output may differ from the target's."""
+    if row.draft == SECOND_COMMAND:
+        return "first" if row.arm == "regular" else "second"
     return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
 
 

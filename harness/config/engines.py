@@ -13,12 +13,9 @@ class EngineSettings:
 
     Attributes:
         name: the name of the engine.
-        aa: an A/A test: also measure the regular arm against itself, to see how far apart
-            identical arms are.
     """
 
     name: str = "local"
-    aa: bool = False
 
     @property
     def beyond_model(self) -> str | None:
@@ -36,7 +33,6 @@ class Abilities:
             rule of acceptance and planted fault; it can choose K in each iteration, train and
             serve.
         loads_pair: whether it generates with a pair that is loaded in this process.
-        loads_weights: whether it loads those of the settings' model and draft itself, on this machine.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
         takes_batches: whether a question may have more than one prompt.
@@ -44,8 +40,6 @@ class Abilities:
             batch size are then kept in flight.
         takes_load: whether it answers requests with different settings that come and go while
             others run.
-        may_crash: whether it can end its process without an exception, or changes how others
-            compute in it.
         environment: variables that its process needs before torch loads, unless the user sets them.
         starts_slowly: whether it takes long to start, and starts for one K and a number of prompts
             at most.
@@ -57,12 +51,10 @@ class Abilities:
 
     own_loop: ClassVar[bool] = False
     loads_pair: ClassVar[bool] = False
-    loads_weights: ClassVar[bool] = False
     computes_here: ClassVar[bool] = True
     takes_batches: ClassVar[bool] = True
     may_queue: ClassVar[bool] = False
     takes_load: ClassVar[bool] = False
-    may_crash: ClassVar[bool] = False
     starts_slowly: ClassVar[bool] = False
     has_synthetic_acceptance: ClassVar[bool] = False
     environment: ClassVar[Mapping[str, str]] = {}

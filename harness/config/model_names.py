@@ -17,6 +17,11 @@ _OF_HEADS = {
     "draft_vocab_size",
 }
 
+# The model of a run that asks a server for what it serves, and knows no tokenizer of it.
+SERVED = "served"
+# What drafts in a run that compares two commands, whatever that is.
+SECOND_COMMAND = "second command"
+
 _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d{1,9})GPUs?)$")
 
 

@@ -77,7 +77,7 @@ class RunSettings:
     JUDGES_DRAFT: ClassVar[bool] = False
     # Whether a loaded draft may draft nothing (K of 0).
     MAY_IDLE: ClassVar[bool] = False
-    # Whether the command compares times, so that `engine.aa` and `decoding.ignore_eos=auto` mean something.
+    # Whether the command compares times, so that `decoding.ignore_eos=auto` means something.
     COMPARES_TIMES: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -85,8 +85,6 @@ class RunSettings:
         k = self.decoding.num_draft_tokens
         require(k != 0 or self.MAY_IDLE, "decoding.num_draft_tokens", NO_DRAFT_TOKENS, k)
         if not self.COMPARES_TIMES:
-            compares_arms = self.engine.aa
-            require(not compares_arms, "engine.aa", "is for latency", compares_arms)
             ends = self.decoding.ignore_eos
             require(ends != "auto", "decoding.ignore_eos", "must be true or false", ends)
         rule = f"is a head that drafts for another model: draft={self.model.name}"

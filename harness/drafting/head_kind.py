@@ -67,8 +67,3 @@ class HeadKind(Record):
             draft: the head as the user typed it.
         """
         raise SettingError("draft", FOR_HUGGINGFACE, draft)
-
-    def vllm(self) -> dict[str, Any]:
-        """Entries of vLLM's `speculative_config`."""
-        # vLLM's word for EAGLE heads and draft models that draft in one pass: not all that do.
-        return {"method": self.name, "parallel_drafting": False}

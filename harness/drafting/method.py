@@ -6,7 +6,7 @@ needs torch is imported inside functions: names, settings and help are known wit
 
 A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
 load, `layers`, `model`, `passes` and `warp` while the pair is prepared, and `drafter` when it
-decodes. Other engines ask for their own words instead: `vllm`, `huggingface`.
+decodes. Hugging Face's engine asks for transformers' words instead: `huggingface`.
 """
 
 from __future__ import annotations
@@ -169,20 +169,6 @@ class Method(RecordWithSettings):
             runner: the runner of `model`, if there is one.
         """
         raise NotImplementedError
-
-    def vllm(self, plan: DraftPlan, settings: Any) -> dict[str, Any]:
-        """Return the entries of vLLM's `speculative_config`.
-
-        Raises:
-            SettingError: vLLM cannot draft with this checkpoint.
-        """
-        raise NotImplementedError
-
-    def check_vllm(self, settings: Any) -> None:
-        """Raise a SettingError if vLLM cannot draft in this way, as far as the settings tell."""
-        has_words = type(self).vllm is not Method.vllm
-        rule = "must be a model, a head, lookup, suffix or mtp with engine=vllm"
-        require(has_words, "draft", rule, settings.name)
 
     def huggingface(
         self, pair: LoadedPair, settings: Any, decoding: DecodingSettings

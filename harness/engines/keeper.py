@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config.run import RunSettings
-from harness.engines.pair import Pair, PlacedPair, PlannedPair, plan_pair, plan_tokenizer
+from harness.engines.pair import (
+    Pair,
+    PlacedPair,
+    PlannedPair,
+    plan_pair,
+    plan_tokenizer,
+)
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of

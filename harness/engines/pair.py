@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
+from harness.config.model_names import SERVED
 from harness.config.packages import is_installed
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
@@ -398,11 +399,11 @@ def sketch_pair(
 
 
 def plan_tokenizer(target: ModelSettings) -> PlannedPair:
-    """The tokenizer alone, for engines with the weights elsewhere; text in its place where this
-    installation reads no tokenizers. Raises SettingError or RunError without one.
+    """The tokenizer alone, for engines with the weights elsewhere; text in its place of a model that only
+    its server knows, and where this installation reads no tokenizers. Raises SettingError or RunError without one.
     """
     tokenizer: Any = TextTokenizer()
-    if is_installed("transformers"):
+    if target.repository != SERVED and is_installed("transformers"):
         quiet_libraries(loads_weights=False)
         tokenizer = load_tokenizer(target)
     return PlannedPair(

@@ -2,7 +2,7 @@
 engine.
 
 An experiment asks `arm.stream(question)` for records of decided tokens. The engines of this room
-answer: our own loop, transformers, vLLM, or servers.
+answer: our own loop, transformers, or servers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# The name of `Engine.idle`.
-IDLE = "idle"
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
 # arm adds it.
 Likeliest = Mapping[int, float]
@@ -255,7 +253,6 @@ class Engine:
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        idle: an arm that could draft and does not, between the two: with its draft loaded.
         devices: those of this process that compute, so that they can be synchronised and their
             memory read.
         reports_token_ids: whether its tokens are those that the model drew, and not read from text.
@@ -274,12 +271,10 @@ class Engine:
         server_command: that started it here; with several servers all of them, between semicolons.
         num_blocks: how often each arm is started afresh, for a question or several; 0 where they
             are not.
-        questions_per_block: to each arm; for each of them the arms' servers change their devices.
         setup_seconds: what preparing took.
     """
 
     arms: Sequence[Arm]
-    idle: Arm | None = None
     devices: Sequence[torch.device] = ()
     reports_token_ids: bool = True
     queues: bool = False
@@ -293,13 +288,7 @@ class Engine:
     served_model: str | None = None
     server_command: str | None = None
     num_blocks: int = 0
-    questions_per_block: int = 1
     setup_seconds: float | None = None
-
-    @property
-    def timed(self) -> Sequence[Arm]:
-        """The arms whose times are compared: `idle`, where there is one, after the first."""
-        return self.arms if self.idle is None else [self.arms[0], self.idle, *self.arms[1:]]
 
     @property
     def gpus(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ and help are known without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -123,7 +123,7 @@ class EngineRecord(RecordWithSettings, Abilities):
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
         rates = decoding.synthetic_acceptance
         accepts_at_rates = rates is None or self.has_synthetic_acceptance
-        engines = "needs engine=local, vllm or server"
+        engines = "needs engine=local or server"
         require(accepts_at_rates, "decoding.synthetic_acceptance", engines, rates)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
@@ -174,6 +174,10 @@ class EngineRecord(RecordWithSettings, Abilities):
             settings: of the class `settings`.
         """
         return []
+
+    def columns(self, run: RunSettings) -> Mapping[str, Any]:
+        """Columns about the pair that are known of an engine that does not load it, such as K in a server's command."""
+        return {}
 
     def advice(self, run: RunSettings) -> str | None:
         """A line for the user before anything is measured; None without any."""

@@ -47,4 +47,4 @@ def pair_of(settings: RunSettings) -> tuple[object, ...]:
     value can share them.
     """
     engine = engine_of(settings)
-    return *settings.pair_identity, engine.loads_pair, engine.computes_here, engine.may_crash
+    return *settings.pair_identity, engine.loads_pair, engine.computes_here

@@ -1,6 +1,6 @@
 """One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
 
-Servers and vLLM fill it per request, `timing` per row of a batch. The columns of `latency` about
+Servers fill it per request, `timing` per row of a batch. The columns of `latency` about
 requests and acceptance are made from these records.
 """
 

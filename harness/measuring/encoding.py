@@ -240,7 +240,7 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
 
 def asks_chats(settings: RunSettings) -> bool:
     """Whether the engine is asked with messages, to which it applies its own chat template."""
-    return bool(getattr(settings.engine, "chat", False))
+    return getattr(settings.engine, "chat", False) is True
 
 
 def template_here(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:

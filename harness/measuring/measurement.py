@@ -202,7 +202,10 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
             found |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
             found[name] = value
-            if isinstance(value, Mapping):
+            if name == "engine.vary":
+                del found[name]
+                found |= {f"vary.{varied}": number for varied, number in value.items()}
+            elif isinstance(value, Mapping):
                 # An architecture or a device map would take the whole row.
                 text = json.dumps(value, sort_keys=True, default=str)
                 found[name] = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import device_names
+from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
@@ -332,11 +333,17 @@ class Session:
         if issubclass(kind, RunRow):
             columns |= kind.setting_columns(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
-            if self.settings.draft is None or figures.get("arm") == "regular":
-                columns["num_draft_tokens"] = None
-            if not engine_of(self.settings).computes_here:
+            engine = engine_of(self.settings)
+            if not engine.computes_here:
                 # The pair of a server is unknown: the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
+                known = engine.columns(self.settings)
+                columns |= {name: known[name] for name in known if name in kind.columns()}
+            if self.settings.draft is None or figures.get("arm") == "regular":
+                columns["num_draft_tokens"] = None
+            served = self.engine.served_model if self.engine else None
+            if columns["model"] == SERVED and served:
+                columns["model"] = served.partition("; ")[0]
         if issubclass(kind, PromptedRow):
             columns |= self._too_long
         if acceptance is not None:

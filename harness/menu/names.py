@@ -33,7 +33,7 @@ from urllib.parse import quote, unquote
 
 from omegaconf import OmegaConf
 
-from harness.config.model_names import split_suffixes, without_suffixes
+from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.drafting.registry import METHODS
@@ -70,6 +70,8 @@ def presets(group: str) -> list[str]:
 
 def _model(name: str) -> dict[str, Any] | None:
     """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
+    if name == SERVED:
+        return {"name": name, "repository": name}
     path = Path(name)
     if path.suffix == ".gguf":
         return {"name": name, "repository": str(path.parent), "gguf_file": path.name}

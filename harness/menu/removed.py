@@ -22,6 +22,12 @@ _FAULTS = (
 _OWN_FAULT = "one of your own is a file: fault=./f.py"
 _SHAPE = "draft.tree=dynamic has the likeliest branches of a head"
 _RACE = "acceptance -m ranks many drafts and K in a minute; then latency -m times the few left, to precision=2%"
+_COMMAND = "type the server's own command last: harness latency -- "
+_IN_COMMAND = (
+    "is part of the command that is typed last: harness latency -- env NAME=VALUE PROGRAM FLAGS"
+)
+_TWO_COMMANDS = "harness latency -- COMMAND -- COMMAND compares any two"
+_LOADED = f"a server whose draft is loaded and not used is a command too: {_TWO_COMMANDS}"
 
 COMMANDS: dict[str, str] = {"distill": _TRAINING}
 # Settings by their full names, and settings with values, of which `*` is any part: `draft=suffix+*`.
@@ -46,6 +52,20 @@ SETTINGS: dict[str, str] = {
     **{f"fault={name}": f"{_OWN_FAULT}:{name.title().replace('_', '')}" for name in _FAULTS},
     "placement=tensor_parallel": _SPLIT_LAYERS,
     "placement.strategy=tensor_parallel": _SPLIT_LAYERS,
+    "engine=harness_server": f"{_COMMAND}harness serve model=MODEL draft=DRAFT",
+    "engine=llama_server": f"{_COMMAND}llama-server -m MODEL.gguf --spec-type ...",
+    "engine=sglang_server": f"{_COMMAND}sglang serve --model-path MODEL --speculative-algorithm ...",
+    "engine=vllm": f"{_COMMAND}vllm serve MODEL --speculative-config ...",
+    "engine=vllm_server": f"{_COMMAND}vllm serve MODEL --speculative-config ...",
+    "engine.aa": f"the same command twice measures identical arms: {_TWO_COMMANDS}",
+    "engine.environment": _IN_COMMAND,
+    "engine.flags": _IN_COMMAND,
+    "engine.idle_url": _LOADED,
+    "engine.places": f"a command may choose its device (env CUDA_VISIBLE_DEVICES=0 ...); {_TWO_COMMANDS}",
+    "engine.program": _IN_COMMAND,
+    "engine.start": f"{_COMMAND}COMMAND; {_TWO_COMMANDS}",
+    "engine.tax": _LOADED,
+    "engine.tensor_parallel_size": f"{_COMMAND}vllm serve MODEL --tensor-parallel-size ...",
     "race": _RACE,
     "results.export": "latency.csv and latency_prompts.csv have the figures; map writes vLLM's schedule",
     "share": _RACE,

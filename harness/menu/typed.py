@@ -111,6 +111,11 @@ def for_hydra(
     return options, [_readable(setting) for setting in settings], topic
 
 
+def literal(text: str) -> str:
+    """Text in which OmegaConf does not look up `${...}`. A backslash escapes only characters with a meaning."""
+    return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
+
+
 def without_dashes(words: Iterable[str]) -> list[str]:
     """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
     plain: list[str] = []
@@ -333,9 +338,7 @@ def _readable(argument: str) -> str:
     if not equals or is_quoted:
         return argument
     if name == "prompt":
-        # OmegaConf would look up ${...}. A backslash escapes only characters with a meaning.
-        literal = re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", value)
-        return f"prompt={in_quotes(literal)}"
+        return f"prompt={in_quotes(literal(value))}"
     # A comma divides values, unless all of it is one path.
     path = os.path.expanduser(value)
     if "," in value and (name in _PATHS or os.path.exists(path)):

@@ -152,7 +152,7 @@ class RunRow(Row):
         "the draft's weights, bytes by device, as JSON", "bytes"
     )
     engine: MaybeText = setting(
-        "who generated: `local`, `huggingface`, `vllm`, `server`, or another engine by its name",
+        "who generated: `local`, `huggingface`, `server`, or another engine by its name",
         "engine.name",
     )
     url: MaybeText = setting(

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 
 from harness.config.errors import VerdictError
+from harness.config.model_names import SECOND_COMMAND
 from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -248,22 +249,6 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     return None
 
 
-def why_no_tax(regular: ArmEvidence, idle: ArmEvidence) -> str | None:
-    """Why the price of being able to speculate is not known; None where it is.
-
-    Args:
-        idle: the work of an arm that could draft, and was to draft nothing.
-    """
-    if idle.drafted:
-        return "the server that was to draft nothing drafts"
-    return (
-        too_many_failures((regular, idle))
-        or _other_servers(regular, replace(idle, drafted=None))
-        or _unequal_work(regular, idle)
-        or _answered_by_caches(regular, idle)
-    )
-
-
 def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
     """Why two runs of one arm, before and after a change, cannot be compared; None where they can."""
     before = replace(before, arm="before")
@@ -433,8 +418,8 @@ def judged(
         regular, speculative = (
             replace(arm, lengths=(lengths or {}).get(arm.arm, {})) for arm in evidence
         )
-        if rows[1].has_one_server:
-            # Compared with itself, whether it drafts or not.
+        if rows[1].has_one_server or rows[1].draft == SECOND_COMMAND:
+            # Compared with itself, or with any other, whether it drafts or not.
             regular, speculative = (replace(arm, drafted=None) for arm in (regular, speculative))
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:

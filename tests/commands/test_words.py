@@ -163,8 +163,8 @@ def test_circumstances_that_change_together_are_all_named_where_settings_do_not_
 
 
 def test_lists_are_named_as_they_are_typed() -> None:
-    typed = named({}, {"settings": {"engine.places": ["cuda:0", "cuda:1"]}})
-    assert typed[1] == ["engine.places=[cuda:0,cuda:1]"]
+    typed = named({}, {"settings": {"engine.metrics_url": ["cuda:0", "cuda:1"]}})
+    assert typed[1] == ["engine.metrics_url=[cuda:0,cuda:1]"]
 
 
 def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:

@@ -20,7 +20,7 @@ from documented import ROOT, typed_lines, words_of
 from harness.cli.manifest import Manifest, SweepCallback
 from harness.config.errors import SettingError
 from harness.drafting.registry import METHODS
-from harness.menu import config_source, conversion, documentation, names, typed
+from harness.menu import config_source, conversion, documentation, names, server_words, typed
 from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
 from harness.menu.names import CONF
 from remembered_configs import remember
@@ -56,7 +56,9 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
 def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
     known = conversion.setting_hints(settings_of(COMMANDS[command]))
+    words, servers = server_words.split_commands(words)
     _, settings, _ = typed.for_hydra(words, command, known)
+    settings += server_words.server_settings(servers, settings, command)
     # Launchers may not be installed; tests/sweep tries them.
     own = [word for word in settings if not re.match(r"\+launcher|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -77,6 +79,8 @@ def test_every_documented_command_line_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_methods: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Servers of others are not installed.
+    monkeypatch.setattr("harness.engines.records.server.shutil.which", lambda name: name)
     save_what_the_documentation_names(tmp_path)
     lines = typed_lines()
     assert len(lines) > 130

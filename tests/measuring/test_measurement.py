@@ -22,7 +22,6 @@ from harness.config.settings import (
 )
 from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.records.server import ServerSettings
-from harness.engines.records.vllm import VllmSettings
 from harness.engines.server.identity import server_report
 from harness.measuring import measurement
 from harness.measuring.measurement import (
@@ -160,19 +159,6 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
     assert (tmp_path / "latency-2.csv").exists()
     assert [found.num_tokens for found in measured_rows(file, LatencyRow, Measurement("a"))] == [3]
     assert measured_rows(file, LatencyRow, Measurement("c")) == []
-
-
-def test_the_version_of_the_engine_counts(
-    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vllm = dataclasses.replace(settings, engine=VllmSettings())
-    before = identify(settings).digest, identify(vllm).digest
-    known = measurement.package_version
-    monkeypatch.setattr(
-        measurement, "package_version", lambda name: "0.99" if name == "vllm" else known(name)
-    )
-    assert identify(settings).digest == before[0]
-    assert identify(vllm).digest != before[1]
 
 
 def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:

@@ -216,7 +216,8 @@ def test_only_the_first_question_is_checked(
     noting(CheckedDrafter)
     noting(TextDrafter)
     harness("latency", *QUICK, "num_warmup=1", own_text(""))
-    assert batches == [CheckedDrafter, *[TextDrafter] * 3]
+    # Those that follow read the answers again, when all is measured.
+    assert batches[:4] == [CheckedDrafter, *[TextDrafter] * 3]
 
 
 @pytest.mark.parametrize("answer", ["{}[0]", "None"])

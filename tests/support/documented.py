@@ -30,7 +30,7 @@ def typed_lines() -> list[str]:
     for command in commands():
         examples = [(command.example, ""), *command.examples]
         typed += [f"{command.name} {arguments}".strip() for arguments, _ in examples]
-    return list(dict.fromkeys(typed))
+    return [line for line in dict.fromkeys(typed) if "COMMAND" not in line]
 
 
 def words_of(line: str) -> list[str]:

@@ -375,11 +375,10 @@ async def _main() -> None:
     parser.add_argument("-k", "--speculative-num-steps", "--spec-draft-n-max", type=int, dest="k")
     parser.add_argument("--speculative-config", type=json.loads, default={})
     parser.add_argument("--delay", type=float, default=0.001)
+    parser.add_argument("--api-key")
     asked, _ = parser.parse_known_args()
     k = asked.k or asked.speculative_config.get("num_speculative_tokens")
-    if "num_speculative_tokens_per_batch_size" in asked.speculative_config:
-        k = asked.speculative_config["num_speculative_tokens_per_batch_size"][0][2] or None
-    server = EchoServer(num_draft_tokens=k, delay_s=asked.delay)
+    server = EchoServer(num_draft_tokens=k, delay_s=asked.delay, key=asked.api_key)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", asked.port)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
     await listening.serve_forever()

@@ -75,7 +75,7 @@ class AcceptanceSettings(PromptedSettings):
         return {} if self.costs == "bytes" else {"costs": self.costs}
 
     def check_engine(self, engine: Abilities) -> None:
-        rule = "must be local, vllm or server: transformers does not report what it accepted"
+        rule = "must be local or server: transformers does not report what it accepted"
         named = self.engine.name
         require(engine.own_loop or engine.may_queue, "engine", rule, named)
         assert self.draft is not None

@@ -32,10 +32,7 @@ from typing import NamedTuple
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.config.settings import DecodingSettings
-from harness.decoding.protocols import Iteration
-from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import Load, RequestRecord
-from harness.engines.server.counters import Counts
+from harness.engines.protocol import Engine, Question
 from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.session import Session
 from harness.prompts.sets import Occurrence, PromptSet
@@ -159,7 +156,7 @@ def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> 
     if settings.laps != "auto":
         return settings.laps
     if engine.num_blocks:
-        return engine.num_blocks * engine.questions_per_block
+        return engine.num_blocks
     # The last requests of a lap have fewer beside them, which one arm alone can do without.
     in_flight = settings.batch_size > 1 or engine.has_rate
     if not engine.alternates or (len(engine.arms) == 1 and in_flight):
@@ -271,40 +268,6 @@ def first_turns(
             seed=seed,
             salts=[str(repeat) for repeat in repeats],
         )
-        unit = part.unit // engine.questions_per_block
-        question = dataclasses.replace(question, extra=extra, unit=unit, moment=moment)
+        question = dataclasses.replace(question, extra=extra, unit=part.unit, moment=moment)
         questions.append(question)
     return questions
-
-
-class Twin(Arm):
-    """An arm under a second name, to measure the noise: how far apart do two identical arms come out?
-
-    With `engine.aa=true` two of them take turns, as both arms of a run do, and the ratio of their
-    times is in the columns `aa_ratio`.
-    """
-
-    def __init__(self, name: str, arm: Arm) -> None:
-        self.name = name
-        self.arm = arm
-        self.reports_drafts = arm.reports_drafts
-
-    @property
-    def given_up(self) -> str | None:
-        return self.arm.given_up
-
-    @property
-    def last_requests(self) -> Sequence[RequestRecord]:  # type: ignore[override]
-        return self.arm.last_requests
-
-    @property
-    def last_load(self) -> Load | None:  # type: ignore[override]
-        return self.arm.last_load
-
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        # Otherwise a prefix cache would answer the second twin with the prompts of the first.
-        salts = [f"{self.name} {salt}" for salt in question.salts]
-        return self.arm.stream(dataclasses.replace(question, salts=salts))
-
-    def counted(self) -> Counts | None:
-        return self.arm.counted()

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.commands.latency.asking import Twin, asks_again, questions_to_ask
+from harness.commands.latency.asking import asks_again, questions_to_ask
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.figures.experts import experts_read
 from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
@@ -20,7 +20,6 @@ from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.run import latency_details
-from harness.commands.latency.weights_check import can_be_read, read_again
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
@@ -124,7 +123,6 @@ class Latency(Experiment):
             settings=settings,
             # A server alone may be the speculative arm.
             arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            idle=None if engine.idle is None else MeasuredArm(engine.idle.name),
             in_blocks=engine.num_blocks > 0,
             salted=engine.salts,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
@@ -144,9 +142,6 @@ class Latency(Experiment):
         )
         self._time_arms(session, engine)
         self._check_failures()
-        if settings.engine.aa:
-            # Afterwards, because a cache that heeds no salts would know the prompts.
-            self._compare_identical(session, engine)
 
         example = self.questions[0]
         self.run.experts = experts_read(engine, example)
@@ -161,10 +156,6 @@ class Latency(Experiment):
             if settings.profile:
                 self.profiles = profile_arms(engine, example, session.directory)
         self._read_answers(session, engine)
-        if can_be_read(settings):
-            # The engine's memory is free for the weights, which are loaded once more.
-            engine.close()
-            self.run.health = read_again(settings, self.run)
 
     def _read_answers(self, session: Session, engine: Engine) -> None:
         """Read the answers once more for what every smaller K would have yielded, which closes the engine."""
@@ -207,7 +198,7 @@ class Latency(Experiment):
         """Time both arms, and the phases of their iterations under stopwatches."""
         settings = self.settings
         quietness = self.run.quietness = Quietness(engine.gpus, say)
-        timed = engine.timed
+        timed: Sequence[Arm] = engine.arms
         watched: list[Arm] = []
         for arm, phases in engine.watched():
             self.run.arms[arm.name].phases = phases
@@ -259,8 +250,7 @@ class Latency(Experiment):
             if time.monotonic() - started > budget_s:
                 self.run.stopped_by = "budget"
                 break
-            is_whole = num_answered % engine.questions_per_block == 0
-            if is_whole and len(units) in looks(len(units), first_look):
+            if len(units) in looks(len(units), first_look):
                 times = paired_times(self.run, *self.run.arms.values())
                 speedup = times.speedup(*self.run.resampling, self.run.confidence)
                 if is_precise(speedup, settings.half_width):
@@ -285,16 +275,6 @@ class Latency(Experiment):
         ):
             self.conversations.keep(generation)
             yield generation
-
-    def _compare_identical(self, session: Session, engine: Engine) -> None:
-        """Measure the regular arm against itself: how far apart are identical arms?"""
-        first, second = (MeasuredArm(name) for name in ("aa_first", "aa_second"))
-        twins = [Twin(arm.name, engine.arms[0]) for arm in (first, second)]
-        for generation in self._answers(session, twins):
-            arm = first if generation.arm == first.name else second
-            arm.generations.append(generation)
-        times = paired_times(self.run, first, second)
-        self.run.identical = times.speedup(*self.run.resampling)
 
     def _check_batch(self) -> None:
         """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose
@@ -324,9 +304,6 @@ class Latency(Experiment):
             answers: the generation of each arm that has answered this question, by arm.
             new: names of the arms among them whose generation is not in `self.run` yet.
         """
-        if self.run.idle is not None and self.run.idle.name in new:
-            self.run.idle.generations.append(answers[self.run.idle.name])
-            return
         for name in new:
             self.run.arms[name].generations.append(answers[name])
         # The regular one, unless a server that speculates is alone.

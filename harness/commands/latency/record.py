@@ -107,7 +107,7 @@ class LatencySettings(PromptedSettings):
         return quantity(asked, SECONDS) if isinstance(asked, str) else asked
 
     def check_engine(self, engine: Abilities) -> None:
-        rule = "needs engine=server or engine=vllm"
+        rule = "needs engine=server"
         require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
 
     @property

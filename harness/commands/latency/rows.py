@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.commands.latency.figures.acceptance import AcceptanceFigures, Health
+from harness.commands.latency.figures.acceptance import AcceptanceFigures
 from harness.commands.latency.figures.answers import Answers
 from harness.commands.latency.figures.costs import Costs
 from harness.commands.latency.figures.ends import Ends
@@ -16,7 +16,6 @@ from harness.commands.latency.figures.machine import Energy, Machine
 from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.figures.requests import Requests
 from harness.commands.latency.figures.server import Server
-from harness.commands.latency.figures.tax import Tax
 from harness.commands.latency.figures.texts import Texts
 from harness.results.files import rows_in
 from harness.results.row import Row, figure, pooled, setting
@@ -64,11 +63,9 @@ class LatencyRow(
     Goodput,
     Server,
     Speedup,
-    Tax,
     Machine,
     Energy,
     AcceptanceFigures,
-    Health,
     Ends,
     Costs,
     Texts,

@@ -27,7 +27,6 @@ from harness.commands.map.tables import map_answer, map_details, schedule_of
 from harness.commands.optional_plots import drawn_files
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
-from harness.drafting.registry import method_of
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.encoding import Encoded, decide_ignore_eos
@@ -52,8 +51,6 @@ _SHARED_FIGURES = (
     "acceptance_rate",
     "conditional_acceptance_rate",
     "mean_acceptance_length",
-    "tax",
-    "gain",
 )
 
 
@@ -217,21 +214,17 @@ class Map(Experiment):
             for one in (warmup, *questions)
         )
         warmups = [warmup] * settings.num_warmup
-        idle = None if engine.idle is None else MeasuredArm(engine.idle.name)
         arms = {name: MeasuredArm(name) for name in settings.arms}
         for _, answers in ask_all(
-            session, questions, warmups, arms=engine.timed, allow_failures=True
+            session, questions, warmups, arms=engine.arms, allow_failures=True
         ):
             for name, arm in arms.items():
                 arm.generations.append(answers[name])
-            if idle is not None:
-                idle.generations.append(answers[idle.name])
         run = MeasuredRun(
             settings,
             prompt_set,
             arms,
             num_resamples=settings.num_resamples,
-            idle=idle,
             # Other K are cells of the grid: none is predicted from this one.
             smaller_k_follow=False,
         )
@@ -300,7 +293,7 @@ class Map(Experiment):
         files: dict[str, str] = {}
         schedule, _ = schedule_of(rows)
         if schedule:
-            files |= schedule_files(schedule, _draft_for_vllm(session))
+            files |= schedule_files(schedule, {})
         files |= drawn_files(RECORD, rows)
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
@@ -328,20 +321,6 @@ def common_k(cells: Sequence[MeasuredCell]) -> int | None:
     if 0 not in exact_k and len(exact_k) > 1:
         return None
     return max(cell.reported_k for cell in cells) or None
-
-
-def _draft_for_vllm(session: Session) -> dict[str, Any]:
-    """The draft as entries of vLLM's `--speculative-config`; none for a draft that vLLM does not
-    have, or that of a server.
-    """
-    plan = session.planned.draft_plan
-    if plan is None:
-        return {}
-    try:
-        words = method_of(plan.settings).vllm(plan, plan.settings)
-    except SettingError:
-        return {}
-    return {name: value for name, value in words.items() if value is not None}
 
 
 EXPERIMENT = Map

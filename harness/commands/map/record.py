@@ -44,7 +44,7 @@ class MapSettings(PromptedSettings):
     num_warmup: int = 1
     num_resamples: int = 2000
 
-    # So `engine.aa` and `decoding.ignore_eos=auto` are allowed.
+    # So `decoding.ignore_eos=auto` is allowed.
     COMPARES_TIMES = True
 
     def __post_init__(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.results.row import figure, setting, with_interval
+from harness.results.row import figure, setting
 from harness.results.schema import ComparedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
-from harness.results.statistics.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +21,4 @@ class MapRow(ComparedRow):
     measured: MaybeBool = figure("whether the cell was measured; `False` if it is interpolated")
     regular_ms_per_token: MaybeFloat = figure("time per token of the regular arm", "ms")
     speculative_ms_per_token: MaybeFloat = figure("the same of the speculative arm", "ms")
-    tax: Interval | None = with_interval(
-        "mean",
-        "speed-up of a server that has its draft loaded and drafts nothing (`engine.tax=true`), over the regular one",
-        ends="95 % paired interval",
-    )
-    gain: Interval | None = with_interval(
-        "mean",
-        "speed-up of drafting over that server, by which a schedule switches drafting off",
-        ends="95 % paired interval",
-    )
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")

@@ -22,7 +22,7 @@ from harness.commands.words import device_of, settings_line, title, typed_again
 from harness.engines.registry import is_elsewhere
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
-from harness.results.verdict import Verdict, judge, verdict_of
+from harness.results.verdict import verdict_of
 from harness.tables.table import (
     UNKNOWN,
     Answer,
@@ -376,11 +376,11 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
         return [], "the server does not report its K"
     best: dict[int, int] = {}
     for size, cells in grouped(rows, size_of).items():
-        telling = [row for row in cells if _over_undrafted(row).conclusion in ("faster", "slower")]
+        telling = [row for row in cells if verdict_of(row).conclusion in ("faster", "slower")]
         by_k = grouped(telling, k_of)
         # Logarithms, so that twice as fast and half as fast cancel out.
         worth = {
-            k: fmean(math.log(_over_undrafted(row).speedup.estimate) for row in of_k)
+            k: fmean(math.log(verdict_of(row).speedup.estimate) for row in of_k)
             for k, of_k in by_k.items()
         }
         if worth:
@@ -400,12 +400,6 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
     return schedule, ""
 
 
-def _over_undrafted(row: MapRow) -> Verdict:
-    """Whether drafting pays on a server that could also draft nothing."""
-    verdict = verdict_of(row)
-    return verdict if row.gain is None or row.status == NO_VERDICT else judge(row.gain)
-
-
 def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     """The schedule, the files that have it, and what no measurement decided."""
     schedule, why_none = schedule_of(cells)
@@ -414,11 +408,7 @@ def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     load = load_of(cells)
     texts = [f"Next, by {load}: {_ranges(schedule)}, in files for vLLM and others."]
     if any(k == 0 for _, _, k in schedule):
-        taxes = [f"{row.tax.estimate:.2f}×" for row in cells if row.tax is not None]
-        off = "K=0 as if switching off were free."
-        if taxes:
-            off = f"K=0 with the draft loaded, which is {min(taxes)} to {max(taxes)} of a server without."
-        texts.append(off)
+        texts.append("K=0 as if switching off were free.")
     texts += [f"Not for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
     by_size = grouped([row for row in cells if row.measured], size_of)
     undecided = [

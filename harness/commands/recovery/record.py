@@ -142,7 +142,7 @@ class RecoverySettings(PromptedSettings):
         planted = self.fault != "none"
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
         if self.load is not None:
-            rule = "needs engine=local, vllm or server, or load=1 with engine=huggingface"
+            rule = "needs engine=local or server, or load=1 with engine=huggingface"
             takes_all = engine.takes_load and (engine.takes_batches or self.load == 1)
             require(takes_all, "load", rule, self.load)
             rule = "must be auto or weights with engine=local, whose weights are the reference"

@@ -181,10 +181,6 @@ class DFlash2(DFlash):
         _check(stored, config)
         return config
 
-    def vllm(self) -> dict[str, Any]:
-        """Both kinds are `dflash` to vLLM, which tells them apart by their configurations."""
-        return super().vllm() | {"method": "dflash"}
-
 
 def _check(stored: StoredHead, config: SelectorConfig) -> None:
     """Raise a SettingError for a head that this file would draft wrongly with."""

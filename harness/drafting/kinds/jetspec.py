@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.config.errors import SettingError
 from harness.drafting.heads.block_formats import is_speculators
 from harness.drafting.kinds.dflash import DFlash
 
@@ -22,9 +21,6 @@ class JetSpec(DFlash):
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return not is_speculators(raw) and super().recognises(raw)
-
-    def vllm(self) -> dict[str, Any]:
-        raise SettingError("draft", "is a JetSpec head, which engine=vllm does not draft with")
 
 
 RECORD = JetSpec()

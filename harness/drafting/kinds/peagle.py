@@ -96,8 +96,5 @@ class PEagle(Eagle3):
         mask = stored.token("mask_token_id", stored.raw.get("mask_token_id"))
         return MaskConfig(**self.fields(stored, shapes), mask_token_id=mask)
 
-    def vllm(self) -> dict[str, Any]:
-        return {"method": "eagle3", "parallel_drafting": True}
-
 
 RECORD = PEagle()

@@ -22,8 +22,6 @@ from harness.drafting.method import LoadedPair, TextMethod
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.drafting.heads.find import DraftPlan
-
 
 @dataclass(frozen=True, kw_only=True)
 class LookupSettings(DraftSettings):
@@ -95,13 +93,6 @@ class Lookup(TextMethod):
     ) -> Callable[[], LookupText]:
         """Return a function that makes an empty `LookupText`."""
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
-
-    def vllm(self, plan: DraftPlan, settings: LookupSettings) -> dict[str, Any]:
-        return {
-            "method": "ngram",
-            "prompt_lookup_max": settings.max_ngram,
-            "prompt_lookup_min": settings.min_ngram,
-        }
 
     def huggingface(
         self, pair: LoadedPair, settings: LookupSettings, decoding: DecodingSettings

@@ -191,26 +191,6 @@ class ModelDraft(Method):
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
-    def vllm(self, plan: DraftPlan, settings: ModelDraftSettings) -> dict[str, Any]:
-        """Return the entries for a draft model, or for a head of its kind."""
-        in_one_pass = plan.mask_token is not None
-        words = {"method": "draft_model", "parallel_drafting": in_one_pass}
-        if plan.head is not None:
-            words = plan.head.kind.vllm()
-        return words | {
-            "draft_sample_method": vllm_sampling(settings),
-            "model": settings.repository,
-            "revision": settings.revision,
-            "quantization": VLLM_QUANTIZATIONS.get(settings.quantization),
-        }
-
-    def check_vllm(self, settings: ModelDraftSettings) -> None:
-        """Refuse what only our own drafters of heads have."""
-        rule = "must be null with engine=vllm, which reads the head's"
-        require(settings.layers is None, "draft.layers", rule, settings.layers)
-        rule = "is for suffix with engine=vllm"
-        require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
-
     def huggingface(
         self, pair: LoadedPair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
@@ -253,15 +233,6 @@ def check_tree_models(
         raise SettingError("draft.tree", rule, settings.tree)
     rule = f"ends a chain, and must be null with draft.tree={settings.tree}"
     require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
-
-
-# vLLM's words for `draft.quantization`, where it has one.
-VLLM_QUANTIZATIONS = {"4bit": "bitsandbytes"}
-
-
-def vllm_sampling(settings: SampledDraftSettings) -> str:
-    """Return vLLM's word for how draft tokens are drawn. Its own default is greedy."""
-    return "greedy" if settings.sampling == "greedy" else "probabilistic"
 
 
 RECORD = ModelDraft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.drafting.methods.model import HeadMethod, SampledDraftSettings, vllm_sampling
+from harness.drafting.methods.model import HeadMethod, SampledDraftSettings
 
 if TYPE_CHECKING:
     from harness.config.settings import DecodingSettings
@@ -37,9 +37,6 @@ class Mtp(HeadMethod):
     ) -> dict[str, Any]:
         assert pair.head is not None
         return pair.head.huggingface(pair.target.model)
-
-    def vllm(self, plan: DraftPlan, settings: SampledDraftSettings) -> dict[str, Any]:
-        return {"method": "mtp", "draft_sample_method": vllm_sampling(settings)}
 
 
 RECORD = Mtp()

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.config.settings import DraftSettings, require, require_at_least
 from harness.drafting.method import LoadedPair, MakeDrafter, TextMethod
 
 if TYPE_CHECKING:
     from harness.decoding.protocols import Runner
-    from harness.drafting.heads.find import DraftPlan
 
 END = -1  # behind each text of a trie that has several; never proposed
 
@@ -248,14 +247,6 @@ class Suffix(TextMethod):
         texts = SuffixTexts(settings)
         device = pair.target.input_device
         return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
-
-    def vllm(self, plan: DraftPlan, settings: SuffixSettings) -> dict[str, Any]:
-        return {
-            "method": "suffix",
-            "suffix_decoding_max_tree_depth": settings.max_depth,
-            "suffix_decoding_max_cached_requests": 10_000 if settings.shared else 0,
-            "suffix_decoding_min_token_prob": settings.least_chance,
-        }
 
 
 RECORD = Suffix()

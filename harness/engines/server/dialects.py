@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.config.registry import Record, Registry
+from harness.engines.server.startup import HARNESS, LLAMA_CPP, SGLANG, VLLM, Startup
 
 _LONGEST_VERSION = 60
 
@@ -40,6 +41,7 @@ class Dialect(Record):
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: names in `counters.Counts` by those of its counters, without `_total`.
+        startup: how its commands are read; None where the harness cannot change them.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "echo", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
+    startup: Startup | None = None
 
     def named(self, about: Mapping[str, Any]) -> str:
         """`vLLM 0.32.0`, or the title alone where the version is not known.
@@ -78,6 +81,7 @@ _BUILT_IN = {
         Dialect(
             name="vllm",
             title="vLLM",
+            startup=VLLM,
             about={"/version": ("version",)},
             version="/version version",
             salt={"cache_salt": "{salt}"},
@@ -102,6 +106,7 @@ _BUILT_IN = {
         Dialect(
             name="llamacpp",
             title="llama.cpp",
+            startup=LLAMA_CPP,
             about={"/props": ("build_info", "model_path", "total_slots", "chat_template")},
             version="/props build_info",
             salt={"cache_prompt": False},
@@ -131,6 +136,7 @@ _BUILT_IN = {
         Dialect(
             name="sglang",
             title="SGLang",
+            startup=SGLANG,
             about={"/server_info": ("version", "model_path", "speculative_algorithm")},
             version="/server_info version",
             salt={"cache_salt": "{salt}"},
@@ -163,6 +169,7 @@ _BUILT_IN = {
         Dialect(
             name="harness",
             title="harness",
+            startup=HARNESS,
             about={"/version": ("version", "started")},
             version="/version version",
             salt={},  # it caches nothing between requests

@@ -14,16 +14,15 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.decoding.protocols import Iteration
-from harness.engines.protocol import IDLE, Arm, Engine, Likeliest, LoadRequest, Question
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.server.connection import RequestFailed, api_key, new_client
@@ -67,10 +66,8 @@ class ServerEngine(Engine):
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
         served: the server of each arm, and of `idle` where there is one.
         num_blocks: how often each server is started; 0 starts all of them once. A block has one
-            question for each arm, and one server at a time, or with `places` as many questions as
-            places, each with all servers at once.
-        places: variables of the environment of each server, such as those that name its devices,
-            in the order of `served`. After each question they change places.
+            question for each arm, and one server at a time.
+        blocks_if_needed: as `num_blocks`, where the servers do not start side by side.
 
     Raises:
         SettingError: the API key is not in the environment, or a server does not serve the model or
@@ -85,7 +82,7 @@ class ServerEngine(Engine):
         opening: Opening,
         served: Sequence[Served],
         num_blocks: int = 0,
-        places: Sequence[Mapping[str, str]] = (),
+        blocks_if_needed: int = 0,
     ) -> None:
         if opening.settings.JUDGES_DRAFT:
             served = [one for one in served if one.name == "speculative"] or served
@@ -94,47 +91,59 @@ class ServerEngine(Engine):
         self.settings = settings
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
         self.tokenizer: PreTrainedTokenizerBase = opening.planned.tokenizer
+        self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         self.say = opening.say
         self.num_blocks = num_blocks
-        self.questions_per_block = len(places) or 1
-        self.alternates = not num_blocks
         self.has_rate = settings.rate is not None
         self.server_command = "; ".join(str(one.launch) for one in served if one.launch) or None
-        self._places = list(places)
         # A loop in a thread, because a notebook runs one in the caller's.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self._servers = [ServerArm(self, one) for one in served]
-        self.arms: list[ServerArm] = [arm for arm in self._servers if arm.name != IDLE]
-        self.idle = next((arm for arm in self._servers if arm.name == IDLE), None)
-        started = time.perf_counter()
+        self.arms: list[ServerArm] = list(self._servers)
         try:
-            self._start(self._servers[0])
+            self._begin(blocks_if_needed)
         except BaseException:
             self.close()
             raise
-        if self.server_command is not None:
-            self.setup_seconds = time.perf_counter() - started
-        if num_blocks:
-            number = num_blocks * self.questions_per_block * len(served)
-            at_once = len(served) if places else 1
-            minutes = number / at_once * (self.setup_seconds or 0.0) / 60
-            duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
-            # Such a run ends as soon as its interval is narrow enough.
-            up_to = " up to" if getattr(opening.settings, "precision", None) is not None else ""
-            how = (
-                "in each place, all at once"
-                if places
-                else "one after the other on the same devices"
-            )
-            opening.say(
-                f"engine.blocks={num_blocks}: each server is started{up_to}"
-                f" {counted(number // len(served), 'time')}, {how}; {number} starts take {duration}"
-            )
+        self.alternates = not self.num_blocks
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.
             self.arms[0].name = "speculative"
+
+    def _begin(self, blocks_if_needed: int) -> None:
+        """Start the servers: all of them, or with blocks the first; in blocks too where they do not start side by
+        side, and each does alone.
+        """
+        started = time.perf_counter()
+        try:
+            self._start(self._servers[0])
+        except RunError as error:
+            failed = [one for one in self._servers if one.ended is not None]
+            if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
+                raise
+            self.say(f"{error}: it is started once more, alone")
+            self._stop()
+            for one in self._servers:
+                one.model = None
+            self.num_blocks = blocks_if_needed
+            started = time.perf_counter()
+            self._start(failed[0])
+        if self.server_command is None:
+            return
+        self.setup_seconds = time.perf_counter() - started
+        if self.num_blocks:
+            number = self.num_blocks * len(self._servers)
+            minutes = number * self.setup_seconds / 60
+            duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
+            is_precise = getattr(self.opening.settings, "precision", None) is not None
+            # Such a run ends as soon as its interval is narrow enough.
+            up_to = "up to " if is_precise else ""
+            self.say(
+                f"engine.blocks={self.num_blocks}: the servers take turns on the same devices, each started {up_to}"
+                f"{counted(self.num_blocks, 'time')}; {number} starts take {duration}"
+            )
 
     def begin_turn(self, arm: Arm) -> None:
         """End servers that have answered, so that this arm's starts afresh, and those that may not
@@ -143,11 +152,6 @@ class ServerEngine(Engine):
         if not self.num_blocks:
             return
         assert isinstance(arm, ServerArm)
-        if self._places:
-            if arm.was_asked:
-                self._stop()
-                self._places = [*self._places[1:], *self._places[:1]]
-            return
         for other in self._servers:
             if other is not arm or other.was_asked:
                 other.stop()
@@ -164,10 +168,9 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self.num_blocks and not self._places else self._servers
-        places: Sequence[Mapping[str, str]] = self._places or [{}] * len(together)
-        for one, place in zip(together, places, strict=True):
-            one.launch(place)
+        together = [arm] if self.num_blocks else self._servers
+        for one in together:
+            one.launch()
         for one in together:
             one.identify()
         # With blocks, the server of one arm alone is known at first.
@@ -228,17 +231,21 @@ class ServerArm(Arm):
         self._engine = engine
         self._settings = engine.settings
         self._url = served.url or ""
+        self._key = served.launch.key if served.launch and served.launch.key else engine.key
         self._started: StartedServer | None = None
         # Of the requests that only keep up the load, in all questions.
         self._extra_numbers = itertools.count()
 
-    def launch(self, place: Mapping[str, str]) -> None:
-        """Start the server, if it is one that is started here, with variables of its environment."""
-        launch = self.served.launch
-        if launch is not None:
-            launch = replace(launch, environment={**launch.environment, **place})
-            self._started = StartedServer(self.name, launch)
+    def launch(self) -> None:
+        """Start the server, if it is one that is started here."""
+        if self.served.launch is not None:
+            self._started = StartedServer(self.served.label or self.name, self.served.launch)
             self._url = self._started.url
+
+    @property
+    def ended(self) -> str | None:
+        """Why a server that was started here has ended; None while it runs."""
+        return self._started.ended if self._started else None
 
     def identify(self) -> None:
         """Wait until the server is ready, and choose the model that it is asked for.
@@ -251,15 +258,16 @@ class ServerArm(Arm):
         opening = engine.opening
         url = self._url
         if self._started is not None:
-            self._started.wait_until_ready(engine.say, engine.key)
-        report = server_report(url, engine.key)
+            self._started.wait_until_ready(engine.say, self._key)
+        report = server_report(url, self._key)
         served = self.served
         place = f"{served.setting}={url}"
         model = choose_model(
             report, opening.settings.model, served.model, served.model_setting, place
         )
         max_new_tokens = opening.decoding.max_new_tokens
-        if opening.longest_prompt + max_new_tokens > (model.context or math.inf):
+        num_tokens = opening.longest_prompt + max_new_tokens
+        if engine.knows_tokens and num_tokens > (model.context or math.inf):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
@@ -272,9 +280,9 @@ class ServerArm(Arm):
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
         url = self._url
-        self.client = new_client(url, engine.key, self._settings.timeout_s)
-        self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
-        self._page = CounterPage(url, engine.key, self.served.pages)
+        self.client = new_client(url, self._key, self._settings.timeout_s)
+        self._sender = Sender(self.client, self._key, engine.tokenizer, self._settings)
+        self._page = CounterPage(url, self._key, self.served.pages)
         self._counted_before: Counts | None = None
         self._num_restarts = 0.0
         self._may_be_busy = False
@@ -284,8 +292,7 @@ class ServerArm(Arm):
         try:
             form_found.result()
         except RunError as error:
-            ended = self._started.ended if self._started else None
-            raise RunError(ended or str(error)) from error
+            raise RunError(self.ended or str(error)) from error
         self.is_connected = True
 
     def stop(self) -> None:
@@ -317,8 +324,7 @@ class ServerArm(Arm):
 
     @property
     def given_up(self) -> str | None:
-        ended = self._started.ended if self._started else None
-        return ended or self._sender.given_up
+        return self.ended or self._sender.given_up
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         return self.form.as_read(prompt)
@@ -496,7 +502,7 @@ class ServerArm(Arm):
             RunError: it answers no request in any form.
         """
         assert self.model is not None
-        chat = self._settings.chat
+        chat = self._settings.chat is True
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
         decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
@@ -507,7 +513,7 @@ class ServerArm(Arm):
         if chat and arguments:
             extra = {"chat_template_kwargs": arguments, **extra}
         for takes_ids, takes_extensions in _FORMS:
-            if takes_ids and isinstance(self._engine.tokenizer, TextTokenizer):
+            if takes_ids and not self._engine.knows_tokens:
                 continue
             self.form = RequestForm(
                 self._engine.tokenizer,
@@ -540,12 +546,9 @@ class ServerArm(Arm):
             place += f"={self._url}"
         advice = ""
         has_none = self._engine.tokenizer.chat_template is None
-        if isinstance(self._engine.tokenizer, TextTokenizer):
-            has_none = False
         if chat and has_none and error.code in (400, 500):
             advice = (
-                "\nthe server may have no chat template, which engine.chat=true needs there;"
-                " the model's tokenizer has none"
+                "\nthe server may have no chat template; engine.chat=false sends prompts as text"
             )
         raise RunError(f"{place}: {error}{advice}")
 

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError, from_outside
+from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.server.dialects import known_pages
 
@@ -214,6 +215,9 @@ def choose_model(
     models = [] if report is None else report.models
     if not models:
         return ServedModel(name or model.repository, is_listed=False)
+    if name is None and model.repository == SERVED:
+        # An alias in a command; adapters come behind the model that they are for.
+        return next((each for each in models if each.name == model.name), models[0])
     exact = (model.repository, model.name) if name is None else (name,)
     chosen = [each for each in models if each.name in exact]
     if name is None:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,19 +55,24 @@ class Launch:
 
     Attributes:
         command: program and arguments; `{port}` stands for a free port.
-        environment: variables beyond those of this process.
         log: the file that its output is appended to.
         timeout_s: until it must be ready.
+        key: of its API, which is shown nowhere; None where the command has none.
     """
 
     command: Sequence[str]
-    environment: Mapping[str, str]
     log: Path
     timeout_s: float
+    key: str | None = None
 
     def __str__(self) -> str:
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
-        return shlex.join([*variables, *self.command]).replace("'{port}'", "{port}")
+        return self.shown(self.command)
+
+    def shown(self, command: Sequence[str]) -> str:
+        """A command as it is typed, without the key."""
+        words = [word.replace(self.key, "***") if self.key else word for word in command]
+        quoted = shlex.join(words)
+        return re.sub(r"'([\w:.=/-]*\{port\}[\w:.=/-]*)'", r"\1", quoted)
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,10 @@ class Served:
 
     Attributes:
         name: of the arm.
-        setting: that has its address or command, `engine.url` or `engine.start.regular`.
+        setting: that has its address, `engine.url`, or `the regular command`.
         model: the name under which it serves the model; None to look for that.
         model_setting: that sets this name.
+        label: what messages call the server, where that is not the arm's name.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -91,6 +97,7 @@ class Served:
     pages: Sequence[str] = ()
     launch: Launch | None = None
     model_setting: str = "engine.model"
+    label: str = ""
 
 
 class StartedServer:
@@ -109,24 +116,21 @@ class StartedServer:
     def __init__(self, name: str, launch: Launch) -> None:
         self.name = name
         self._launch = launch
-        environment = os.environ | launch.environment
         program = launch.command[0]
-        if shutil.which(program, path=environment.get("PATH")) is None:
-            rule = f"no such program, to start the {name} server; engine.program (or engine.start) names another"
-            raise SettingError(program, rule)
+        if shutil.which(program) is None:
+            raise SettingError(program, f"no such program, to start the {name} server")
         self._port = _free_port()
         command = [part.replace("{port}", str(self._port)) for part in launch.command]
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {shlex.join(command)}\n")
+            log.write(f"$ {launch.shown(command)}\n")
             log.flush()
             self._guard = subprocess.Popen(
                 [sys.executable, "-P", str(_GUARD), str(launch.log), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env=environment,
                 start_new_session=True,
             )
 

@@ -80,6 +80,7 @@ class Sender:
         self._client = client
         self._key = key
         self._tokenizer = tokenizer
+        self._knows_tokens = not isinstance(tokenizer, TextTokenizer)
         self._settings = settings
         self._num_unanswered = 0
         self.given_up: str | None = None
@@ -139,27 +140,31 @@ class Sender:
             number = f"{self._num_unanswered} requests in a row had no answer"
             self.given_up = f"{number}, the last with {request.error}; no more are sent"
         request.text = joined_surrogates(request.text)
+        if not self._knows_tokens:
+            self._take_counts(request)
         if not request.token_ids:
             # llama.cpp shows ids; the parser of a chat holds some back.
             shows_all = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
-            if shows_all and not self._settings.chat:
+            if shows_all and self._settings.chat is not True and self._knows_tokens:
                 request.token_ids = request.shown_ids
             else:
                 request.from_text = True
                 request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
             outgoing.add(request.token_ids)
-        if isinstance(self._tokenizer, TextTokenizer):
-            self._take_counts(request)
         request.num_tokens = request.num_tokens or len(request.token_ids)
 
     @staticmethod
     def _take_counts(request: RequestRecord) -> None:
         """Take the server's counts of tokens, where nobody can count them here."""
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
+        request.num_tokens = request.num_tokens or len(request.token_ids)
+        # Nobody here can read ids: those of the text take their place.
+        request.token_ids = []
         is_whole = request.error is None and not request.may_be_left
-        if is_whole and request.from_text and request.text and not request.num_tokens:
+        if is_whole and request.text and not request.num_tokens:
             reason = (
-                f"the server does not count its tokens, and no tokenizer is here: {INSTALL_LOCAL}"
+                "the server does not count its tokens, and no tokenizer is here:"
+                f" model= names one ({INSTALL_LOCAL})"
             )
             request.error = RequestError(0, "AnswerError", reason)
 
@@ -169,7 +174,7 @@ class Sender:
         finished = False
         usage: int | None = None
         max_tokens = body["max_tokens"]
-        path = "chat/completions" if self._settings.chat else "completions"
+        path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:
             async with answer_to(self._client, path, body, request) as response:
@@ -178,7 +183,7 @@ class Sender:
                     event = read_event(content)
                     note_event(request, event, self.last_event - started)
                     check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
-                    if event.token_ids:
+                    if event.token_ids and self._knows_tokens:
                         outgoing.add(event.token_ids)
                     if request.may_be_left:
                         return

@@ -122,11 +122,9 @@ def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> Non
 
 
 def test_only_the_server_that_is_judged_is_started(harness: Harness) -> None:
-    echo = f"{sys.executable} {Path(echo_server.__file__)} --port {{port}} -k 4"
-    commands = {"regular": "false {port}", "speculative": echo}
-    starting = [f"engine.start.{arm}='{command}'" for arm, command in commands.items()]
-    asked = ["engine=server", *starting, "model=tiny_draft", "draft=lookup", *ASKED]
-    outcome = harness("acceptance", *asked, "decoding.max_new_tokens=4", code=1)
+    echo = [sys.executable, str(Path(echo_server.__file__)), "--port", "{port}", "-k", "4"]
+    asked = ["model=tiny_draft", "draft=lookup", *ASKED, "decoding.max_new_tokens=4"]
+    outcome = harness("acceptance", *asked, "--", *echo, code=1)
     assert "texts are not" in outcome.complaint
 
 

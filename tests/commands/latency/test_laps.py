@@ -13,7 +13,7 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.commands.latency.asking import choose_num_laps, in_laps
 from harness.commands.latency.measure import Latency
-from in_process import QUICKEST_PAIR, Harness, only, results
+from in_process import Harness, only, results
 from wording import mentions
 
 QUICK = ["latency", "engine=server", "decoding.max_new_tokens=8", "decoding=greedy"]
@@ -129,28 +129,6 @@ def test_arms_that_cannot_take_turns_are_said_to(harness: Harness, serve: Serve)
     shown = " ".join(harness(*QUICK, *serve(*servers), *asked).summary.split())
     assert results().iloc[-1]["interleaved"] == False  # noqa: E712
     assert mentions(shown, "interleaved=false", "drift")
-
-
-def test_identical_arms_are_compared_first(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(delay_s=0.001), EchoServer(delay_s=0.001, num_draft_tokens=4)
-    asked = ["num_prompts=9", "engine.aa=true", "num_warmup=0"]
-    shown = harness(*QUICK, *serve(*servers), *asked).summary
-    assert "identical arms" in shown
-    row = results().iloc[-1]
-    assert row["aa_ratio_low"] <= row["aa_ratio"] <= row["aa_ratio_high"]
-    assert [len(server.bodies) for server in servers] == [1 + 18 + 9, 1 + 9]
-
-
-def test_our_own_arm_is_compared_with_itself(harness: Harness) -> None:
-    asked = [*QUICKEST_PAIR, "num_prompts=8", "decoding.max_new_tokens=8", "engine.aa=true"]
-    assert "identical arms" in harness("latency", *asked).summary
-    row = results().iloc[-1]
-    assert row["aa_ratio"] > 0
-    assert (row["interleaved"], row["speedup_covers"]) == (True, "8 prompts")
-
-
-def test_only_latency_compares_identical_arms(harness: Harness) -> None:
-    assert "engine.aa=true: is for latency" in harness.refused("eval", "engine.aa=true")
 
 
 def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:

@@ -646,7 +646,10 @@ def test_servers_are_told_apart_by_the_words_of_their_commands(tmp_path: Path) -
     method = "--spec-type"
     runs = [
         latency_run(
-            settings={"engine.start": f"{number}295190e", "engine.places": ["cuda:0", "cuda:1"]},
+            settings={
+                "engine.start_command": f"{number}295190e",
+                "engine.metrics_url": ["cuda:0", "cuda:1"],
+            },
             server_command=f"llama-server -m x.gguf; llama-server -m x.gguf {method} {name}",
             temperature=temperature,
             **served,

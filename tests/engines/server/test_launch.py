@@ -33,7 +33,7 @@ def test_a_server_that_is_never_ready(
     tmp_path: Path, arguments: list[str], answers: bool, written: str, reason: str
 ) -> None:
     log = tmp_path / "server.log"
-    server = StartedServer("speculative", Launch([sys.executable, *arguments], {}, log, 0.1))
+    server = StartedServer("speculative", Launch([sys.executable, *arguments], log, 0.1))
     try:
         while answers and page_of(server.url.removesuffix("/v1"), None) is None:
             time.sleep(0.05)
@@ -58,7 +58,7 @@ def test_lines_about_a_slow_start_are_far_apart(
     monkeypatch.setattr(launch_module, "time", clock)
     monkeypatch.setattr(launch_module, "is_ready", lambda url, key: False)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    server = StartedServer("speculative", Launch(command, {}, tmp_path / "server.log", 600))
+    server = StartedServer("speculative", Launch(command, tmp_path / "server.log", 600))
     lines: list[str] = []
     try:
         with pytest.raises(RunError):
@@ -83,7 +83,7 @@ def test_lines_about_a_slow_start_are_far_apart(
 )  # fmt: skip
 def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:
     command = [sys.executable, "-c", f"import os, sys; {program}"]
-    server = StartedServer("regular", Launch(command, {}, tmp_path / "server.log", 600))
+    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
     try:
         with pytest.raises(RunError) as caught:
             server.wait_until_ready(lambda line: None, None)

@@ -90,30 +90,6 @@ class AcceptanceFigures(Group, Accepted):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Health(Group):
-    """The answers of the speculative arm, read once more with the weights of both models."""
-
-    health: MaybeText = pooled(
-        "same",
-        "of `engine=vllm`: `as its weights say`, `broken`, `other texts` where its texts are not the model's, or"
-        " `cannot tell`",
-    )
-    served_tokens_per_iteration: MaybeFloat = pooled(
-        "mean", "of these answers, by the iterations that the engine reported", "tokens"
-    )
-    weights_tokens_per_iteration: Interval | None = with_interval(
-        "mean",
-        "that the weights expect of the same texts",
-        "in which an engine with these weights is but for one run in a million",
-        "tokens",
-    )
-
-    @classmethod
-    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        return cls() if run.health is None or run.pair(arm) is None else run.health
-
-
 def _reported(arm: MeasuredArm) -> dict[str, Any]:
     """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
     from harness.engines.requests import acceptance_columns

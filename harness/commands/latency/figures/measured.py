@@ -130,15 +130,12 @@ class MeasuredRun:
 
     Attributes:
         arms: `regular`, then `speculative`, as far as they are measured.
-        idle: the arm that could draft and does not; None where there is none.
         num_resamples: samples of every bootstrap.
         in_blocks: whether each question is a block, with a start of each arm.
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
-        identical: the ratio of the regular arm's times to its own, with `engine.aa=true`.
         experts: the group `Experts` (`experts_read`); None for a model without experts.
-        health: the group `Health` (`weights_check.read_again`); None where the weights were not loaded.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
@@ -153,14 +150,11 @@ class MeasuredRun:
     prompt_set: PromptSet
     arms: Mapping[str, MeasuredArm]
     num_resamples: int
-    idle: MeasuredArm | None = None
     in_blocks: bool = False
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    identical: Interval | None = None
     experts: Group | None = None
-    health: Group | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
     tokens_by_k: list[Interval] | None = None

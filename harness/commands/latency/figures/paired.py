@@ -58,11 +58,6 @@ class Speedup(Group, WithSpeedup):
     interleaved: MaybeBool = pooled(
         "all", "whether the arms took turns; `False` where drift of the machine is not excluded"
     )
-    aa_ratio: Interval | None = with_interval(
-        "mean",
-        "`speedup` of the regular arm over itself, measured before with `engine.aa=true`",
-        ends="95 % paired interval",
-    )
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
@@ -106,7 +101,6 @@ class Speedup(Group, WithSpeedup):
             reproducible=reproducible,
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
-            aa_ratio=run.identical,
         )
 
 

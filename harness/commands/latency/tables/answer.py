@@ -27,7 +27,7 @@ from harness.engines.registry import is_elsewhere
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
-from harness.tables.table import Answer, Bar, Bars, interval
+from harness.tables.table import Answer, Bar, Bars
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
@@ -87,9 +87,6 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
             yield why if row.drafted is False else f"acceptance is {why}"
         return
     yield ": ".join(known)
-    if row.tax is not None and row.gain is not None:
-        tax = f"{row.tax.estimate:.2f}× ({interval(row.tax)}) with the draft loaded"
-        yield f"{tax}, {row.gain.estimate:.2f}× by drafting"
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield AUTO_GAVE_UP if auto_gave_up(row) else limit.in_short
@@ -189,7 +186,7 @@ def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:
 
 def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
     """A draft that costs nothing, where another one does not pay."""
-    if rows[-1].draft not in ("lookup", "suffix"):
+    if rows[-1].draft not in ("lookup", "suffix") and rows[-1].server_command is None:
         yield Step(f"{finding}; a draft that costs nothing", typed_again("draft=lookup"))
 
 

@@ -56,7 +56,7 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
     sentences: list[str | None] = []
     if row.status not in ("ok", NO_VERDICT):
         sentences.append(f"{row.status}: the figures cover {_covered(rows)}.")
-    sentences += [*_of_settings(row), _failures(rows, prompts), _unlike_its_weights(row)]
+    sentences += [*_of_settings(row), _failures(rows, prompts)]
     if row.speedup is not None:
         sentences += [
             "Both URLs are the same server: the ratio shows how far apart identical arms are."
@@ -73,7 +73,6 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
             _slow_here(rows),
             _other_caches(rows),
             _other_prompts(rows),
-            _identical_arms_differ(row),
             "The arms did not take turns (interleaved=false): drift between them is not excluded."
             if row.interleaved is False
             else None,
@@ -158,18 +157,6 @@ def _about_settings(row: LatencyRow) -> Iterator[str]:
         )
 
 
-def _unlike_its_weights(row: LatencyRow) -> str | None:
-    if row.health == "other texts":
-        return f"The {row.arm} arm's texts are not {row.model}'s at this temperature: the engine samples wrongly."
-    weights = row.weights_tokens_per_iteration
-    if row.health != "broken" or weights is None:
-        return None
-    return (
-        f"The drafter is broken: {row.served_tokens_per_iteration or 0:.2f} tokens per iteration, where its weights"
-        f" have {weights.estimate:.2f} ({interval(weights)})."
-    )
-
-
 def _low_acceptance(row: LatencyRow) -> Iterator[str]:
     """The command that finds out whether the draft is bad, or the engine is.
 
@@ -178,10 +165,6 @@ def _low_acceptance(row: LatencyRow) -> Iterator[str]:
     """
     rate = row.conditional_acceptance_rate
     if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
-        return
-    if row.health == "as its weights say":
-        yield f"Acceptance is low, {rate:.1%} of the tested draft tokens, and as the draft's weights say."
-    if row.health is not None:
         return
     settings = {
         "engine": row.engine,
@@ -307,7 +290,7 @@ def _two_places(row: LatencyRow) -> str | None:
         return None
     return (
         "The servers are in two places: a slower device would look like a slower arm."
-        " engine.start has both arms on the same devices."
+        " harness latency -- COMMAND starts both on the same devices."
     )
 
 
@@ -437,16 +420,6 @@ def _other_prompts(rows: Sequence[LatencyRow]) -> str | None:
         return None
     return (
         f"The servers read {' and '.join(parts)}: another chat template, or prompts that are cut."
-    )
-
-
-def _identical_arms_differ(row: LatencyRow) -> str | None:
-    ratio = row.aa_ratio
-    if ratio is None or not ratio.excludes(1):
-        return None
-    return (
-        f"Identical arms differ: the regular arm over itself is {ratio.estimate:.3f}×"
-        f" ({interval(ratio, digits=3)}), which the interval does not cover."
     )
 
 

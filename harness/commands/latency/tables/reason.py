@@ -22,7 +22,6 @@ from harness.commands.latency.tables.costs import (
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
-from harness.results.verdict import judge
 from harness.tables.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.
@@ -54,9 +53,7 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
         ("8-bit layers", _eight_bit(regular, row)),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
-        ("tax", tax_in_words(row)),
         ("cache", _room(regular, row)),
-        ("identical arms", _identical_arms(row)),
     )
     return [
         Table.of_lines("acceptance", acceptance, "Acceptance: accepted ÷ proposed draft tokens"),
@@ -249,21 +246,6 @@ def _draft_reads(row: LatencyRow) -> str | None:
     return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
 
 
-def tax_in_words(row: LatencyRow) -> str | None:
-    """The speed-up as tax × gain; None where the tax was not asked for."""
-    if row.tax_refused is not None:
-        return f"not known: {row.tax_refused}"
-    if row.tax is None or row.gain is None:
-        return None
-    conclusion = judge(row.tax).conclusion
-    price = f"a loaded draft costs {1 - row.tax.estimate:.1%}"
-    if conclusion != "slower":
-        price = f"no sure price of a loaded draft ({conclusion})"
-    tax = f"{row.tax.estimate:.3f}×{in_brackets(row.tax)}"
-    gain = f"{row.gain.estimate:.2f}×{in_brackets(row.gain)}"
-    return f"{price}: {tax} undrafted, and {gain} by drafting"
-
-
 def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
     """What the draft's memory costs in requests, where servers report the size of their caches."""
     without, beside = regular.cache_size, row.cache_size
@@ -273,13 +255,6 @@ def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
     return (
         f"{without:,} tokens, and {beside:,} beside the draft: room for {fewer:.1%} fewer requests"
     )
-
-
-def _identical_arms(row: LatencyRow) -> str | None:
-    """How far apart an arm is from itself; None where that was not measured."""
-    if row.aa_ratio is None:
-        return None
-    return f"{row.aa_ratio.estimate:.2f}×{in_brackets(row.aa_ratio, 'the regular arm over itself')}"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:

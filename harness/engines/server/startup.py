@@ -1,0 +1,280 @@
+"""How the commands of known servers are read: which of their flags make a server speculate, and what else a measurement
+must know of them. Values without code, one for each kind of server, `Dialect.startup`.
+
+The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup:
+    """How one kind of server is started.
+
+    Attributes:
+        programs: the words that start it, `vllm serve`; of a path the last part counts, and `llama-server` stands for
+            `llama-server-vulkan` too.
+        images: parts of the names of container images that start it.
+        speculation: flags with one value that are about speculation, and mean nothing without it.
+        switches: the same without a value.
+        drafts_by: those of both that make the server speculate, unless their value is `none`; and such variables.
+        drafts_always: whether it speculates unless one of `drafts_by` is `none`.
+        prefixes: how flags of speculation begin. One that begins so and is in no table is refused.
+        variables: how the variables begin that set the same from the environment.
+        replaced: flags that stand for others without speculation.
+        refused: flags under which a server cannot be measured by its command, with the reason.
+        argparse: whether flags are read as Python's argparse does: `--flag=value`, abbreviations, and `--config.key
+            value`. `_` stands for `-` in any.
+        json_flags: flags whose value is JSON; `--speculative-config.method` is its entry `method`.
+        for_all: flags, as typed, that the measurement adds to every server unless it has them.
+        for_regular: the same for the server that does not speculate, where that would have other defaults.
+        address: flags that say where it listens.
+        listening: these flags with `{port}`.
+        api_key: flags with the key of its API.
+        num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default.
+        method: flags that name the way to draft.
+        draft: flags that name the draft model.
+        model: flags that name the model; `model_follows` says that the first word after the program may do so.
+        model_follows: see `model`.
+        served_name: flags with the name under which the model is served.
+        sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
+            have one.
+        note: what else differs between a server with speculation and one without; a line for the user.
+        example: flags that would make it speculate, for errors.
+    """
+
+    programs: tuple[str, ...]
+    images: tuple[str, ...] = ()
+    speculation: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    drafts_by: tuple[str, ...] = ()
+    drafts_always: bool = False
+    prefixes: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    argparse: bool = False
+    json_flags: tuple[str, ...] = ()
+    for_all: tuple[str, ...] = ()
+    for_regular: tuple[str, ...] = ()
+    address: tuple[str, ...] = ("--host", "--port")
+    listening: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "{port}")
+    api_key: tuple[str, ...] = ("--api-key",)
+    num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
+    method: tuple[str, ...] = ()
+    draft: tuple[str, ...] = ()
+    model: tuple[str, ...] = ("--model",)
+    model_follows: bool = False
+    served_name: tuple[str, ...] = ("--served-model-name",)
+    sized_by: tuple[str, ...] = ()
+    note: str = ""
+    example: str = ""
+
+
+_TLS = "the harness asks a server that it starts without TLS: start it yourself and name url="
+_PREFIX = (
+    "the harness asks a server that it starts at /v1: start it yourself and name url=http://..."
+)
+_SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
+_CONFIG = "may set how the server speculates: type these settings as flags"
+
+LLAMA_CPP = Startup(
+    programs=("llama-server",),
+    images=("llama.cpp:server", "llama.cpp:full"),
+    speculation=tuple(
+        """
+        --spec-type
+        --spec-draft-model -md --model-draft
+        --spec-draft-hf -hfd -hfrd --hf-repo-draft
+        --spec-draft-n-max --spec-draft-n-min
+        --spec-draft-p-min --draft-p-min --spec-draft-p-split --draft-p-split
+        --spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft
+        --spec-draft-device -devd --device-draft
+        --spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft
+        --spec-draft-threads -td --threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft
+        --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
+        --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft
+        --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
+        --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft
+        --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft
+        --spec-draft-override-tensor -otd --override-tensor-draft
+        --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
+        --spec-draft-ctx-size -cd --ctx-size-draft --spec-draft-replace --spec-replace
+        --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
+        --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits
+        --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits
+        --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
+        --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
+        -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+        --draft --draft-n --draft-max --draft-min --draft-n-min
+        """.split()
+    ),
+    switches=tuple(
+        """
+        --spec-draft-cpu-moe -cmoed --cpu-moe-draft
+        --spec-draft-backend-sampling --no-spec-draft-backend-sampling
+        --spec-default --fim-qwen-7b-spec
+        """.split()
+    ),
+    # A draft model alone is loaded and not used; builds before --spec-type speculated by --draft-max.
+    drafts_by=tuple(
+        "--spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE".split()
+    ),
+    prefixes=("--spec-", "--draft-"),
+    variables=(
+        "LLAMA_ARG_SPEC_",
+        "LLAMA_ARG_DRAFT_",
+        "LLAMA_ARG_MODEL_DRAFT",
+        "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    ),
+    replaced={"--fim-qwen-7b-spec": "--fim-qwen-7b-default"},
+    refused={
+        "--fim-qwen-14b-spec": "there is no such preset without speculation: type both commands",
+        "--models-dir": _SEVERAL,
+        "--models-preset": _SEVERAL,
+        "--ssl-key-file": _TLS,
+        "--ssl-cert-file": _TLS,
+        "--api-prefix": _PREFIX,
+        "--api-key-file": "a key is read from --api-key alone",
+    },
+    for_all=("--metrics",),
+    num_draft_tokens={
+        "draft": (("--spec-draft-n-max",), 3),
+        "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
+        "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
+        "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
+        "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
+    },
+    method=("--spec-type",),
+    draft=(
+        "--spec-draft-model",
+        "-md",
+        "--model-draft",
+        "--spec-draft-hf",
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+    ),
+    model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
+    served_name=("-a", "--alias"),
+    sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),
+    note=(
+        "llama-server chooses layers on the GPU (-ngl) and the context (-c) by the memory that is free,"
+        " less of it beside a draft: set both, so that the arms differ in nothing else"
+    ),
+    example="--spec-type draft-simple -md DRAFT.gguf, --spec-type draft-mtp, or --spec-type ngram-simple",
+)
+
+VLLM = Startup(
+    programs=("vllm serve", "-m vllm.entrypoints.openai.api_server"),
+    images=("vllm/vllm-openai", "vllm-openai", "vllm/vllm"),
+    speculation=(
+        "--speculative-config",
+        "-sc",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
+        # Without speculation vLLM refuses to start with it.
+        "--per-request-spec-decode-metrics",
+    ),
+    drafts_by=("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
+    # `--specialize-active-lora` has nothing to do with it.
+    prefixes=("--spec-", "--speculative", "--per-request-s"),
+    refused={
+        "--config": _CONFIG,
+        "--uds": "it would listen on no port",
+        "--headless": _SEVERAL,
+        "--ssl-keyfile": _TLS,
+        "--root-path": _PREFIX,
+    },
+    argparse=True,
+    json_flags=("--speculative-config", "-sc"),
+    for_all=("--enable-prompt-tokens-details",),
+    num_draft_tokens={"": (("--speculative-config.num_speculative_tokens", "--spec-tokens"), None)},
+    method=("--speculative-config.method", "--spec-method"),
+    draft=("--speculative-config.model", "--spec-model"),
+    model_follows=True,
+    sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
+    note=(
+        "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
+        " no asynchronous scheduling: that is part of what is measured"
+    ),
+    example='--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'',
+)
+
+SGLANG = Startup(
+    programs=("-m sglang.launch_server", "sglang serve"),
+    speculation=tuple(
+        """
+        --speculative-algorithm --speculative-draft-model-path --speculative-draft-model
+        --speculative-draft-model-revision --speculative-draft-load-format
+        --speculative-draft-model-quantization --speculative-draft-kv-cache-dtype
+        --speculative-draft-attention-backend --speculative-draft-window-size --speculative-draft-sink-size
+        --speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens
+        --speculative-dflash-block-size --speculative-domino-candidate-pool-size
+        --speculative-dspark-block-size --speculative-dspark-sps-table-path
+        --speculative-dspark-confidence-sts-path
+        --speculative-accept-threshold-single --speculative-accept-threshold-acc
+        --speculative-token-map --speculative-attention-mode --speculative-dsa-topk-backend
+        --speculative-moe-runner-backend --speculative-moe-a2a-backend --speculative-adaptive-config
+        --speculative-ngram-min-bfs-breadth --speculative-ngram-max-bfs-breadth
+        --speculative-ngram-match-type --speculative-ngram-max-trie-depth --speculative-ngram-capacity
+        --speculative-ngram-external-corpus-path --speculative-ngram-external-sam-budget
+        --speculative-ngram-external-corpus-max-tokens
+        --uno-lora-path --spec-trace-dir --decrypted-draft-config-file
+        --decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints --decoupled-spec-rank
+        --decoupled-spec-role
+        """.split()
+    ),
+    switches=tuple(
+        """
+        --speculative-use-rejection-sampling --speculative-use-block-verification --speculative-adaptive
+        --speculative-dspark-align-verify-tokens-to-graph-tier
+        --speculative-enable-w4a4-mxfp4-megamoe --no-speculative-enable-w4a4-mxfp4-megamoe
+        --enable-multi-layer-eagle --enable-draft-weights-cpu-backup
+        """.split()
+    ),
+    drafts_by=("--speculative-algorithm",),
+    prefixes=("--spec-", "--speculative", "--decoupled-spec"),
+    variables=("SGLANG_SIMULATE_ACC_",),
+    refused={
+        "--config": _CONFIG,
+        "--smg-grpc-mode": "it would have no HTTP",
+        "--ssl-keyfile": _TLS,
+        "--fastapi-root-path": _PREFIX,
+        "--disaggregation-mode": _SEVERAL,
+    },
+    argparse=True,
+    for_all=("--enable-metrics", "--enable-cache-report"),
+    # Its limit where it speculates and none is set.
+    for_regular=("--max-running-requests", "48"),
+    num_draft_tokens={"": (("--speculative-num-steps",), None)},
+    method=("--speculative-algorithm",),
+    draft=("--speculative-draft-model-path", "--speculative-draft-model"),
+    model=("--model-path", "--model"),
+    sized_by=("--mem-fraction-static",),
+    example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
+)
+
+HARNESS = Startup(
+    programs=("harness serve", "specharness serve", "-m harness serve"),
+    speculation=tuple(
+        "draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens decoding.rule".split()
+    ),
+    drafts_by=("draft", "--draft"),
+    drafts_always=True,
+    argparse=True,
+    for_regular=("draft=none",),
+    address=("host", "port", "--host", "--port"),
+    listening=("host=127.0.0.1", "port={port}"),
+    api_key=(),
+    num_draft_tokens={
+        "": (("K", "k", "num_draft_tokens", "decoding.num_draft_tokens", "-K", "--K"), 4)
+    },
+    draft=("draft", "--draft"),
+    model=("model", "--model"),
+    served_name=(),
+)

@@ -1,1 +1,0 @@
-"""The engine `vllm`, in a process of its own."""

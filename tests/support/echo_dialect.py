@@ -1,0 +1,24 @@
+"""The echo server as a kind of server of the user's own: `engine.dialect=FILE:ECHO`."""
+
+from __future__ import annotations
+
+from harness.engines.server.dialects import Dialect
+from harness.engines.server.startup import Startup
+
+ECHO = Dialect(
+    name="echo",
+    title="Echo",
+    salt={"cache_salt": "{salt}"},
+    stops_at_tokens=True,
+    startup=Startup(
+        programs=("echo_server.py",),
+        speculation=("-k",),
+        drafts_by=("-k",),
+        listening=("--port", "{port}"),
+        address=("--port",),
+        num_draft_tokens={"": (("-k",), None)},
+        draft=("--mark",),
+        served_name=("--name",),
+        example="-k 4",
+    ),
+)
