@@ -133,6 +133,8 @@ MISTAKES = {
     "latency prompts.lengths=five": "prompts.lengths=five: must be a whole number",
     "latency greedy": "greedy: is a value without its setting: harness latency decoding=greedy",
     "latency huggingface": "huggingface: is a value without its setting: harness latency engine=huggingface",
+    "latency n=3 ./llama-server -m X.gguf": "./llama-server: is the command of a server, which stands behind --: "
+        "harness latency n=3 -- ./llama-server -m X.gguf",
     "latency engine=vllm": "engine=vllm: was removed: type the server's own command last: harness latency -- vllm",
     "latency engine.flags=[--a]": "engine.flags: was removed: is part of the command that is typed last",
     "latency ~draft": "~draft: cannot be left out, only changed: draft=none",

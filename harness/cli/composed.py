@@ -19,6 +19,7 @@ from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile, collects_in
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
+from harness.config.model_names import SERVED
 from harness.config.packages import is_installed, require_local
 from harness.config.run import RunSettings
 from harness.drafting.registry import METHODS
@@ -97,7 +98,8 @@ def _run(config: Any) -> Sequence[Any]:
         # In a sweep only before its first job.
         if crowded is not None and (sweep is None or hydra.job.num == 0):
             say(crowded)
-    if sweep is None and "torch" not in sys.modules and is_installed("transformers"):
+    needs_libraries = settings.model.repository != SERVED and is_installed("transformers")
+    if sweep is None and "torch" not in sys.modules and needs_libraries:
         # Before libraries are imported that take seconds.
         draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
         computes_here = engine_of(settings).computes_here

@@ -46,6 +46,8 @@ _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# Programs whose commands are typed behind `--`.
+_SERVERS = ("llama-server", "vllm", "sglang", "docker")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
@@ -180,6 +182,9 @@ def _no_setting(
     Args:
         before, remaining: the line around the word, whose beginning is its first part.
     """
+    if Path(word).name in _SERVERS:
+        line = _line(*before, "--", word, *remaining)
+        return SettingError(word, f"is the command of a server, which stands behind --: {line}")
     if remaining and (setting := _setting_meant_by(word, known)):
         value, *others = filter(None, (part.lstrip("=") for part in remaining))
         line = _line(*before, f"{setting}={value}", *others)
