@@ -21,6 +21,8 @@ from harness.engines.server.startup import Startup
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Programs whose servers listen in a network of their own.
 _CONTAINERS = ("docker", "podman", "nerdctl")
+# `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 SETTING = "the command behind --"
 
@@ -191,6 +193,7 @@ class ServerCommand:
             if startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
+        self._check_draft()
         words = list(self.words)
         if repository is not None:
             place, verifier = repository
@@ -267,6 +270,16 @@ class ServerCommand:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
+    def _check_draft(self) -> None:
+        """Raise a SettingError for a method that would draft nothing, as the model that it needs is not named."""
+        startup = self.startup
+        if self.value(startup.draft) is not None or self._variables():
+            return
+        for method in (self.method or "").split(","):
+            if method in startup.drafted_by_model:
+                rule = f"{startup.method[0]} {method} needs a draft model: add {startup.draft[0]} DRAFT"
+                raise SettingError(SETTING, rule)
+
     def _variables(self) -> list[str]:
         """The variables that set speculation, before the program or in this process's environment."""
         beginnings = self.startup.variables
@@ -299,11 +312,19 @@ def read_command(
     Args:
         values: that stand in braces in it, by name.
         dialects: kinds of servers, of which the first whose program it has counts.
+
+    Raises:
+        SettingError: a name in braces has no value.
     """
     filled = []
     for word in words:
         for name, value in values.items():
             word = word.replace(f"{{{name}}}", str(value))
+        for left in _PLACEHOLDER.findall(word):
+            if left != "{port}":
+                name = left.strip("{}")
+                rule = f"{left} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
+                raise SettingError(SETTING, rule)
         filled.append(word)
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
@@ -358,7 +379,7 @@ def _entries(flag: Flag) -> dict[str, object]:
     try:
         entries = json.loads(flag.value or "{}")
     except ValueError as error:
-        raise SettingError(SETTING, f"{flag.name} must be JSON ({error})", flag.value) from error
+        raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
     return entries if isinstance(entries, dict) else {}
 
 

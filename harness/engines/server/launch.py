@@ -32,10 +32,10 @@ _MOST_STOPPING_S = 30.0
 # The end of a log that is read, in bytes.
 _READ = 100_000
 _LONGEST_LINE = 300
-# Lines with the reason why a server ended; vLLM's last one only points to a line above it.
+# Lines with the reason why a server ended; the last ones of vLLM and llama.cpp only point to a line above.
 _REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
 _POINTS_ELSEWHERE = re.compile(
-    r"see root cause above|traceback|failed core proc|\braise \w+\(", re.IGNORECASE
+    r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to", re.IGNORECASE
 )
 # What the signal that ended a server usually means.
 _MEANT_BY_SIGNAL = {

@@ -37,6 +37,7 @@ class Startup:
         num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
+        drafted_by_model: methods that need one; without it such a server starts, and does not speculate.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
         model_follows: see `model`.
         served_name: flags with the name under which the model is served.
@@ -66,6 +67,7 @@ class Startup:
     num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
+    drafted_by_model: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
@@ -158,6 +160,7 @@ LLAMA_CPP = Startup(
         "-hfrd",
         "--hf-repo-draft",
     ),
+    drafted_by_model=("draft-simple",),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),

@@ -78,6 +78,7 @@ def test_lines_about_a_slow_start_are_far_apart(
         ("os.kill(os.getpid(), 4)", "was ended by SIGILL (an instruction that this processor"),
         ("os.kill(os.getpid(), 15)", "was ended by SIGTERM: it wrote nothing"),
         ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
+        ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
     ],
 )  # fmt: skip

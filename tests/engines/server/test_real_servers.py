@@ -1,0 +1,112 @@
+"""Commands behind `--` that start the real server of llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from in_process import Harness, results
+from real_servers import gguf_pair, llama_server
+from wording import mentions
+
+SHORT = "num_prompts=8 tokens=16 prompts=tiny decoding=greedy num_resamples=200".split()
+
+
+def drafting() -> list[str]:
+    model, draft = gguf_pair()
+    return [llama_server(), "-m", model, "-md", draft, "--spec-type", "draft-simple"]
+
+
+def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> None:
+    outcome = harness("latency", *SHORT, "--", *drafting(), "--spec-draft-n-max", "4")
+    regular, speculative = results().to_dict("records")
+    assert (regular["arm"], speculative["arm"]) == ("regular", "speculative")
+    assert speculative["num_draft_tokens"] == 4
+    # What llama.cpp counted itself.
+    assert 0.2 < speculative["acceptance_rate"] < 0.9
+    assert 1.5 < speculative["mean_acceptance_length"] < 4
+    assert mentions(outcome.stdout, "tiny.gguf", "llama.cpp", "tiny_draft.gguf", "K=4")
+    assert mentions(outcome.stderr, "without", "--spec-type draft-simple --spec-draft-n-max 4")
+
+
+def test_a_method_without_a_draft_model(harness: Harness) -> None:
+    method = "--spec-type ngram-simple --spec-ngram-simple-size-n 1 --spec-ngram-simple-size-m 3"
+    command = [llama_server(), "-m", gguf_pair().model, *method.split()]
+    outcome = harness("latency", *SHORT, "tokens=40", "--", *command)
+    speculative = results().iloc[-1]
+    assert speculative["num_draft_tokens"] == 3
+    assert speculative["acceptance_rate"] > 0
+    assert "ngram-simple" in outcome.stdout
+
+
+def test_the_same_command_twice(harness: Harness) -> None:
+    command = [llama_server(), "-m", gguf_pair().model]
+    outcome = harness("latency", *SHORT, "--", *command, "--", *command)
+    first, second = results().to_dict("records")
+    assert first["num_prompts"] == second["num_prompts"] == 8
+    assert mentions(outcome.stdout, "first", "second")
+    assert "speculative" not in outcome.stdout
+
+
+def test_a_sweep_of_k_in_the_command(harness: Harness) -> None:
+    harness("latency", "-m", "K=2,4", *SHORT, "--", *drafting(), "--spec-draft-n-max", "{K}")
+    rows = results()
+    found = rows[rows["arm"] == "speculative"]
+    assert list(found["num_draft_tokens"]) == [2, 4]
+    short, long = found["mean_proposed"]
+    assert short <= 2 < long <= 4
+
+
+FORKING = """#!/bin/bash
+# Ignores what would end it, and the server is not its child.
+trap '' TERM INT HUP
+setsid "$@" &
+while true; do sleep 1; done
+"""
+
+
+@pytest.mark.parametrize("until", ["loaded", "measured"])
+def test_a_killed_harness_leaves_nothing(tmp_path: Path, until: str) -> None:
+    wrapper = tmp_path / "serve.sh"
+    wrapper.write_text(FORKING)
+    wrapper.chmod(0o755)
+    run = [sys.executable, "-m", "harness", "latency", *SHORT, "num_prompts=40"]
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [*run, "--", wrapper, *drafting()],
+        cwd=tmp_path,
+        env=os.environ | {"TEST_MARK": mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log, text = {
+        "loaded": ("regular_server.log", "loading model"),
+        "measured": ("speculative_server.log", "print_timing"),
+    }[until]
+    try:
+        while not any(text in file.read_text() for file in tmp_path.rglob(log)):
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    while marked(mark):
+        time.sleep(0.1)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TEST_MARK") == mark:
+                found.append(process.pid)
+    return found
