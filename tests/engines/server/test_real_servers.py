@@ -1,7 +1,8 @@
-"""Commands behind `--` that start the real server of llama.cpp."""
+"""Commands behind `--` that start real servers."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 from in_process import Harness, results
-from real_servers import gguf_pair, llama_server
+from real_servers import gguf_pair, llama_server, vllm_python
+from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
 SHORT = "num_prompts=8 tokens=16 prompts=tiny decoding=greedy num_resamples=200".split()
@@ -54,6 +56,20 @@ def test_the_same_command_twice(harness: Harness) -> None:
     assert first["num_prompts"] == second["num_prompts"] == 8
     assert mentions(outcome.stdout, "first", "second")
     assert "speculative" not in outcome.stdout
+
+
+def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    module = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    model = ["--model", str(SHIPPED / "tiny"), "--chat-template", CHAT_TEMPLATE]
+    speculation = ["--speculative-config", json.dumps(method)]
+    outcome = harness("latency", *SHORT, "--", *module, *model, *speculation)
+    regular, speculative = results().to_dict("records")
+    assert regular["server"] == speculative["server"]
+    assert speculative["num_draft_tokens"] == 3
+    assert 0 <= speculative["acceptance_rate"] < 0.5
+    assert mentions(outcome.stdout, "tiny", "vLLM", "ngram", "K=3")
 
 
 def test_a_sweep_of_k_in_the_command(harness: Harness) -> None:

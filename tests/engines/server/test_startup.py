@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 
 from harness.engines.server.startup import LLAMA_CPP, VLLM, Startup
-from real_servers import llama_server, vllm
+from real_servers import llama_server, vllm_python
 
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
 
@@ -35,14 +34,15 @@ def flags_of(help_text: str) -> set[str]:
 
 
 def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
-    python = Path(vllm()).with_name("python")
     ask = [
         "from vllm.utils.argparse_utils import FlexibleArgumentParser",
         "from vllm.entrypoints.launchers.cli_args import make_arg_parser",
         "actions = make_arg_parser(FlexibleArgumentParser())._actions",
         "print(*(name for action in actions for name in action.option_strings), sep='\\n')",
     ]
-    shown = subprocess.run([python, "-c", "\n".join(ask)], capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [vllm_python(), "-c", "\n".join(ask)], capture_output=True, text=True
+    ).stdout
     flags = {name for name in shown.split() if re.search("^-+spec|spec-|draft|^-sc$", name)}
     flags -= {"--specialize-active-lora"}  # of LoRA
     assert "--speculative-config" in flags
