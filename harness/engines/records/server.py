@@ -333,6 +333,9 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     run = opening.settings
     # `map` opens an engine for each K.
     commands = _commands(dataclasses.replace(run, decoding=opening.decoding))
+    has_gpus = bool(gpu_names())
+    if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
+        commands = [command.beside_another() for command in commands]
     names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
     # What the rows call the arms is not what two commands are called.
     shown = ["first", "second"] if settings.first_command else names
@@ -350,7 +353,6 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     if not settings.first_command and removed:
         opening.say(f"the regular server is started without {shlex.join(removed)}")
     note = commands[1].startup.note if commands[1].dialect is not None else ""
-    has_gpus = bool(gpu_names())
     if note and has_gpus:
         opening.say(note)
     is_precise = getattr(run, "precision", None) is not None

@@ -246,6 +246,18 @@ class ServerCommand:
             command = command._with_defaults((added,))
         return command
 
+    def beside_another(self) -> ServerCommand:
+        """The command as it is started on a CPU where another server runs."""
+        if self.dialect is None:
+            return self
+        typed = " ".join(self.words[: self.start])
+        missing = [
+            variable
+            for variable in self.startup.beside_another
+            if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
+        ]
+        return _divided(["env", *missing, *self.words], [self.dialect]) if missing else self
+
     def _with_defaults(self, flag: Sequence[str]) -> ServerCommand:
         """The command with this flag, unless it has it."""
         if not flag:

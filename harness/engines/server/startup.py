@@ -43,6 +43,8 @@ class Startup:
         served_name: flags with the name under which the model is served.
         sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
             have one.
+        beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would bind
+            their threads to the same cores, and wait for each other.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
@@ -72,6 +74,7 @@ class Startup:
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
+    beside_another: tuple[str, ...] = ()
     note: str = ""
     example: str = ""
 
@@ -201,6 +204,7 @@ VLLM = Startup(
     draft=("--speculative-config.model", "--spec-model"),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
+    beside_another=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
         " no asynchronous scheduling: that is part of what is measured"
