@@ -43,8 +43,8 @@ class Startup:
         served_name: flags with the name under which the model is served.
         sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
             have one.
-        beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would bind
-            their threads to the same cores, and wait for each other.
+        beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would
+            bind their threads to the same cores, and wait for each other.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
