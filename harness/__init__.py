@@ -6,5 +6,5 @@ From Python: `harness.run("latency", "model=7B", "draft=none")`. Nothing heavy i
 from harness.cli.main import run
 from harness.config.errors import HarnessError, RunError, SettingError, VerdictError
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "run"]
