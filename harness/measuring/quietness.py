@@ -25,7 +25,7 @@ _CROWDED = 1.25
 
 
 def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
-    """Nanoseconds in which threads of this process ran so far, and in which they waited for a core; None where the
+    """Nanoseconds in which threads of a process ran so far, and in which they waited for a core; None where the
     system does not report them.
     """
     ran = waited = 0
@@ -39,6 +39,16 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
     except (OSError, ValueError, IndexError):
         return None
     return (ran, waited) if ran else None
+
+
+def _time_of_run() -> tuple[int, int] | None:
+    """`processor_time` of this process and of all that it has started: servers compute in its place."""
+    times = [processor_time()]
+    with suppress(psutil.Error):
+        children = psutil.Process().children(recursive=True)
+        times += [processor_time(Path(f"/proc/{child.pid}/task")) for child in children]
+    known = [time for time in times if time is not None]
+    return (sum(ran for ran, _ in known), sum(waited for _, waited in known)) if known else None
 
 
 def load_average() -> float | None:
@@ -94,7 +104,7 @@ class Quietness:
         self._say = say
         self._said = False
         self._began = time.monotonic()
-        self._first = processor_time()
+        self._first = _time_of_run()
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
@@ -112,9 +122,10 @@ class Quietness:
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 num_others = _num_others({process.pid for process in running})
                 self._other_processes = max(num_others, self._other_processes or 0)
-        share = self._processor_share()
         is_long = time.monotonic() - self._began > _LONG_S
-        if not self._said and share is not None and share < _LITTLE and is_long:
+        # Only then: it looks at every process that the run has started.
+        share = self._processor_share() if is_long and not self._said else None
+        if share is not None and share < _LITTLE:
             self._said = True
             self._say(
                 f"this takes long: the process gets {share:.0%} of the processor time that it asks for{load_in_words()}"
@@ -132,7 +143,7 @@ class Quietness:
         }
 
     def _processor_share(self) -> float | None:
-        now = processor_time()
+        now = _time_of_run()
         if now is None or self._first is None:
             return None
         ran, waited = (after - before for before, after in zip(self._first, now, strict=True))

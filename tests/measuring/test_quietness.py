@@ -39,6 +39,22 @@ def test_time_that_threads_ran_and_waited(tmp_path: Path) -> None:
     assert processor_time(tmp_path / "absent") is None
 
 
+def test_what_a_run_has_started_computes_for_it() -> None:
+    """The threads of a server that waits for others are those that matter."""
+    command = [sys.executable, "-c", "print(sum(range(10**6)), flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        of_child = processor_time(Path(f"/proc/{child.pid}/task"))
+        of_self = processor_time()
+        of_run = quietness._time_of_run()
+        child.communicate(b"\n")
+    assert of_child is not None
+    assert of_self is not None
+    assert of_run is not None
+    assert of_run[0] >= of_child[0] + of_self[0]
+
+
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(10, 0), *[(30, 80)] * 5])
     monkeypatch.setattr(quietness, "processor_time", lambda: next(times))
