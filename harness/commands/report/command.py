@@ -16,6 +16,7 @@ from harness.commands.overview import environment_table, failures_table, files_t
 from harness.commands.read_runs import measuring, read
 from harness.commands.report.pages import Report, html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
+from harness.commands.report.table_row import table_rows
 from harness.commands.words import common_settings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
@@ -30,7 +31,7 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}T\d{6}\b[\w.-]*")
 
 _HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr|row]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -41,6 +42,8 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   RUN         the id of a run (column `run`), or its beginning: only such runs are shown
   format=pr   instead prints ten lines of Markdown for a pull request: of the newest run of latency,
               or of each run of a file
+  format=row  instead prints a Markdown table with a row for each run of latency: model, server, draft, K, device,
+              speed-up, tokens per iteration, command (without keys), and the digest of its result.json
   output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   harness report
@@ -48,6 +51,7 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   harness report results outputs            prompts by category need the runs' own directories
   harness report a100.csv h100.csv
   harness report outputs/latency/2026-11-20/19-31-55 format=pr
+  harness report 20261122T164306 format=row
 
 A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
         raise SettingError("report", rule)
     words: list[str] = []
     ids: list[str] = []
-    for_pull_request = False
+    form: str | None = None
     output: Path | None = None
     for argument in arguments:
         word = argument.removeprefix("output=")
@@ -142,11 +146,10 @@ def main(arguments: Sequence[str]) -> None:
         if mistake is not None:
             raise SettingError(argument, mistake)
         if argument.startswith("format="):
-            if argument != "format=pr":
-                raise SettingError(
-                    "format", "must be pr; without it tables are printed", argument[7:]
-                )
-            for_pull_request = True
+            form = argument.removeprefix("format=")
+            if form not in ("pr", "row"):
+                rule = "must be pr or row; without it tables are printed"
+                raise SettingError("format", rule, form)
         elif argument.startswith("output="):
             output = Path(word)
         elif _RUN_ID.fullmatch(word) and not Path(word).exists():
@@ -159,11 +162,13 @@ def main(arguments: Sequence[str]) -> None:
     if paths == [_DEFAULT] and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
-    if for_pull_request:
+    if form is not None:
         runs = read(paths, measuring(commands()), ids).runs_of(LatencyRow)
         if not runs:
-            raise SettingError(str(paths[0]), "holds no run of latency, which format=pr needs")
-        print("\n".join(pull_request(runs if ids else last_runs(runs, paths))))
+            raise SettingError(str(paths[0]), f"holds no run of latency, which format={form} needs")
+        shown = runs if ids else last_runs(runs, paths)
+        lines = table_rows(runs) if form == "row" else pull_request(shown)
+        print("\n".join(lines))
         return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.run import figure_in_words, headline
 from harness.commands.names import name_of
 from harness.commands.read_runs import Run
+from harness.commands.report.shown_commands import typed_command
 from harness.commands.words import device_of, pair_name, settings_line
 from harness.engines.registry import is_elsewhere
 from harness.results.verdict import judge
@@ -62,7 +61,7 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     }
     covers = last.speedup.covers if last.speedup is not None else f"{last.num_prompts} prompts"
     yield f"over {covers}; {failed} requests failed; prefix cache: {caches[last.salted]}"
-    yield f"`{_command(run) or 'command unknown'}`"
+    yield f"`{typed_command(run) or 'command unknown'}`"
     yield f"run {last.run}, harness {last.harness_version}, commit {last.commit or 'unknown'}"
 
 
@@ -84,18 +83,6 @@ def _acceptance(row: LatencyRow) -> str | None:
     per_iteration = "" if length is None else f", {length:.2f} tokens per iteration"
     positions = f"; by position {by_position} % of all iterations" if by_position else ""
     return f"accepted {row.acceptance_rate:.1%} of the draft tokens{per_iteration}{positions}"
-
-
-def _command(run: Run) -> str | None:
-    """The command as it was typed, from the run's `environment.json`; None where that is gone."""
-    if run.directory is None:
-        return None
-    try:
-        text = (run.directory / "environment.json").read_text(encoding="utf-8")
-        command = json.loads(text).get("command_line")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return shlex.join(map(str, command)) if isinstance(command, list) else command
 
 
 def last_runs(runs: Sequence[Run[LatencyRow]], paths: Sequence[Path]) -> Sequence[Run[LatencyRow]]:

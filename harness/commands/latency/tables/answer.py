@@ -171,8 +171,11 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
             yield from _other_drafts(rows, choice)
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
+    if row.server_command is not None and verdict.has_interval and row.run:
+        # The microseconds of its id would not fit beside another step.
+        yield Step("to show it", f"harness report {row.run.partition('.')[0]} format=row")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
-        yield Step("how far off another run may be", typed_again("repeats=5"))
+        yield Step("how far off another run is", typed_again("repeats=5"))
 
 
 def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:

@@ -1,0 +1,71 @@
+"""The command of a run as it may be shown to others: without keys, and without the port that the harness adds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.read_runs import Run
+from harness.engines.server.dialects import DIALECTS
+
+_FLAGS_OF_SECRETS = ("--api-key", "--hf-token", "-hft")
+# `HF_TOKEN`
+_VARIABLE_OF_SECRETS = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)")
+
+
+def typed_command(run: Run[LatencyRow]) -> str | None:
+    """The command as it was typed, from the run's `environment.json`; None where that is gone."""
+    if run.directory is None:
+        return None
+    try:
+        text = (run.directory / "environment.json").read_text(encoding="utf-8")
+        command = json.loads(text).get("command_line")
+        words = command if isinstance(command, list) else shlex.split(command)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+    return shlex.join(_without_secrets([str(word) for word in words]))
+
+
+def server_commands(row: LatencyRow) -> list[str]:
+    """The commands that started the servers of a run, the one that was measured last; [] of a run that started none."""
+    commands = []
+    for command in (row.server_command or "").split("; "):
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            # Cut within quotes: the command itself has a semicolon.
+            return []
+        if words:
+            commands.append(shlex.join(_without_secrets(_without_port(words))))
+    return commands
+
+
+def _without_port(words: Sequence[str]) -> list[str]:
+    """A command without the words that the harness adds for its own port."""
+    words = list(words)
+    for dialect in DIALECTS.all().values():
+        added = [] if dialect.startup is None else list(dialect.startup.listening)
+        for place in range(len(words) - len(added) + 1):
+            if added and words[place : place + len(added)] == added:
+                return words[:place] + words[place + len(added) :]
+    return words
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """A command without flags that have a key, and without the values of variables that may have one."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_value:
+            is_value = False
+        elif name.replace("_", "-") in _FLAGS_OF_SECRETS:
+            is_value = not equals
+        elif equals and _VARIABLE_OF_SECRETS.fullmatch(name):
+            kept.append(f"{name}=***")
+        else:
+            kept.append(word)
+    return kept

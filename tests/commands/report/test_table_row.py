@@ -1,0 +1,145 @@
+"""`report format=row`: a row for a table of many people's runs, from planted rows and through the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands.latency.rows import LatencyRow
+from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.read_runs import Run
+from harness.commands.report.table_row import table_rows
+from harness.config.machine import note_command_line
+from harness.results.files import append_rows
+from harness.results.result_file import write_result
+from harness.tables.terminal import as_text
+from in_process import Harness
+from report_files import latency_run, run_id
+from wording import mentions
+
+LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port {port} --metrics"
+DRAFTS = "llama-server -m Qwen3.gguf --spec-type draft-mtp --api-key '***' --host 127.0.0.1 --port '{port}' --metrics"
+SERVED: dict[str, Any] = {
+    "engine": "server", "server": "llama.cpp b10434", "server_command": f"{LLAMA}; {DRAFTS}", "model": "Qwen3.gguf",
+    "draft": "draft-mtp", "draft_method": "draft-mtp", "tokens_per_iteration": 2.5, "url": None,
+}  # fmt: skip
+
+
+def cells(run: list[LatencyRow], directory: Path | None = None) -> list[str]:
+    """The cells of a run's row."""
+    headings, separator, line = table_rows([Run(run, directory=directory)])
+    assert re.fullmatch(r"\|( --- \|)+", separator)
+    texts = [re.split(r"(?<!\\)\|", each)[1:-1] for each in (headings, line)]
+    assert len(texts[0]) == len(texts[1]) == separator.count("---")
+    return [text.strip() for text in texts[1]]
+
+
+def test_a_row_says_what_was_measured(tmp_path: Path) -> None:
+    run = latency_run(2, 1.5, **SERVED)
+    write_result(tmp_path, run, [])
+    digest = hashlib.sha256((tmp_path / "result.json").read_bytes()).hexdigest()
+    assert cells(run, tmp_path) == [
+        "Qwen3.gguf",
+        "llama.cpp b10434",
+        "draft-mtp",
+        "2",
+        "NVIDIA A100",
+        "1.50× (1.40 to 1.60)",
+        "2.50",
+        "`llama-server -m Qwen3.gguf --spec-type draft-mtp --metrics`",
+        digest[:12],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "text"),
+    [
+        ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
+        ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
+        ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),
+        ({"weights": "random"}, 0, "Qwen3.gguf, random weights"),
+        ({"draft": "org/head", "draft_method": "eagle3"}, 2, "org/head (eagle3)"),
+        ({"draft": "server", "draft_method": None}, 2, "the server's own"),
+        ({"engine": "local", "server": None}, 1, "harness 0.1.0, engine=local"),
+        ({"mean_acceptance_length": None, "tokens_per_iteration": None}, 6, "–"),
+        ({"model": "a|b"}, 0, r"a\|b"),
+        # Its directory is gone.
+        ({}, 8, "–"),
+        ({"server_command": None}, 7, "–"),
+    ],
+)
+def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> None:
+    regular, speculative = latency_run(2, 1.5, **SERVED)
+    assert cells([regular, speculative.from_values(speculative.values() | changes)])[column] == text
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("vllm serve A --api_key=sk-1 -O3", "`vllm serve A -O3`"),
+        ("vllm serve A --hf-token hf_1", "`vllm serve A`"),
+        ("env HF_TOKEN=hf_1 K=2 harness serve K=2 host=127.0.0.1 port={port}",
+         "`env 'HF_TOKEN=***' K=2 harness serve K=2`"),
+        ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port {port}",
+         "`vllm serve A --x '{\"a\\|b\": 1}'`"),
+        ("docker run -p {port}:8000 vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),
+        ("vllm serve '`A`'", "`` vllm serve '`A`' ``"),
+    ],
+)  # fmt: skip
+def test_a_command_has_neither_our_port_nor_a_key(command: str, shown: str) -> None:
+    assert cells(latency_run(**SERVED | {"server_command": command}))[7] == shown
+
+
+def test_the_second_of_two_commands_is_compared_with_the_first() -> None:
+    two = {
+        "draft": "second command",
+        "draft_method": None,
+        "server_command": "vllm serve A; vllm serve B",
+    }
+    assert cells(latency_run(**SERVED | two))[7] == "`vllm serve B` against `vllm serve A`"
+
+
+def test_a_result_of_another_run_is_not_digested(tmp_path: Path) -> None:
+    run = latency_run(**SERVED)
+    write_result(tmp_path, latency_run(**SERVED), [])
+    assert cells(run, tmp_path)[8] == "–"
+
+
+def test_the_command_line_prints_a_row_for_each_run(harness: Harness) -> None:
+    """Of a run without servers of its own the command is the harness's."""
+    directories = []
+    for draft in ("7B", "68M"):
+        directory = Path("outputs", draft)
+        directory.mkdir(parents=True)
+        run = latency_run(draft=draft, directory=str(directory))
+        append_rows(Path("results/latency.csv"), run)
+        append_rows(directory / "latency.csv", run)
+        write_result(directory, run, [])
+        typed = {"command_line": f"harness latency draft={draft} --api-key sk-1"}
+        (directory / "environment.json").write_text(json.dumps(typed))
+        directories.append((str(run[0].run), directory))
+    lines = harness("report", "format=row").stdout.splitlines()
+    assert len(lines) == 4
+    assert "`harness latency draft=7B`" in lines[2]
+    (first, _), (_, second) = directories
+    assert harness("report", first, "format=row").stdout.splitlines() == lines[:3]
+    assert harness("report", str(second), "format=row").stdout.splitlines()[2] == lines[3]
+
+
+def test_the_answer_of_a_run_by_a_command_names_it_once() -> None:
+    note_command_line(["latency", "--", "llama-server"])
+    figures = {"speedup_covers": "15 prompts", "num_tokens": 960, "processor_share": 1.0}
+    run = {"run": f"20261123T101112.{run_id()[16:]}"}
+    text = as_text(latency_answer(latency_run(2, 1.5, **SERVED | figures | run)), 80)
+    assert mentions(text, "to show it", "harness report 20261123T101112 format=row")
+    assert mentions(text, "how far off another run is", "repeats=5")
+    assert max(map(len, text.splitlines())) <= 80
+    no_bounds = {"speedup_low": None, "speedup_high": None}
+    for changes in (no_bounds, {"server_command": None}):
+        other = latency_answer(latency_run(2, 1.5, **SERVED | figures | run | changes))
+        assert "format=row" not in as_text(other, 80)
