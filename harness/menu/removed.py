@@ -68,7 +68,7 @@ SETTINGS: dict[str, str] = {
     "engine.tensor_parallel_size": f"{_COMMAND}vllm serve MODEL --tensor-parallel-size ...",
     "race": _RACE,
     "results.export": "latency.csv and latency_prompts.csv have the figures; map writes vLLM's schedule",
-    "share": _RACE,
+    "share": "every cell of a map's grid is measured",
     "sweeper": "K=1,2,4,8 with -m measures each; repeats of what was measured are taken over",
 }
 

@@ -166,8 +166,6 @@ def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
     speedup = _at_once(_interval_of(row), num_compared, row)
     if math.isnan(speedup.estimate):
         return judge(speedup, "no speed-up was measured")
-    if getattr(row, "measured", True) is False:
-        return judge(speedup, "interpolated between cells that were measured")
     if row.weights == "random" and not row.synthetic:
         return judge(speedup, "random weights accept by chance; the texts mean nothing")
     if speedup.has_bounds:

@@ -120,7 +120,7 @@ def test_a_map_starts_a_slow_engine_once_for_each_k(
     note = 'opening.say(f"started for {opening.batch_size}, K={opening.decoding.num_draft_tokens}")'
     start = "engine = Engine()\n"
     file.write_text(SLOW_PARROT.replace(start, f"{start}        {note}\n"))
-    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "share=1"]
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]"]
     outcome = harness("map", *QUICK, *grid, f"engine={parrot}")
     assert len(results("map")) == 4
     starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]

@@ -252,15 +252,14 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     assert judged(rows(num_tokens=30, status="interrupted"))[1].status == "interrupted"
 
 
-def test_random_weights_and_interpolated_cells_conclude_nothing() -> None:
+def test_random_weights_conclude_nothing() -> None:
     row = rows()[1]
     assert verdict_of(row).pays
     assert verdict_of(replace(row, weights="random")).conclusion == "cannot tell"
     by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
     assert verdict_of(by_coin).pays
-    cell = MapRow(measured=True, speedup=Interval(2.0, 1.5, 2.5))
+    cell = MapRow(speedup=Interval(2.0, 1.5, 2.5))
     assert verdict_of(cell).pays
-    assert not verdict_of(replace(cell, measured=False)).has_interval
     assert not verdict_of(replace(cell, speedup=Interval(2.0))).has_interval
 
 
@@ -276,7 +275,9 @@ def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
     """An interval that includes 1 was `unsure` in one place and `makes no difference` in another."""
     undecided = Interval(0.96, 0.8, 1.17)
     arms = rows(speedup=undecided)
-    cell = MapRow(status="ok", measured=True, batch_size=4, num_draft_tokens=2, speedup=undecided)
+    cell = MapRow(
+        status="ok", regular_ms_per_token=1.0, batch_size=4, num_draft_tokens=2, speedup=undecided
+    )
     of_report = latency_answers(latency_pairs([Run(arms)]))
     pages = {
         "latency": headline(arms[1]).text,

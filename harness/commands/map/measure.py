@@ -1,16 +1,13 @@
-"""`map`: speed-ups over a grid of batch size, context and K, the schedules that follow, and where
-speculation stops paying.
-"""
+"""`map`: speed-ups over a grid of batch size, context and K, and the schedule that follows."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from harness.commands.latency.asking import (
     batches_to_ask,
@@ -21,8 +18,7 @@ from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
-from harness.commands.map.schedules import schedule_files
-from harness.commands.map.surface import Cell, cells_of, explore, interpolated
+from harness.commands.map.schedules import for_vllm
 from harness.commands.map.tables import map_answer, map_details, schedule_of
 from harness.commands.optional_plots import drawn_files
 from harness.config.errors import RunError, SettingError
@@ -37,9 +33,13 @@ from harness.menu.command import Experiment
 from harness.prompts.sets import PromptSet, load_prompts
 from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, NAN, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.verdict import refusal, require_verdict
 from harness.tables.table import Answer, Document
+
+# Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the smallest batch, the third
+# context and the second K.
+Cell = tuple[int, ...]
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
@@ -80,8 +80,7 @@ class MeasuredCell:
 
 
 class Map(Experiment):
-    """Measures the cells of a grid that show best where speculation pays, and interpolates the
-    others.
+    """Measures every cell of a grid.
 
     A cell has an index on each side of the grid. With batch_sizes=[1,4,16], one context and
     draft_tokens=[1,3,5], cell (2, 0, 1) has batch size 16 and K=3.
@@ -89,7 +88,7 @@ class Map(Experiment):
     Attributes:
         draft_tokens: the K of the grid; (None,) for a server, whose K cannot be changed.
         prompt_sets, encoded: one for each context.
-        measured: the figures of the cells that were measured.
+        measured: the figures of each cell.
         started_for: the K that the open engine was started for, where starting takes long; None
             before the first start, and for a server, whose K is not ours to choose.
     """
@@ -135,8 +134,9 @@ class Map(Experiment):
             self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
         longest = max(encoded.longest for encoded in self.encoded)
         session.place(settings.batch_sizes[-1], longest)
-        most_cells = math.floor(settings.share * math.prod(self.shape))
-        explore(self.shape, lambda cell: self._measure_cell(session, cell), most_cells)
+        # Cells of equal K one after the other: some engines restart for another K.
+        for cell in sorted(itertools.product(*map(range, self.shape)), key=lambda cell: cell[::-1]):
+            self._measure_cell(session, cell)
         self._write_files(session, self.rows(session))
 
     def rows(self, session: Session) -> list[MapRow]:
@@ -145,17 +145,7 @@ class Map(Experiment):
         """
         if not self.measured:
             return [session.row(MapRow)]
-        # Interpolated values would be a guess before the corners of the grid are measured.
-        cells = cells_of(self.shape) if session.status == "ok" else sorted(self.measured)
-        # Speed-ups of all cells, and the ends of their intervals where any cell has one: arrays of the grid's shape.
-        surfaces: dict[str, np.ndarray[Any, Any]] = {}
-        compared = [(cell, one.speedup) for cell, one in self.measured.items() if not one.refusal]
-        for name in ("estimate", "low", "high"):
-            values = {cell: getattr(speedup, name) for cell, speedup in compared}
-            known = {cell: math.log(value) for cell, value in values.items() if value > 0}
-            if known:
-                surfaces[name] = np.exp(interpolated(self.shape, known))
-        return [self._row(session, cell, surfaces) for cell in cells]
+        return [self._row(session, cell) for cell in sorted(self.measured)]
 
     def document(self, rows: Sequence[MapRow]) -> Answer:
         return map_answer(rows)
@@ -185,10 +175,8 @@ class Map(Experiment):
         num_batches = max(FEWEST_FOR_INTERVAL, self.settings.num_prompts // batch_size)
         return num_batches * batch_size
 
-    def _measure_cell(self, session: Session, cell: Cell) -> float | None:
-        """Time both arms, keep the figures, and return the speed-up; None where they cannot be
-        compared.
-        """
+    def _measure_cell(self, session: Session, cell: Cell) -> None:
+        """Time both arms, and keep the figures."""
         settings = self.settings
         size_place, context_place, k_place = cell
         batch_size = settings.batch_sizes[size_place]
@@ -237,7 +225,6 @@ class Map(Experiment):
         measured = MeasuredCell(figures["regular"], figures["speculative"])
         measured.refusal = refusal(evidence["regular"], evidence["speculative"], measured.speedup)
         self.measured[cell] = measured
-        return None if measured.refusal else measured.speedup.estimate
 
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
@@ -259,11 +246,8 @@ class Map(Experiment):
             raise RunError(_ONE_AT_A_TIME)
         return engine
 
-    def _row(
-        self, session: Session, cell: Cell, surfaces: Mapping[str, np.ndarray[Any, Any]]
-    ) -> MapRow:
-        """The row of a cell: measured, or of `surfaces`, which have [batch sizes, contexts, K] values."""
-        measured = self.measured.get(cell)
+    def _row(self, session: Session, cell: Cell) -> MapRow:
+        measured = self.measured[cell]
         size_place, context_place, k_place = cell
         k = self.draft_tokens[k_place]
         if k is None:
@@ -272,15 +256,7 @@ class Map(Experiment):
             "batch_size": self.settings.batch_sizes[size_place],
             "context": round(self.encoded[context_place].mean_length),
             "num_draft_tokens": k,
-            "measured": measured is not None,
         }
-        if measured is None:
-            at_cell = {name: float(values[cell]) for name, values in surfaces.items()}
-            estimate = at_cell.get("estimate", NAN)
-            # The surfaces go through other cells where some have no interval.
-            low = min(at_cell.get("low", NAN), estimate)
-            high = max(at_cell.get("high", NAN), estimate)
-            return session.row(MapRow, **figures, speedup=Interval(estimate, low, high))
         figures["regular_ms_per_token"] = measured.regular.get("ms_per_token")
         figures["speculative_ms_per_token"] = measured.speculative.get("ms_per_token")
         figures |= {name: measured.speculative.get(name) for name in _SHARED_FIGURES}
@@ -289,11 +265,11 @@ class Map(Experiment):
         return session.row(MapRow, **figures)
 
     def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
-        """Write the schedules for engines, if there is one, and the drawing, if plots can be drawn."""
+        """Write the schedule, if there is one, and the drawing, if plots can be drawn."""
         files: dict[str, str] = {}
         schedule, _ = schedule_of(rows)
         if schedule:
-            files |= schedule_files(schedule, {})
+            files["schedule_vllm.json"] = for_vllm(schedule)
         files |= drawn_files(RECORD, rows)
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())

@@ -1,4 +1,4 @@
-"""The drawing of a map: speed-up by batch size and K, and where speculation stops paying."""
+"""The drawing of a map: speed-up by batch size and K, in the colour of what each cell says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from harness.commands.map.rows import MapRow
@@ -20,9 +18,7 @@ from harness.commands.map.tables import (
     by_context,
     cell_text,
     cells_of,
-    has_break_even,
     heading_of,
-    is_ratio,
     k_of,
     load_of,
     size_of,
@@ -31,7 +27,6 @@ from harness.commands.map.tables import (
 )
 from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
-from harness.results.verdict import verdict_of
 from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 
 # Inches of the plot for each K, and for the axis and the legend.
@@ -48,8 +43,6 @@ _TEXT_OF_ALL_COLUMNS = 66.0
 _LARGEST_TEXT = 9.0
 _LEAST_TEXT = 5.5
 _COLOURS = {PAYS: "C0", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
-_LINE = {"color": "C3", "linewidth": 2.4}
-_END_OF_INTERVAL = {"color": "C3", "linewidth": 1.2, "linestyle": (0, (3, 2))}
 
 
 @dataclass(frozen=True)
@@ -74,16 +67,6 @@ class Grid:
         for row in rows:
             cells[draft_tokens.index(k_of(row)), batch_sizes.index(size_of(row))] = row
         return cls(batch_sizes, draft_tokens, cells)
-
-    def logarithms(self, column: str) -> np.ndarray[Any, Any]:
-        """Logarithms of a column, [num_k, num_sizes]; nan where a cell has none, or was measured and has no verdict."""
-        values = np.full((len(self.draft_tokens), len(self.batch_sizes)), np.nan)
-        for place, row in self.cells.items():
-            value = row.values()[column]
-            says_nothing = row.measured and not verdict_of(row).has_interval
-            if is_ratio(value) and not says_nothing:
-                values[place] = math.log(value)
-        return values
 
 
 def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
@@ -113,54 +96,26 @@ def _figure(grid: Grid, load: str) -> Figure:
     axes.spines[:].set_visible(False)
     for place, row in grid.cells.items():
         _draw_cell(axes, place, row, len(grid.batch_sizes))
-    if has_break_even([*grid.cells.values()]):
-        _draw_line(axes, grid, "speedup_low", "95 % interval of it", _END_OF_INTERVAL)
-        _draw_line(axes, grid, "speedup_high", "95 % interval of it", _END_OF_INTERVAL)
-        _draw_line(axes, grid, "speedup", "1×, interpolated", _LINE)
     add_legend(axes)
     return axes.figure
 
 
 def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int) -> None:
-    """Draw a cell, in a colour if it was measured: a cell in brackets says nothing by itself."""
     y, x = place
-    if row.measured:
-        share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
-        word = word_of(row)
-        known = axes.get_legend_handles_labels()[1]
-        axes.add_patch(
-            Rectangle(
-                (x - 0.5, y - 0.5),
-                1,
-                1,
-                facecolor=_COLOURS[word],
-                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
-                linewidth=0,
-                label=None if word in known else word,
-            )
+    share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
+    word = word_of(row)
+    known = axes.get_legend_handles_labels()[1]
+    axes.add_patch(
+        Rectangle(
+            (x - 0.5, y - 0.5),
+            1,
+            1,
+            facecolor=_COLOURS[word],
+            alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+            linewidth=0,
+            label=None if word in known else word,
         )
+    )
     size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / num_columns)
     if size >= _LEAST_TEXT:
         axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
-
-
-def _draw_line(axes: Any, grid: Grid, column: str, label: str, style: dict[str, Any]) -> None:
-    """Draw where a column crosses 1, between cells that have it."""
-    values = grid.logarithms(column)
-    if not (values < 0).any() or not (values > 0).any():
-        return
-    # Cells reach half a place beyond their centres, and so do the lines.
-    num_k, num_sizes = values.shape
-    xs = [-0.5, *range(num_sizes), num_sizes - 0.5]
-    ys = [-0.5, *range(num_k), num_k - 0.5]
-    axes.contour(
-        xs,
-        ys,
-        np.pad(values, 1, mode="edge"),
-        levels=[0.0],
-        colors=style["color"],
-        linewidths=style["linewidth"],
-        linestyles=[style.get("linestyle", "-")],
-    )
-    if label not in axes.get_legend_handles_labels()[1]:
-        axes.add_line(Line2D([], [], label=label, **style))

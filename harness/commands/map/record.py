@@ -29,7 +29,6 @@ class MapSettings(PromptedSettings):
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
         draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it reports it.
-        share: at most this share of the cells is measured, though always the corners; the others are interpolated.
         num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
             batches, which an interval needs. Those of a smaller set are asked again, in another order.
         num_warmup: batches that every arm decodes first and that are not counted.
@@ -39,7 +38,6 @@ class MapSettings(PromptedSettings):
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     contexts: tuple[int, ...] = ()
     draft_tokens: tuple[int, ...] | None = None
-    share: float = 0.5
     num_prompts: int = 8
     num_warmup: int = 1
     num_resamples: int = 2000
@@ -58,7 +56,6 @@ class MapSettings(PromptedSettings):
             require(getattr(self, name) != (), name, "must have a number", [])
         largest = max(self.draft_tokens or (1,))
         require(largest <= LARGEST_K, "draft_tokens", f"must be at most {LARGEST_K}", largest)
-        require(0 < self.share <= 1, "share", "must be in (0, 1]", self.share)
         rule = "must be set: without one there is no map (with engine=server: engine.regular_url)"
         require(self.draft is not None, "draft", rule, "none")
         k = self.decoding.num_draft_tokens
@@ -86,10 +83,10 @@ class MapSettings(PromptedSettings):
 
 
 class Map(Command):
-    """Measures some cells of a grid, and says where speculation pays."""
+    """Measures the cells of a grid, and says where speculation pays."""
 
     name = "map"
-    summary = "where speculation pays, over batch size, context and K, and schedules for engines"
+    summary = "where speculation pays, over batch size, context and K, and a schedule for vLLM"
     example = "model=30B draft=7B 'batch_sizes=[1,4,16,64]'"
     examples = (
         ("", "the shipped tiny pair"),
@@ -98,7 +95,7 @@ class Map(Command):
     )
     notes = (
         "Writes the map's drawing (map.svg) into the run's directory, and from the cells that can tell"
-        " schedules for vLLM, SGLang, TensorRT-LLM and llama.cpp."
+        " a schedule for vLLM."
     )
     question = "Up to which load?"
     help_order = 2

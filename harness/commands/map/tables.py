@@ -1,4 +1,4 @@
-"""`map`: speed-ups by batch size, context and K, where speculation stops paying, and a schedule.
+"""`map`: speed-ups by batch size, context and K, and a schedule.
 
 A row is a cell of the grid. With a server the batch size is the number of requests in flight, and K
 is 0 where the server does not report its own.
@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.map.rows import MapRow
-from harness.commands.map.schedules import Schedule, unsayable
+from harness.commands.map.schedules import Schedule
 from harness.commands.names import Named, named_runs
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, settings_line, title, typed_again
@@ -64,7 +64,7 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
 
 
 def map_details(rows: Sequence[MapRow]) -> Document:
-    """Each cell with its interval, and schedules of K for servers."""
+    """Each cell with its interval, and the schedule of K."""
     cells = cells_of(rows)
     document: list[Table | Line] = [_table(of_context) for of_context in by_context(cells).values()]
     document += sentences("warning", _undecided(cells))
@@ -100,7 +100,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
         f"best {verdict.speedup.estimate:.2f}× ({interval(verdict.speedup)}): {place}{_place(best)}"
     )
     if len(by_context(cells)) > 1:
-        words = [word_of(row) for row in cells if row.measured]
+        words = [word_of(row) for row in cells]
         text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
         return Line(text, "good" if PAYS in words else "bad", more)
     if sizes[PAYS]:
@@ -136,22 +136,17 @@ def _speedups(cells: Sequence[MapRow]) -> Table:
 
 
 def _in_short(row: MapRow) -> str:
-    undecided = row.measured and word_of(row) == CANNOT_TELL
-    return CANNOT_TELL if undecided else cell_text(row)
+    return CANNOT_TELL if word_of(row) == CANNOT_TELL else cell_text(row)
 
 
 def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
     """The most useful step."""
     if best_of(cells) is None or not _is_whole(cells):
         return
-    num_interpolated = sum(not row.measured for row in cells)
-    measured = sorted({size_of(row) for row in cells if row.measured})
+    measured = sorted(set(map(size_of, cells)))
     pays = reach(cells)[PAYS]
     larger = [size for size in measured if pays and size > pays[-1]]
-    if num_interpolated:
-        interpolated = f"{num_interpolated} in brackets are interpolated: measure all"
-        yield Step(interpolated, typed_again("share=1"))
-    elif larger and larger[0] > pays[-1] + 1:
+    if larger and larger[0] > pays[-1] + 1:
         # Geometrically between both.
         between = round(math.sqrt(pays[-1] * larger[0]))
         sizes = ",".join(map(str, (pays[-1], between, larger[0])))
@@ -233,9 +228,6 @@ def map_headlines(runs: Sequence[Run[MapRow]]) -> list[Line]:
         changes = ["other prompts"]
         if len(by_context(cells)) == 1:
             changes.append("other contexts (contexts=[512,4096])")
-        interpolated = sum(not row.measured for row in cells)
-        if interpolated:
-            changes.append(f"share=1, which measures the {interpolated} interpolated cells")
         lines += [
             Line(_answer(cells, subject), "strong"),
             Line(f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."),
@@ -272,21 +264,20 @@ def _answer(cells: Sequence[MapRow], subject: str) -> str:
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:
-    num_measured = sum(bool(row.measured) for row in cells)
+    measured = counted(len(cells), "cell")
     if not _is_whole(cells):
-        measured = f"{counted(num_measured, 'cell')} of the grid measured"
-        return f"{cells[0].status} with {measured}".capitalize()
-    return f"{num_measured} of {len(cells)} cells were measured"
+        return f"{cells[0].status} with {measured} of the grid measured".capitalize()
+    return f"{measured} {'was' if len(cells) == 1 else 'were'} measured"
 
 
 def _is_whole(cells: Sequence[MapRow]) -> bool:
-    """Whether the run measured all the cells that it chose to measure."""
+    """Whether the run measured the whole grid."""
     return all(row.status in (None, "ok", NO_VERDICT) for row in cells)
 
 
 def _undecided(cells: Sequence[MapRow]) -> str | None:
     """How many measured cells have no verdict, and why; None where all have one."""
-    verdicts = [verdict_of(row) for row in cells if row.measured]
+    verdicts = [verdict_of(row) for row in cells]
     reasons = [verdict.reason for verdict in verdicts if not verdict.has_interval]
     if not reasons:
         return None
@@ -297,8 +288,16 @@ def _undecided(cells: Sequence[MapRow]) -> str | None:
 
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
-    """The rows that have a speed-up, or were refused one."""
-    return [row for row in rows if speedup_of(row) is not None or row.status == NO_VERDICT]
+    """The rows that have a speed-up, or were refused one.
+
+    Earlier versions interpolated cells between others; their rows have no times, and are left out.
+    """
+    return [
+        row
+        for row in rows
+        if row.status == NO_VERDICT
+        or (speedup_of(row) is not None and row.regular_ms_per_token is not None)
+    ]
 
 
 def is_ratio(value: float | None) -> TypeGuard[float]:
@@ -307,7 +306,7 @@ def is_ratio(value: float | None) -> TypeGuard[float]:
 
 
 def speedup_of(row: MapRow) -> float | None:
-    """The speed-up of a cell, measured or interpolated; None where it has none."""
+    """The speed-up of a cell; None where it has none."""
     speedup = None if row.speedup is None else row.speedup.estimate
     return speedup if is_ratio(speedup) else None
 
@@ -392,7 +391,7 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
         return [], "it surely pays nowhere"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
     lasts = [first - 1 for first in firsts[1:]] + [max(best)]
-    # The engines want a K from 1 on, although the smallest measured batch size may be larger.
+    # vLLM wants a K from 1 on, although the smallest measured batch size may be larger.
     schedule = [
         (first if place else 1, last, best[first])
         for place, (first, last) in enumerate(zip(firsts, lasts, strict=True))
@@ -406,11 +405,10 @@ def _schedule_in_words(cells: Sequence[MapRow]) -> str:
     if not schedule:
         return f"No schedule of K for servers: {why_none}."
     load = load_of(cells)
-    texts = [f"Next, by {load}: {_ranges(schedule)}, in files for vLLM and others."]
+    texts = [f"Next, by {load}: {_ranges(schedule)}, in schedule_vllm.json."]
     if any(k == 0 for _, _, k in schedule):
         texts.append("K=0 as if switching off were free.")
-    texts += [f"Not for {engine}: it {why}." for engine, why in unsayable(schedule).items()]
-    by_size = grouped([row for row in cells if row.measured], size_of)
+    by_size = grouped(cells, size_of)
     undecided = [
         size
         for size, of_size in by_size.items()
@@ -420,27 +418,18 @@ def _schedule_in_words(cells: Sequence[MapRow]) -> str:
         sizes = " and ".join(map(str, undecided))
         texts.append(f"At {sizes}, where no cell can tell, the K below stays.")
     last = schedule[-1][1]
-    texts.append(f"Above {last} vLLM and SGLang keep the last K, and TensorRT-LLM drafts nothing.")
+    texts.append(f"Above {last} vLLM keeps the last K.")
     return " ".join(texts)
 
 
 def reach(cells: Sequence[MapRow]) -> dict[str, list[int]]:
-    """The batch sizes at which the best K pays, those at which no measured K does, and those at which no cell can tell.
-
-    Of measured cells alone: a batch size without any is not among them.
-    """
+    """The batch sizes at which the best K pays, those at which no K does, and where no cell can tell."""
     sizes: dict[str, list[int]] = {PAYS: [], DOES_NOT_PAY: [], CANNOT_TELL: []}
-    measured = [row for row in cells if row.measured]
-    for size, of_size in sorted(grouped(measured, size_of).items()):
+    for size, of_size in sorted(grouped(cells, size_of).items()):
         words = set(map(word_of, of_size))
         best = next(word for word in (PAYS, CANNOT_TELL, DOES_NOT_PAY) if word in words)
         sizes[best].append(size)
     return sizes
-
-
-def has_break_even(cells: Sequence[MapRow]) -> bool:
-    """Whether it pays in one measured cell and not in another, so that there is a line between them."""
-    return {PAYS, DOES_NOT_PAY} <= {word_of(row) for row in cells if row.measured}
 
 
 def listed(sizes: Sequence[int]) -> str:
@@ -465,21 +454,14 @@ def _table(cells: Sequence[MapRow]) -> Table:
     for size, of_size in sorted(grouped(cells, size_of).items()):
         texts = {}
         for row in of_size:
-            texts[k_of(row)] = cell_text(row)
-            if row.measured:
-                certainty = interval(row.speedup) or CANNOT_TELL
-                texts[k_of(row)] += f"\n{certainty}"
+            texts[k_of(row)] = f"{cell_text(row)}\n{interval(row.speedup) or CANNOT_TELL}"
         rows.append(TableRow((str(size), *map(texts.get, by_k))))
     columns = [Column(load_of(cells)), *(Column(f"K={k}" if k else "its own K") for k in by_k)]
-    brackets = "" if all(row.measured for row in cells) else ", those in brackets interpolated"
-    notes = (f"{_how_many(cells)}{brackets}.",) if _is_whole(cells) else ()
+    notes = (f"{_how_many(cells)}.",) if _is_whole(cells) else ()
     return Table("map", heading_of(cells), tuple(columns), tuple(rows), notes=notes)
 
 
 def cell_text(row: MapRow) -> str:
-    """`2.31×`, in brackets where it was interpolated."""
+    """`2.31×`."""
     speedup = speedup_of(row)
-    if speedup is None:
-        return UNKNOWN
-    text = f"{speedup:.2f}×"
-    return text if row.measured else f"({text})"
+    return UNKNOWN if speedup is None else f"{speedup:.2f}×"
