@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _USAGE = """\
 Measure whether speculative decoding pays for a pair of language models.
 
-usage: harness COMMAND [setting=value ...] [-m]
+usage: harness COMMAND [setting=value ...] [-m] [-- SERVER COMMAND]
 
 {commands}
 
@@ -45,9 +45,9 @@ usage: harness COMMAND [setting=value ...] [-m]
 harness COMMAND --help shows a command's settings."""
 _BEGIN = """\
 To begin, harness latency measures a tiny pair that comes with it: no GPU, no
-download, half a minute."""
+download, half a minute. harness latency -- llama-server ... measures your server."""
 _BEGIN_WITHOUT_MODELS = """\
-To begin, harness latency engine=server engine.url=http://ADDRESS/v1 measures a
+To begin, harness latency -- llama-server ... (or vllm serve ...) measures your
 server. Models on this machine need pip install 'specharness[local]'."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"

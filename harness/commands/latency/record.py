@@ -160,6 +160,14 @@ class Latency(Command):
             "-m model=13B,30B draft=7B,7B_8bit K=2,4,8",
             "a sweep over comma-separated values",
         ),
+        (
+            "-- llama-server -m X.gguf --spec-type draft-mtp",
+            "a server by its own command, with and without speculation",
+        ),
+        (
+            "-- vllm serve A -- vllm serve A --kv-cache-dtype fp8",
+            "any two commands, the second against the first",
+        ),
     )
     question = "Is it faster?"
     help_order = 1
