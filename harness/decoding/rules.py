@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.decoding.randomness import inverse_cdf
 from harness.decoding.verify import Offer, Verdict, accepted_prefix, prefix_length
 
 
@@ -77,8 +78,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
 
     Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target)), by default
     with the values of Medusa's own code. The token after them is the target's likeliest at any
-    temperature, as in that code (`generate_candidates` begins with the argmax). Uniforms and
-    lenience are ignored.
+    temperature, as in that code (`generate_candidates` begins with the argmax). A row that is
+    offered nothing draws from the target, as it would in a batch of its own, where no rule is asked.
+    Lenience is ignored.
     """
     target = offer.target_probabilities
     target_probability = offer.target_probability
@@ -91,6 +93,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     # Behind the vocabulary for nan, as a draw would be.
     is_finite = following.sum(-1).isfinite()
     next_token = following.argmax(-1).where(is_finite, following.shape[-1])
+    if offer.lengths is not None:
+        drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
+        next_token = next_token.where(offer.lengths > 0, drawn)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 

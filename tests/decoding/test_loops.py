@@ -22,11 +22,15 @@ from verifiers import FALSE_ALARM_RATE, without_residual
 
 
 def run_speculative(
-    target: Tensor, draft: Tensor, what: Request, k: int = 4
+    target: Tensor,
+    draft: Tensor,
+    what: Request,
+    k: int = 4,
+    rule: Callable[[Offer], Verdict] = verify,
 ) -> tuple[list[Iteration], MarkovRunner]:
     runner = MarkovRunner(target)
-    iterations = list(speculative(runner, ModelDrafter(MarkovRunner(draft), what.warp), what, k))
-    return iterations, runner
+    drafter = ModelDrafter(MarkovRunner(draft), what.warp)
+    return list(speculative(runner, drafter, what, k, verification=rule)), runner
 
 
 @pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (4, 4), (7, 4)])
@@ -109,16 +113,19 @@ def test_short_generations(length: int) -> None:
     assert longest <= max(length, 1)
 
 
+@pytest.mark.parametrize("rule", [verify, verify_typical])
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 30])
-def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
+def test_an_answer_does_not_depend_on_its_batch(
+    length: int, rule: Callable[[Offer], Verdict]
+) -> None:
     """With a short length, rows of one batch soon have different numbers of tokens left to propose."""
     target, num_rows = chain(0), 40
     draft = 0.5 * target + 0.5 * chain(1)
     prompts = [[index % SIZE] for index in range(num_rows)]
-    together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length))
+    together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length), rule=rule)
     for index, prompt in enumerate(prompts):
         alone, _ = run_speculative(
-            target, draft, request([prompt], Warp(0.9), length, indices=[index])
+            target, draft, request([prompt], Warp(0.9), length, indices=[index]), rule=rule
         )
         assert texts(alone, 1)[0] == texts(together, num_rows)[index]
 
