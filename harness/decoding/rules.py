@@ -93,9 +93,12 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     # Behind the vocabulary for nan, as a draw would be.
     is_finite = following.sum(-1).isfinite()
     next_token = following.argmax(-1).where(is_finite, following.shape[-1])
-    if offer.lengths is not None:
+    lengths = offer.lengths
+    if not offer.draft_tokens.shape[1]:
+        lengths = torch.zeros_like(num_accepted)
+    if lengths is not None:
         drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
-        next_token = next_token.where(offer.lengths > 0, drawn)
+        next_token = next_token.where(lengths > 0, drawn)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 
