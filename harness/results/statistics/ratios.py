@@ -109,7 +109,7 @@ def ratio_of_totals(
     def ratio(tops: Floats, bottoms: Floats, axis: int) -> Floats:
         return np.asarray(tops.sum(axis=axis) / bottoms.sum(axis=axis))
 
-    bounds = _bootstrapped(
+    bounds = bootstrapped(
         data=(tops, bottoms),
         statistic=ratio,
         num_resamples=num_resamples,
@@ -247,7 +247,7 @@ def _bounds_over_subsets(
     return float(ordered[beyond - 1]), float(ordered[-beyond])
 
 
-def _bootstrapped(
+def bootstrapped(
     data: Sequence[Floats],
     statistic: Callable[..., Floats],
     num_resamples: int,
@@ -303,7 +303,7 @@ def ratio_of_rates(
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # A resample in which the denominator counted nothing: there are no bounds then.
         warnings.simplefilter("ignore", DegenerateDataWarning)
-        low, high = _bootstrapped(data, ratio, num_resamples, seed)
+        low, high = bootstrapped(data, ratio, num_resamples, seed)
     return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
 from harness.commands.latency.ranking.pairs import CONDITIONS
+from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import figure_in_words
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -151,6 +152,20 @@ def ranking_notes(pairs: pd.DataFrame) -> list[str]:
         on_others = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
         notes.append(f"{beginning}, and {on_others}.")
     return notes
+
+
+def iteration_lines(pairs: pd.DataFrame) -> list[str]:
+    """What an iteration costs, of each pair that was measured with several K."""
+    with_k = pairs.k.map(lambda k: isinstance(k, int)).astype(bool)
+    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "")]
+    lines = {}
+    for _, series in known.groupby("series", sort=False):
+        line = iteration_line([*series.run])
+        if line is not None:
+            lines[series.iloc[0]["name"].pair] = line
+    if len(lines) == 1:
+        return [*lines.values()]
+    return [f"{pair}: {line}" for pair, line in lines.items()]
 
 
 def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:

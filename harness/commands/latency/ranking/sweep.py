@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from harness.commands.answers import Step, answer_of_sweep
-from harness.commands.latency.ranking.answers import latency_answers
+from harness.commands.latency.ranking.answers import iteration_lines, latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import (
     REGULAR_MS,
@@ -28,6 +28,8 @@ from harness.tables.table import Answer, Column, Table
 # Settings that get a column, and pairs that are shown.
 _MOST_SETTINGS = 3
 _MOST_ROWS = 20
+# Pairs whose iterations are explained.
+_MOST_LINES = 2
 
 
 def sweep_answer(runs: Sequence[Run]) -> Answer:
@@ -41,6 +43,7 @@ def sweep_answer(runs: Sequence[Run]) -> Answer:
         latency_answers(pairs),
         [_table(pairs)],
         doubts=[slow] if slow else [],
+        why=[("Why", line) for line in iteration_lines(pairs)[:_MOST_LINES]],
         steps=_next_steps(pairs),
     )
 

@@ -19,6 +19,7 @@ from harness.commands.latency.tables.costs import (
     tokens_per_iteration,
 )
 from harness.commands.latency.tables.doubts import doubts, percent
+from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.commands.words import arm_name, settings_line, typed_again
@@ -81,6 +82,9 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         known.append(f"{tokens:.1f} tokens in the time of {steps:.2f}, {gain}")
     elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration")
+    share = share_of_iteration(regular, row)
+    if share is not None and row.was_served:
+        known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
     if not known:
         if is_elsewhere(row.engine) and row.arm == "speculative":
             why = not_reported(row)

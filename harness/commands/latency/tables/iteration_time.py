@@ -1,0 +1,160 @@
+"""The time of an iteration, of engines that report no phases too: next to a regular step in one run, and over the K of
+a sweep as a fixed part and one per draft token. It shows whether a draft is bad, or whether a server does not batch
+verification.
+
+Times are without the first token: ms per token × tokens per iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.commands.latency.prompt_times import Unit, rows_by_unit
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.costs import proposed_per_iteration, tokens_per_iteration
+from harness.commands.latency.tables.doubts import mean_answer_length
+from harness.commands.read_runs import Run
+from harness.engines.registry import is_elsewhere
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
+from harness.results.statistics.lines import FittedLine, line_of_ratios
+
+# Shares of a regular step: below the first a draft token costs little, above the second as much as decoding it.
+_CHEAP = 0.1
+_EXPENSIVE = 0.5
+# Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
+_FREE = ("ngram", "lookup", "suffix")
+
+
+def share_of_iteration(regular: LatencyRow, row: LatencyRow) -> float | None:
+    """A regular step as a share of an iteration's time; None where one of them is unknown."""
+    step_ms = _ms_per_token(regular)
+    iteration_ms = _iteration_ms(row)
+    if not step_ms or not iteration_ms:
+        return None
+    return step_ms / iteration_ms
+
+
+def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
+    """`An iteration takes 21.4 ms (20.9 to 22.0) + 3.10 ms (2.80 to 3.40) per draft token ...`, and what follows.
+
+    Args:
+        runs: of one pair with several K.
+
+    Returns:
+        None where fewer than two K have a time.
+    """
+    known = [run for run in runs if run.row("regular") and _iteration_ms(run.last)]
+    step_times = [_ms_per_token(run.rows[0]) for run in known]
+    drafted = [_drafted(run.last) for run in known]
+    if len(set(drafted)) < 2 or None in drafted or None in step_times:
+        return None
+    step_ms = float(np.mean([ms for ms in step_times if ms]))
+    fitted = _fitted(known, [number for number in drafted if number])
+    unit = f" (95 % intervals over {fitted.slope.covers})" if fitted.slope.has_bounds else ""
+    costs = f"{_ms(fitted.intercept)} + {_ms(fitted.slope)} per draft token{unit}"
+    row = known[0].last
+    follows = _what_follows(fitted.slope.scaled(1 / step_ms), row)
+    step = f"a regular step takes {_ms(Interval(step_ms))}"
+    return f"An iteration takes {costs}; {step}: {follows}."
+
+
+def _what_follows(share: Interval, row: LatencyRow) -> str:
+    """What a draft token's cost means.
+
+    Args:
+        share: that cost as a share of a regular step.
+    """
+    low, high = (share.low, share.high) if share.has_bounds else (share.estimate, share.estimate)
+    if low < _CHEAP and high >= _EXPENSIVE:
+        return "too imprecise to say what a draft token costs"
+    if high < _CHEAP:
+        return "the draft is cheap, and a larger K pays while its tokens are accepted"
+    cost = f"{share.estimate:.0%} of a regular step".replace("%", " %")
+    if low < _EXPENSIVE:
+        return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
+    place = "this server" if is_elsewhere(row.engine) else "this target"
+    if _is_free(row):
+        return f"each verified token costs {cost}: {place} does not batch verification"
+    return (
+        f"each draft token costs {cost}: the draft is slow, or {place} does not batch verification"
+    )
+
+
+def _fitted(runs: Sequence[Run[LatencyRow]], drafted: Sequence[float]) -> FittedLine:
+    """The line, with intervals where the runs' prompt files have the same units."""
+    by_unit = [_by_unit(run.last, run.prompt_rows) for run in runs]
+    common = sorted(set.intersection(*map(set, by_unit)))
+    times = np.array([[_iteration_ms(run.last)] for run in runs], float)
+    iterations = np.ones_like(times)
+    if len(common) >= FEWEST_FOR_INTERVAL:
+        both = np.array([[of_run[unit] for unit in common] for of_run in by_unit])
+        times, iterations = both[..., 0], both[..., 1]
+    coverage = Coverage.of(runs[0].last.speedup)
+    return line_of_ratios(drafted, times, iterations, coverage.unit if coverage else "prompt")
+
+
+def _by_unit(
+    row: LatencyRow, prompts: Sequence[LatencyPromptRow]
+) -> dict[Unit, tuple[float, float]]:
+    """Milliseconds after the first token, and iterations, of each unit of the speculative arm.
+
+    Of a server that reports no iterations, those that its tokens took at the run's mean.
+    """
+    per_iteration = tokens_per_iteration(row) or 1.0
+    units = {}
+    for unit, rows in rows_by_unit(prompts, "speculative").items():
+        times = [(one.time_ms or 0.0) - (one.time_to_first_token_ms or 0.0) for one in rows]
+        iterations = [
+            one.num_iterations or _num_decoded(one) / per_iteration
+            for one in rows
+            if one.num_iterations or _num_decoded(one)
+        ]
+        if len(iterations) == len(rows):
+            units[unit] = (sum(times), sum(iterations))
+    return units
+
+
+def _num_decoded(prompt: LatencyPromptRow) -> int:
+    """Tokens in the time that counts."""
+    return (prompt.num_tokens or 0) - (prompt.time_to_first_token_ms is not None)
+
+
+def _iteration_ms(row: LatencyRow) -> float | None:
+    """The time of an iteration; None where it is unknown."""
+    ms_per_token = _ms_per_token(row)
+    tokens = tokens_per_iteration(row)
+    is_of_all = row.tokens_per_iteration is not None or not _is_free(row)
+    if ms_per_token is None or tokens is None or not is_of_all or row.draft_tree == "dynamic":
+        return None
+    return ms_per_token * tokens
+
+
+def _ms_per_token(row: LatencyRow) -> float | None:
+    """Milliseconds per token after the first; None where rows of a batch wait for each other."""
+    if row.ms_per_token is None or ((row.batch_size or 1) > 1 and not row.was_served):
+        return None
+    length = mean_answer_length(row)
+    first_ms = row.time_to_first_token_ms
+    if length is None or first_ms is None or length <= 1:
+        return row.ms_per_token
+    return (row.ms_per_token * length - first_ms) / (length - 1)
+
+
+def _drafted(row: LatencyRow) -> float | None:
+    """Draft tokens of an iteration: K, but for its end and for what a draft leaves out."""
+    number = row.num_draft_tokens
+    return proposed_per_iteration(row) or (number if isinstance(number, int) else None)
+
+
+def _is_free(row: LatencyRow) -> bool:
+    names = (row.draft or "", row.draft_method or "")
+    return any(name.startswith(_FREE) for name in names)
+
+
+def _ms(time: Interval) -> str:
+    """`21.4 ms (20.9 to 22.0)`."""
+    digits = 1 if abs(time.estimate) >= 10 else 2
+    bounds = f" ({time.low:.{digits}f} to {time.high:.{digits}f})" if time.has_bounds else ""
+    return f"{time.estimate:.{digits}f} ms{bounds}"

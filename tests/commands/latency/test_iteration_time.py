@@ -1,0 +1,153 @@
+"""What an iteration costs, from planted rows whose fixed cost and cost per draft token are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.ranking.sweep import sweep_answer
+from harness.commands.latency.ranking.tables import pairs_table
+from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.iteration_time import iteration_line
+from harness.commands.read_runs import Run
+from harness.config.machine import note_command_line
+from harness.tables.terminal import as_text
+from report_files import latency_run
+from wording import mentions
+
+STEP_MS = 22.0
+FIRST_MS = 300.0
+LENGTH = 65
+
+
+def run_of(
+    k: int,
+    fixed: float,
+    per_token: float,
+    num_prompts: int = 12,
+    noise: float = 0.0,
+    **changes: Any,
+) -> Run[LatencyRow]:
+    """A run against a server in which an iteration takes `fixed + k × per_token` ms, give or take `noise`."""
+    rng = np.random.default_rng(k)
+    tokens = 1 + 0.5 * k
+    prompts = []
+    for place in range(num_prompts):
+        own_tokens = tokens * rng.uniform(0.7, 1.3)
+        iteration_ms = (fixed + k * per_token) * (1 + noise * rng.standard_normal())
+        num_iterations = round((LENGTH - 1) / own_tokens)
+        times = {"speculative": num_iterations * iteration_ms, "regular": (LENGTH - 1) * STEP_MS}
+        prompts += [
+            LatencyPromptRow(
+                prompt_index=place, prompt_place=place, arm=arm, num_tokens=LENGTH, time_ms=FIRST_MS + time,
+                time_to_first_token_ms=FIRST_MS, num_iterations=num_iterations if arm == "speculative" else None,
+            )
+            for arm, time in times.items()
+        ]  # fmt: skip
+    regular_ms = (FIRST_MS + (LENGTH - 1) * STEP_MS) / LENGTH
+    decoding_ms = (LENGTH - 1) * (fixed + k * per_token) / tokens
+    ms = (FIRST_MS + decoding_ms) / LENGTH
+    figures: dict[str, Any] = {
+        "engine": "server", "draft": "head", "draft_method": "eagle3", "num_prompts": num_prompts, "mean_proposed": k,
+        "num_tokens": num_prompts * LENGTH, "time_to_first_token_ms": FIRST_MS, "tokens_per_iteration": tokens,
+        "requests_per_second": 1.0, "draft_ms": None, "verify_ms": None, "predicted_speedup": None,
+        "speedup_covers": f"{num_prompts} prompts", "temperature": 0.0,
+    }  # fmt: skip
+    both = latency_run(k, regular_ms / ms, **figures | changes)
+    times = dict(zip(("regular", "speculative"), (regular_ms, ms), strict=True))
+    rows = [row.from_values(row.values() | {"ms_per_token": times[str(row.arm)]}) for row in both]
+    return Run(rows, prompt_rows=prompts)
+
+
+def sweep(fixed: float, per_token: float, ks: Sequence[int] = (2, 4, 8), **changes: Any) -> str:
+    return iteration_line([run_of(k, fixed, per_token, **changes) for k in ks]) or ""
+
+
+def test_the_planted_costs_are_found() -> None:
+    line = sweep(21.4, 3.1)
+    assert line == (
+        "An iteration takes 21.4 ms (21.4 to 21.4) + 3.10 ms (3.10 to 3.10) per draft token"
+        " (95 % intervals over 12 prompts); a regular step takes 22.0 ms: a draft token costs 14 % of a regular step,"
+        " and pays only if it is accepted more often than that."
+    )
+
+
+def test_the_intervals_cover_the_planted_costs() -> None:
+    line = sweep(21.4, 3.1, noise=0.05, num_prompts=40)
+    bounds = re.findall(r"([\d.]+) ms \(([\d.]+) to ([\d.]+)\)", line)
+    for (estimate, low, high), planted in zip(bounds, (21.4, 3.1), strict=True):
+        assert float(low) < planted < float(high)
+        assert float(low) < float(estimate) < float(high)
+
+
+def test_without_times_of_prompts_there_is_no_interval() -> None:
+    runs = [run_of(k, 21.4, 3.1) for k in (2, 4)]
+    for run in runs:
+        run.prompt_rows = []
+    expected = "An iteration takes 21.4 ms + 3.10 ms per draft token; a regular step takes 22.0 ms:"
+    assert (iteration_line(runs) or "").startswith(expected)
+    few = sweep(21.4, 3.1, num_prompts=5)
+    assert few.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("per_token", "changes", "follows"),
+    [
+        (1.0, {}, "the draft is cheap, and a larger K pays while its tokens are accepted."),
+        (6.6, {}, "costs 30 % of a regular step, and pays only if it is accepted more often"),
+        (17.6, {}, "each draft token costs 80 % of a regular step: the draft is slow, or this server does not"),
+        (17.6, {"draft": "ngram-mod", "draft_method": "ngram-mod"},
+         "each verified token costs 80 % of a regular step: this server does not batch verification."),
+        (17.6, {"draft": "lookup", "draft_method": "lookup", "engine": "local", "requests_per_second": None},
+         "this target does not batch verification."),
+        (6.6, {"noise": 0.5, "ks": (3, 4)}, "too imprecise to say what a draft token costs."),
+    ],
+)  # fmt: skip
+def test_what_follows(per_token: float, changes: dict[str, Any], follows: str) -> None:
+    assert follows in sweep(21.4, per_token, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ks": (4,)},
+        {"ks": (4, 4)},
+        # Rows of a batch wait for the longest.
+        {"batch_size": 4, "engine": "local", "requests_per_second": None},
+        # Iterations that drafted nothing are not counted.
+        {"draft": "ngram-mod", "tokens_per_iteration": None},
+        {"tokens_per_iteration": None, "mean_acceptance_length": None},
+        {"draft_tree": "dynamic"},
+    ],
+)
+def test_where_an_iteration_has_no_known_time_nothing_is_said(changes: dict[str, Any]) -> None:
+    assert sweep(21.4, 3.1, **changes) == ""
+
+
+def test_the_page_of_a_sweep_has_the_line() -> None:
+    note_command_line(["latency", "-m", "K=2,4,8"])
+    runs = [run_of(k, 21.4, 3.1) for k in (2, 4, 8)]
+    text = as_text(sweep_answer(runs), 80)
+    assert mentions(text, "Why", "An iteration takes 21.4 ms")
+    assert mentions(text, "a draft token costs 14 % of a regular step")
+    notes = pairs_table(latency_pairs(runs)).notes
+    assert len([note for note in notes if "An iteration takes" in note]) == 1
+    other = [run_of(k, 21.4, 3.1, draft="other") for k in (2, 4, 8)]
+    of_both = as_text(sweep_answer([*runs, *other]), 200)
+    assert of_both.count("13B with head (as labelled): An iteration") == 1
+    assert "An iteration" not in as_text(sweep_answer(runs[:1]), 200)
+
+
+def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:
+    text = as_text(latency_answer(run_of(4, 21.4, 3.1).rows), 120)
+    assert mentions(text, "3.0 tokens per iteration; a regular step is 65 % of an iteration's time")
+    local = {"engine": "local", "requests_per_second": None}
+    assert "iteration's time" not in as_text(
+        latency_answer(run_of(4, 21.4, 3.1, **local).rows), 120
+    )
