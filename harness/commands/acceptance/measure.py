@@ -121,7 +121,8 @@ class AcceptanceOfTexts(Experiment):
             answers = [request.token_ids for request in requests]
         if is_elsewhere:
             self.source = "served"
-            self.served_k = most_drafted(requests) or settings.decoding.most_draft_tokens
+            known = engine_of(settings).columns(settings).get("num_draft_tokens")
+            self.served_k = most_drafted(requests) or known or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
         placed = session.placed
         if placed is None:

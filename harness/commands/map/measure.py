@@ -96,7 +96,8 @@ class Map(Experiment):
     def __init__(self, settings: MapSettings) -> None:
         _refuse_what_the_grid_has(settings)
         self.draft_tokens: tuple[int | None, ...] = settings.draft_tokens or DRAFT_TOKENS
-        if not engine_of(settings).computes_here:
+        takes_k = getattr(settings.engine, "fills_in_k", False)
+        if not engine_of(settings).computes_here and not takes_k:
             # A server takes no other K than its own, which it may report later.
             self.draft_tokens = (None,)
         batch_size = settings.batch_sizes[-1]

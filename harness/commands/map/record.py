@@ -67,9 +67,10 @@ class MapSettings(PromptedSettings):
         rule = f"must be [1] with engine={name}, which takes one prompt at a time"
         one_by_one = engine.takes_batches or self.batch_sizes == (1,)
         require(one_by_one, "batch_sizes", rule, self.batch_sizes)
-        rule = f"must be null with engine={name}: a server drafts with a K of its own"
+        rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own"
         numbers = self.draft_tokens
-        require(engine.computes_here or numbers is None, "draft_tokens", rule, numbers)
+        takes_k = engine.computes_here or getattr(self.engine, "fills_in_k", False)
+        require(takes_k or numbers is None, "draft_tokens", rule, numbers)
         # Of engines, servers alone have addresses.
         url = getattr(self.engine, "url", None)
         regular_url = getattr(self.engine, "regular_url", None)

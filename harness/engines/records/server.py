@@ -159,6 +159,11 @@ class ServerSettings(EngineSettings):
         return self.regular_url is not None or bool(self.start_command)
 
     @property
+    def fills_in_k(self) -> bool:
+        """Whether the servers are started with the K of the run."""
+        return any("{K}" in word for word in (*self.first_command, *self.start_command))
+
+    @property
     def beyond_model(self) -> str | None:
         if self.chat is True:
             return "engine.chat=true"
