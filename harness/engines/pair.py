@@ -255,8 +255,6 @@ class PlacedPair(PlannedPair):
 
     def describe(self) -> str:
         """The decisions, for the user: one line per model."""
-        from harness.models.remedies import advice_on_8bit
-
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if self.translation is not None:
@@ -271,7 +269,6 @@ class PlacedPair(PlannedPair):
                 how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
             lines.append(f"draft {draft_settings.name}: {how}")
         lines += [sketch.about_cache for sketch in self.sketches]
-        lines.append(advice_on_8bit(self.sketches, self.placements))
         if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append(
                 "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"

@@ -19,10 +19,6 @@ from harness.models.sketch import Sketch
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
 
-# Of an 8-bit layer that looks for outliers (bitsandbytes 0.50), launches included: 20 to 30 ms for
-# the 224 layers of a 7B.
-SECONDS_PER_WAIT = 1.1e-4
-
 # From the mildest to the strongest.
 _QUANTIZATIONS: tuple[Quantization, ...] = ("none", "8bit", "4bit")
 
@@ -59,34 +55,6 @@ def fit_regardless(case: Case) -> list[Placement]:
 def remedies(case: Case) -> list[str]:
     """Changes of settings or of the machine, each of which makes the models fit."""
     return [*_less_text(case), *_fewer_bits(case), *_more_gpus(case)]
-
-
-def advice_on_8bit(models: Iterable[Sketch], placements: Iterable[Placement]) -> str | None:
-    """Advise against LLM.int8() on a GPU, where it reads each layer's outliers on the host.
-
-    The author of bitsandbytes says so of inference (its issue 490). None without such a model.
-    """
-    waits = []
-    faster = []
-    for sketch, placement in zip(models, placements, strict=False):
-        if sketch.quantization == "8bit" and placement.devices[0].type == "cuda":
-            number = num_8bit_layers(sketch)
-            milliseconds = 1000 * number * SECONDS_PER_WAIT
-            waits.append(
-                f"{sketch.role}: 8-bit layers add about {milliseconds:.0f} ms to each pass;"
-            )
-            faster.append(in_4bit(sketch))
-    return f"{' '.join(waits + faster)} is usually faster" if faster else None
-
-
-def num_8bit_layers(sketch: Sketch) -> int:
-    """The layers of a model in 8 bits, each of which makes the host wait once in a pass."""
-    return sum(tensor.outputs > 0 for tensor in sketch.tensors)
-
-
-def in_4bit(sketch: Sketch) -> str:
-    """The model in 4 bits, as it is typed."""
-    return _typed(sketch, "quantization", "4bit")
 
 
 def _fits(case: Case) -> bool:
@@ -165,18 +133,12 @@ def _more_gpus(case: Case) -> list[str]:
     if not case.gpus_for(target):
         return []
     room = max(case.free[gpu] for gpu in case.gpus)
-    texts = []
-    if case.placement.strategy == "single":
-        case = replace(case, placement=replace(case.placement, strategy="balanced"))
-        texts.append("placement=balanced")
     for count in range(2, _MOST_GPUS + 1):
         spread = replace(target, settings=replace(target.settings, gpus=count))
         enough = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
         if _fits(_changed(enough, [spread])):
-            texts.append(_typed(target, "gpus", count))
-            if count > len(case.gpus):
-                texts.append(f"({count} GPUs with as much free)")
-            return [" ".join(texts)]
+            more = f" ({count} GPUs with as much free)" if count > len(case.gpus) else ""
+            return [f"{_typed(target, 'gpus', count)}{more}"]
     return []
 
 

@@ -25,7 +25,6 @@ from tiny_checkpoints import (
     load_pair,
     make_config,
 )
-from wording import mentions
 
 SaveModel = Callable[..., ModelSettings]
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
@@ -223,12 +222,6 @@ def test_what_is_planned_says_so() -> None:
         (model, _), asked = ready.models, dataclasses.replace(ready.sketches[0].settings, gpus=4)
         model = dataclasses.replace(model, sketch=dataclasses.replace(model.sketch, settings=asked))
         assert model.describe().endswith(", because no GPU is visible (asked for: 4)")
-    on_gpu = dataclasses.replace(ready.placements[0], device_map={"": 0})
-    eight = dataclasses.replace(ready.sketches[0], quantization="8bit")
-    said = dataclasses.replace(
-        ready, sketches=[eight, ready.sketches[1]], placements=[on_gpu, on_gpu]
-    ).describe()
-    assert mentions(said, "model:", "8-bit layers add about", "4bit")
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
 
 

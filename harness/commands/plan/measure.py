@@ -34,22 +34,12 @@ from harness.models.checkpoints import Checkpoint
 from harness.models.devices import free_memory, visible_gpus
 from harness.models.fit import fit
 from harness.models.quiet import quiet_libraries
-from harness.models.remedies import (
-    SECONDS_PER_WAIT,
-    advice_on_8bit,
-    fit_regardless,
-    in_4bit,
-    num_8bit_layers,
-    remedies,
-)
+from harness.models.remedies import fit_regardless, remedies
 from harness.models.sketch import Sketch, device_name, offloads
 from harness.models.tokenizers import PADDING, check_sizes
-from harness.results.acceptance import predicted_speedup
 from harness.results.statistics.interval import Interval
 from harness.tables.table import Answer, Document
 
-# The chance that a token of a good draft is accepted, assumed where a gain is estimated.
-_ACCEPTANCE = 0.75
 # The largest K that is tried with a guessed chance of acceptance.
 _MOST_GUESSED = 16
 
@@ -242,7 +232,7 @@ def _sizes(case: Case, machine: Machine, placements: Sequence[Placement]) -> dic
     for sizes in devices.values():
         needed += sizes["model"] + sizes["draft"] + sizes["cache"]
     figures: dict[str, Any] = {
-        "note": _note(case, placements, machine.bandwidths),
+        "note": _note(case, placements),
         "num_gpus": machine.num_gpus,
         "free_bytes": machine.free["cpu"],
         "reserve_bytes": 0,
@@ -374,33 +364,7 @@ def _step_bytes(demand: Demand, sketch: Sketch, tokens_of_a_row: int = 1) -> flo
     return weights + cache
 
 
-def _gain_of_8bit_draft(
-    case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]
-) -> str | None:
-    """What a draft in 8 bits costs by its waits, and the gain in 4 bits; None for any other draft."""
-    target, draft = case.models[0], case.models[-1]
-    k = case.demand.num_draft_tokens
-    on_gpu = placements[-1].devices[0].type == "cuda"
-    if draft is target or draft.quantization != "8bit" or not on_gpu or not k:
-        return None
-    if len(bandwidths) != 1:
-        return None
-    [bandwidth] = bandwidths.values()
-    target_ms = _step_bytes(case.demand, target) / bandwidth / 1e6
-    in_4bits = dataclasses.replace(draft, quantization="4bit")
-    floor_ms = _step_bytes(case.demand, in_4bits) / bandwidth / 1e6
-    drafting_ms = k * 1000 * num_8bit_layers(draft) * SECONDS_PER_WAIT
-    length = sum(_ACCEPTANCE**place for place in range(k + 1))
-    gain = predicted_speedup(length, drafting_ms, target_ms, target_ms)
-    most = predicted_speedup(length, k * floor_ms, target_ms, target_ms)
-    return (
-        f"K={k} draft tokens in 8 bits take about {drafting_ms:.0f} ms beside {target_ms:.0f} ms of a"
-        f" step of the target: at {_ACCEPTANCE:.0%} acceptance a speed-up of about {gain:.1f}×, and up"
-        f" to {most:.1f}× with {in_4bit(draft)}"
-    )
-
-
-def _note(case: Case, placements: Sequence[Placement], bandwidths: dict[str, float]) -> str | None:
+def _note(case: Case, placements: Sequence[Placement]) -> str | None:
     """Further sentences for the user; None for nothing."""
     notes = [sketch.about_cache for sketch in case.models]
     if offloads(placements[0].device_map):
@@ -408,8 +372,6 @@ def _note(case: Case, placements: Sequence[Placement], bandwidths: dict[str, flo
             "layers outside the GPUs are fetched for every token,"
             " which takes far longer than reading them"
         )
-    notes.append(advice_on_8bit(case.models, placements))
-    notes.append(_gain_of_8bit_draft(case, placements, bandwidths))
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         notes.append(

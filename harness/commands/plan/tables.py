@@ -1,4 +1,4 @@
-"""`plan`: the memory a pair takes, where its layers go, and how fast it can be at best.
+"""`plan`: the memory a pair takes, and how fast it can be at best.
 
 A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those of each device:
 `{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
@@ -7,8 +7,8 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -37,12 +37,8 @@ _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends
 # Devices that an answer shows, and those below a doubt.
 _MOST_DEVICES = 4
 _FEW_DEVICES = 2
-# Characters of the longest bar.
-_BAR = 40
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
-# A mark for each part of a bar.
-_MARKS = {"model": "█", "draft": "▓", "KV cache": "▒", "reserve": "░", "free": "·"}
 
 
 def plan_answer(row: PlanRow) -> Answer:
@@ -51,7 +47,7 @@ def plan_answer(row: PlanRow) -> Answer:
         return []
     doubts = [] if row.num_gpus else [_NO_GPU]
     doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
-    used = {name: sum(sizes.values()) for name, sizes in _parts(row).items()}
+    used = _used(row)
     free = {name: sizes["free"] for name, sizes in row.devices_bytes.items()}
     shares = {name: used[name] / free[name] for name in used if free[name]}
     amounts = {name: f"{gigabytes(used[name])} of {gigabytes(free[name])} GB" for name in shares}
@@ -78,8 +74,8 @@ def plan_answer(row: PlanRow) -> Answer:
 
 
 def plan_details(row: PlanRow) -> Document:
-    """What goes where, and the bytes that a token must read."""
-    document: list[Line | Table] = [_models(row), _devices(row), Line(""), _verdict(row)]
+    """The sizes of the models, what would fit, and the bytes that a token must read."""
+    document: list[Line | Table] = [_models(row)]
     if row.status != "ok":
         remedies = (row.instead or "").splitlines()
         beginning = "What would fit instead:" if remedies else "A smaller model is needed."
@@ -275,123 +271,23 @@ def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> 
     )
 
 
-def _devices(row: PlanRow) -> Table:
-    """A bar for each device, with the layers that are there, and a legend."""
-    parts = _parts(row)
-    frees = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
-    longest = max(max(sum(sizes.values()), frees[name]) for name, sizes in parts.items())
-    lines = []
-    for name, sizes in parts.items():
-        free = frees[name]
-        used = gigabytes(sum(sizes.values()))
-        amounts = f"{used} of {gigabytes(free)} GB" if free else f"{used} GB"
-        bar = f"{_bar(sizes, free, longest):{_BAR + 1}} {amounts}"
-        lines.append((_device(name), "\n".join([bar, *_layers(row, name)])))
-    used_kinds = {"free"}
-    for sizes in parts.values():
-        used_kinds |= {kind for kind, size in sizes.items() if size}
-    legend = [f"{mark} {kind}" for kind, mark in _MARKS.items() if kind in used_kinds]
-    return Table.of_lines("devices", [*lines, ("", "  ".join(legend))])
-
-
-def _layers(row: PlanRow, device: str) -> list[str]:
-    """`model: layers 0–19`, a line for each model that has layers on a device."""
-    lines = []
-    for model, device_map in (("model", row.device_map), ("draft", row.draft_device_map)):
-        layers = layers_on(device_map or {}, device)
-        if layers:
-            lines.append(f"{model}: {layers}")
-    return lines
-
-
-def layers_on(device_map: Mapping[str, int | str], device: str) -> str:
-    """The modules on `device` in words, numbered ones as ranges: `embed_tokens, layers 0–19`.
-
-    Args:
-        device_map: place by module: {"model.embed_tokens": 0, "model.layers.0": 0, "lm_head":
-            "cpu"}, or {"": 0} for a whole model on GPU 0.
-        device: `cuda:0`, `cpu` or `disk`.
-    """
-    here = [
-        module for module, place in device_map.items() if device in (str(place), f"cuda:{place}")
-    ]
-    if here == [""]:
-        return "all of it"
-    series: list[_Modules] = []
-    for module in here:
-        parent, _, last = module.rpartition(".")
-        if not last.isdecimal():
-            series.append(_Modules(last))
-            continue
-        name = parent.rpartition(".")[2]
-        number = int(last)
-        if series and series[-1].name == name and series[-1].numbers[-1:] == [number - 1]:
-            series[-1].numbers.append(number)
-        else:
-            series.append(_Modules(name, [number]))
-    return ", ".join(map(str, series))
-
-
-@dataclass
-class _Modules:
-    """A module without a number, or numbered ones that follow each other."""
-
-    name: str
-    numbers: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        if not self.numbers:
-            return self.name
-        first = self.numbers[0]
-        last = self.numbers[-1]
-        return f"{self.name} {first}" if first == last else f"{self.name} {first}–{last}"
-
-
-def _parts(row: PlanRow) -> dict[str, dict[str, int]]:
-    """Bytes of each part of a bar by device, in the order of `_MARKS` and without the free end.
-
-    A GPU that holds anything keeps the reserve.
-    """
-    parts = {}
+def _used(row: PlanRow) -> dict[str, int]:
+    """Bytes by device that are not free: weights and caches, and the reserve of a GPU that holds any."""
+    used = {}
     for name, sizes in (row.devices_bytes or {}).items():
-        used = {"model": sizes["model"], "draft": sizes["draft"], "KV cache": sizes["cache"]}
-        keeps_reserve = name.startswith("cuda") and any(used.values())
-        parts[name] = {**used, "reserve": (row.reserve_bytes or 0) if keeps_reserve else 0}
-    return parts
-
-
-def _bar(parts: Mapping[str, float], free: float, longest: float) -> str:
-    """Marks, `_BAR` of them for `longest` bytes.
-
-    `██████▒░····` leaves memory free. In `██████████│███` more is needed: memory ends at the
-    stroke.
-    """
-    marks = ""
-    end = 0.0
-    for kind, size in parts.items():
-        end += size
-        marks += _MARKS[kind] * (round(_BAR * end / longest) - len(marks))
-    limit = round(_BAR * free / longest)
-    marks += _MARKS["free"] * (limit - len(marks))
-    return f"{marks[:limit]}│{marks[limit + 1 :]}" if free and len(marks) > limit else marks
-
-
-def _verdict(row: PlanRow) -> Line:
-    if row.status != "ok":
-        # Errors begin with the name of a setting, which a sentence has no place for: `model: 30B does not fit`.
-        return Line(f"{(row.error or '').partition(': ')[2]}.", "bad")
-    needed, stays = _spare(row)
-    if row.needed_bytes is None:
-        return Line(f"The weights fit; {stays}, for a KV cache of unknown size.", "warning")
-    return Line(f"It fits: {needed}; {stays}.", "good")
+        size = sizes["model"] + sizes["draft"] + sizes["cache"]
+        keeps_reserve = name.startswith("cuda") and size
+        used[name] = size + (row.reserve_bytes or 0) if keeps_reserve else size
+    return used
 
 
 def _spare(row: PlanRow) -> tuple[str, str]:
     """`66.0 GB of weights and KV cache` (weights alone where the size of the cache is not known), and
     `0.90 GB stay free on GPU 0`.
     """
+    used = _used(row)
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
-    spare = {name: free - sum(_parts(row)[name].values()) for name, free in frees.items()}
+    spare = {name: free - used[name] for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
     where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
     if len(spare) > 1:
