@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
@@ -127,7 +128,8 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         if entry not in STARTS_SERVERS:
             settings[f"settings.{entry}"] = entry
     commands = [getattr(row, "server_command", None) for row in rows]
-    for name, words in zip(names, _differing_words(commands), strict=True):
+    differing = _differing_words(commands, [name.num_draft_tokens for name in names])
+    for name, words in zip(names, differing, strict=True):
         if words:
             name.settings["server_command"] = words
     pairs = [name.pair for name in names]
@@ -149,21 +151,57 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     return names
 
 
-def _differing_words(commands: Sequence[str | None]) -> list[str]:
-    """The words of each command that not all have, each behind its flag: `--spec-type ngram-simple`."""
-    split = [(command or "").split() for command in commands]
-    in_all = set.intersection(*map(set, split))
+class _Word(NamedTuple):
+    """A word of a command, with the flag that it is the value of; empty for one of its own."""
+
+    flag: str
+    text: str
+
+
+def _differing_words(
+    commands: Sequence[str | None], draft_tokens: Sequence[int | str | None]
+) -> list[str]:
+    """The words of each command that not all have, each behind its flag: `--spec-type ngram-simple`.
+
+    Args:
+        draft_tokens: K of each. A word that differs in this alone is left out, because every table shows K.
+    """
+    split = [_words_of(command or "") for command in commands]
+    in_all = _in_all(split)
+    for words, k in zip(split, draft_tokens, strict=True):
+        for place, word in enumerate(words):
+            if word not in in_all and k is not None:
+                text = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word.text)
+                words[place] = word._replace(text=text)
+    in_all = _in_all(split)
     texts = []
     for words in split:
         kept: list[str] = []
-        for before, word in zip(["", *words], words, strict=False):
+        for word in words:
             if word in in_all:
                 continue
-            if before in in_all and before.startswith("-") and not word.startswith("-"):
-                kept.append(before)
-            kept.append(word)
+            is_behind_its_flag = bool(kept) and kept[-1] == word.flag
+            if word.flag and not is_behind_its_flag:
+                kept.append(word.flag)
+            kept.append(word.text)
         texts.append(" ".join(kept))
     return texts
+
+
+def _in_all(split: Sequence[Sequence[_Word]]) -> set[_Word]:
+    """The words of every command; a run without one is told from them by its engine."""
+    commands = [set(words) for words in split if words]
+    return set.intersection(*commands) if commands else set()
+
+
+def _words_of(command: str) -> list[_Word]:
+    words = []
+    flag = ""
+    for text in command.split():
+        is_flag = text.startswith("-")
+        words.append(_Word("" if is_flag else flag, text))
+        flag = text if is_flag else ""
+    return words
 
 
 def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:

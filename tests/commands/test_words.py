@@ -170,3 +170,24 @@ def test_lists_are_named_as_they_are_typed() -> None:
 def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
     settings = dataclasses.replace(settings_of(LatencySettings), precision="10%")
     assert further_settings(settings, LatencyRow) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        # Another flag may have the same number.
+        ("-np 4 --spec-draft-n-max {K}", ["", "", ""]),
+        ('--speculative-config {{"method": "eagle3", "num_speculative_tokens": {K}}}', ["", "", ""]),
+        ("K={K} -np {other}", ["-np 1", "-np 3", "-np 7"]),
+        ("--top {other} -k {K}", ["--top 1", "--top 3", "--top 7"]),
+    ],
+)  # fmt: skip
+def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[str]) -> None:
+    """So that runs of a sweep over K are one pair with several K."""
+    rows = []
+    for k, other in ((2, 1), (4, 3), (8, 7)):
+        command = f"serve A; serve A {flags.format(K=k, other=other)}"
+        rows.append(LatencyRow(model="A", draft="B", num_draft_tokens=k, server_command=command))
+    found = distinct_names(rows)
+    assert [name.settings.get("server_command", "") for name in found] == names
+    assert [name.num_draft_tokens for name in found] == [2, 4, 8]

@@ -132,7 +132,7 @@ def test_where_an_iteration_has_no_known_time_nothing_is_said(changes: dict[str,
 
 def test_the_page_of_a_sweep_has_the_line() -> None:
     note_command_line(["latency", "-m", "K=2,4,8"])
-    runs = [run_of(k, 21.4, 3.1) for k in (2, 4, 8)]
+    runs = [run_of(k, 21.4, 3.1, server_command=f"serve A; serve A -k {k}") for k in (2, 4, 8)]
     text = as_text(sweep_answer(runs), 80)
     assert mentions(text, "Why", "An iteration takes 21.4 ms")
     assert mentions(text, "a draft token costs 14 % of a regular step")
@@ -140,7 +140,7 @@ def test_the_page_of_a_sweep_has_the_line() -> None:
     assert len([note for note in notes if "An iteration takes" in note]) == 1
     other = [run_of(k, 21.4, 3.1, draft="other") for k in (2, 4, 8)]
     of_both = as_text(sweep_answer([*runs, *other]), 200)
-    assert of_both.count("13B with head (as labelled): An iteration") == 1
+    assert of_both.count("13B with head: An iteration") == 1
     assert "An iteration" not in as_text(sweep_answer(runs[:1]), 200)
 
 

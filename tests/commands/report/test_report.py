@@ -660,5 +660,6 @@ def test_servers_are_told_apart_by_the_words_of_their_commands(tmp_path: Path) -
     report = build([write(tmp_path / "latency.csv", *runs)])
     shown = [" ".join(row) for row in cells(report, "pairs")]
     assert sum("--spec-type ngram-simple" in row for row in shown) == 1
+    assert not any("llama-server" in row for row in shown)
     assert sum("--spec-type ngram-mod" in row for row in shown) == 1
     assert not any("295190e" in row for row in shown)

@@ -72,6 +72,9 @@ def differing_settings(pairs: pd.DataFrame) -> list[str]:
 
 def setting_column(setting: str) -> Column:
     """The column of a setting."""
+    if setting == "server_command":
+        # The words in which the commands differ: whole ones have no room.
+        return Column("command", of=lambda pair: pair.name.settings.get(setting), text=True)
     return Column(setting.replace("_", " "), of=lambda pair: cell_of(pair.row, setting), text=True)
 
 
