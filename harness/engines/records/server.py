@@ -346,9 +346,8 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     shown = ["first", "second"] if settings.first_command else names
     served = []
     for name, label, command in zip(names, shown, commands, strict=True):
-        key = command.api_key
         log = opening.directory.resolve() / f"{name}_server.log"
-        launch = Launch(command.words, log, settings.start_timeout_s, key)
+        launch = Launch(command.words, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
         served.append(Served(name, f"the {label} command", model, launch=launch, label=label))
         opening.say(f"{label}: {launch}")

@@ -167,11 +167,6 @@ class ServerCommand:
         return None
 
     @property
-    def api_key(self) -> str | None:
-        """The key of its API, in the command itself."""
-        return self.value(self.startup.api_key) if self.dialect else None
-
-    @property
     def shares_devices(self) -> bool:
         """Whether a flag bounds the memory that it takes of a GPU."""
         return self.dialect is not None and bool(self.value(self.startup.sized_by))

@@ -231,7 +231,6 @@ class ServerArm(Arm):
         self._engine = engine
         self._settings = engine.settings
         self._url = served.url or ""
-        self._key = served.launch.key if served.launch and served.launch.key else engine.key
         self._started: StartedServer | None = None
         # Of the requests that only keep up the load, in all questions.
         self._extra_numbers = itertools.count()
@@ -258,8 +257,8 @@ class ServerArm(Arm):
         opening = engine.opening
         url = self._url
         if self._started is not None:
-            self._started.wait_until_ready(engine.say, self._key)
-        report = server_report(url, self._key)
+            self._started.wait_until_ready(engine.say, engine.key)
+        report = server_report(url, engine.key)
         served = self.served
         place = f"{served.setting}={url}"
         model = choose_model(
@@ -280,9 +279,9 @@ class ServerArm(Arm):
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
         url = self._url
-        self.client = new_client(url, self._key, self._settings.timeout_s)
-        self._sender = Sender(self.client, self._key, engine.tokenizer, self._settings)
-        self._page = CounterPage(url, self._key, self.served.pages)
+        self.client = new_client(url, engine.key, self._settings.timeout_s)
+        self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
+        self._page = CounterPage(url, engine.key, self.served.pages)
         self._counted_before: Counts | None = None
         self._num_restarts = 0.0
         self._may_be_busy = False

@@ -57,21 +57,14 @@ class Launch:
         command: program and arguments; `{port}` stands for a free port.
         log: the file that its output is appended to.
         timeout_s: until it must be ready.
-        key: of its API, which is shown nowhere; None where the command has none.
     """
 
     command: Sequence[str]
     log: Path
     timeout_s: float
-    key: str | None = None
 
     def __str__(self) -> str:
-        return self.shown(self.command)
-
-    def shown(self, command: Sequence[str]) -> str:
-        """A command as it is typed, without the key."""
-        words = [word.replace(self.key, "***") if self.key else word for word in command]
-        quoted = shlex.join(words)
+        quoted = shlex.join(self.command)
         return re.sub(r"'([\w:.=/-]*\{port\}[\w:.=/-]*)'", r"\1", quoted)
 
 
@@ -124,7 +117,7 @@ class StartedServer:
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {launch.shown(command)}\n")
+            log.write(f"$ {shlex.join(command)}\n")
             log.flush()
             self._guard = subprocess.Popen(
                 [sys.executable, "-P", str(_GUARD), str(launch.log), *command],

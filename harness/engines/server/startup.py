@@ -33,7 +33,6 @@ class Startup:
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
         listening: these flags with `{port}`.
-        api_key: flags with the key of its API.
         num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
@@ -65,7 +64,6 @@ class Startup:
     for_regular: tuple[str, ...] = ()
     address: tuple[str, ...] = ("--host", "--port")
     listening: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "{port}")
-    api_key: tuple[str, ...] = ("--api-key",)
     num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
@@ -83,6 +81,8 @@ _TLS = "the harness asks a server that it starts without TLS: start it yourself 
 _PREFIX = (
     "the harness asks a server that it starts at /v1: start it yourself and name url=http://..."
 )
+# What is typed is written into files.
+_KEY = "no one else reaches a server that the harness starts: leave the key out"
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
@@ -143,7 +143,8 @@ LLAMA_CPP = Startup(
         "--ssl-key-file": _TLS,
         "--ssl-cert-file": _TLS,
         "--api-prefix": _PREFIX,
-        "--api-key-file": "a key is read from --api-key alone",
+        "--api-key": _KEY,
+        "--api-key-file": _KEY,
     },
     for_all=("--metrics",),
     num_draft_tokens={
@@ -192,6 +193,7 @@ VLLM = Startup(
     refused={
         "--config": _CONFIG,
         "--uds": "it would listen on no port",
+        "--api-key": _KEY,
         "--headless": _SEVERAL,
         "--ssl-keyfile": _TLS,
         "--root-path": _PREFIX,
@@ -249,6 +251,7 @@ SGLANG = Startup(
     variables=("SGLANG_SIMULATE_ACC_",),
     refused={
         "--config": _CONFIG,
+        "--api-key": _KEY,
         "--smg-grpc-mode": "it would have no HTTP",
         "--ssl-keyfile": _TLS,
         "--fastapi-root-path": _PREFIX,
@@ -277,7 +280,6 @@ HARNESS = Startup(
     for_regular=("draft=none",),
     address=("host", "port", "--host", "--port"),
     listening=("host=127.0.0.1", "port={port}"),
-    api_key=(),
     num_draft_tokens={
         "": (("K", "k", "num_draft_tokens", "decoding.num_draft_tokens", "-K", "--K"), 4)
     },

@@ -276,16 +276,6 @@ def test_a_server_that_runs_gives_its_command(harness: Harness) -> None:
     assert results().iloc[-1]["drafted"]
 
 
-def test_a_key_in_a_command_is_used_and_not_shown(harness: Harness) -> None:
-    command = f"{ECHO} --api-key sesame"
-    outcome = harness("latency", *QUICK, KNOWN, *behind(f"{command} -k 3"), code=None)
-    rows = results()
-    assert list(rows["num_failed"]) == [0, 0]
-    logs = [log.read_text() for log in Path(rows["directory"][0]).glob("*_server.log")]
-    for text in (outcome.stderr, outcome.stdout, *rows["server_command"], *logs):
-        assert "sesame" not in text
-
-
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
     dies = tmp_path / "dies.py"
     dies.write_text(

@@ -24,6 +24,7 @@ from harness.commands.latency.tables.reason import choice_of_k, not_reported, ri
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.commands.words import arm_name, settings_line, typed_again
 from harness.config.amounts import SECONDS, quantity
+from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
@@ -86,7 +87,9 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     if share is not None and row.was_served:
         known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
     if not known:
-        if is_elsewhere(row.engine) and row.arm == "speculative":
+        # Of two commands neither need draft.
+        may_draft = row.draft != SECOND_COMMAND
+        if is_elsewhere(row.engine) and row.arm == "speculative" and may_draft:
             why = not_reported(row)
             yield why if row.drafted is False else f"acceptance is {why}"
         return
